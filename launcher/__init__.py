@@ -1,0 +1,1 @@
+"""The tool a person types: compose, plan, launch, measure, rank."""

@@ -1,0 +1,108 @@
+"""The contract between the launcher and the places where trials run.
+
+``render`` is pure: it is what ``--dry-run`` prints. ``submit`` is the only effect and takes many requests at once; ``poll``
+asks once for all. A backend never decides what a trial's result is: the trainer's ``result.json`` does, a backend only says
+how the job stands and, when there is no result, what the place knows of the reason.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import ClusterConfig
+from trainer.config import Reason, Status
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a backend needs to know of a trial's attempt."""
+
+    trial: str  # trial id
+    sweep: str  # sweep name, for labels
+    attempt: int  # 0, 1, ...; logs and results of an older attempt never overwrite those of a newer one
+    directory: Path  # the trial's directory; holds config.yaml
+    cluster: ClusterConfig
+    world_size: int  # ranks the layout occupies; at most cluster.world_size
+
+    @property
+    def name(self) -> str:
+        """Deterministic job name, at most 50 characters: an orphan is recognised and adopted by it."""
+        return f"trireme-{self.trial}-{self.attempt}"
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "config.yaml"
+
+    def log_path(self, rank: int) -> Path:
+        """Standard output and error of one rank."""
+        return self.directory / "logs" / f"attempt{self.attempt}.rank{rank}.log"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What would be submitted for one job: the exact script, manifest or command, as text a person can repeat by hand."""
+
+    job: Job
+    text: str
+    files: dict[str, str] = field(default_factory=dict)  # further files, by name, written to the trial's directory
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How a job stands according to its backend."""
+
+    status: Status  # submitted, running, done, failed or stopped
+    reason: Reason | None = None  # for failed and stopped
+    detail: str = ""  # the backend's own words: "NodeFail on n3", "0/4 nodes are available: ..."
+    started: float | None = None  # unix seconds, when it is known
+    nodes: tuple[str, ...] = ()
+
+
+Handle = dict[str, Any]
+"""Plain JSON data by which a backend finds a submitted job again: {"job_id": "12_3"}, {"namespace": ..., "name": ...}."""
+
+
+class Backend(ABC):
+    """One place where trials run. Constructed with the cluster configuration of a sweep; holds no state that is not
+    recoverable from handles, job names and the trial directories."""
+
+    def __init__(self, cluster: ClusterConfig):
+        self.cluster = cluster
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ``ConfigError`` if this cluster cannot be used at all (no sbatch, no API server, missing plugin, no permission)."""
+
+    @abstractmethod
+    def render(self, job: Job) -> Request:
+        """What ``submit`` would send. Pure: no effect, no clock, no queries."""
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """Start the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice."""
+
+    @abstractmethod
+    def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
+        """Handles, by job name, of jobs that exist on the backend: orphans of a launcher killed between submission and record."""
+
+    @abstractmethod
+    def poll(self, handles: Sequence[Handle]) -> list[JobState]:
+        """How the jobs stand, in order, in one question. A job that nobody knows any more is ``failed`` with reason ``node``."""
+
+    @abstractmethod
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """End the jobs; unknown or ended ones are ignored."""
+
+    def collect(self, job: Job, handle: Handle) -> None:  # noqa: B027 - optional by design
+        """Bring results and logs of an ended job into its directory, where no file system is shared."""
+
+    def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
+        """Lines of all ranks, each prefixed ``[rank] `` when there are several; with ``follow``, until the job ends."""
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027 - optional by design
+        """Release what the backend holds (worker pools, connections). Running jobs of remote backends go on."""

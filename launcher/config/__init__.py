@@ -1,0 +1,1 @@
+"""The launcher's typed configuration and the rules that concern the cluster."""

@@ -1,0 +1,99 @@
+"""What the launcher adds to a run: cluster, hardware, sweep, search. The run itself is ``trainer.config.TrainConfig``.
+
+``Config`` is the whole of what Hydra composes. A trial is its ``train_config()`` on its ``cluster``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from trainer.config import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
+from trainer.config.schema import key
+
+BACKENDS = ("local", "slurm", "kubernetes")
+
+
+@dataclass
+class HardwareConfig:
+    """One kind of device and how devices are joined. Rates are peaks unless the name says otherwise; conf/hardware/*.yaml."""
+
+    name: str = key("cpu", "name of the device")
+    memory_gb: Optional[float] = key(None, "memory of one device in 1e9 bytes; null = the machine's, shared by its ranks", minimum=0)
+    peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}")
+    memory_bandwidth_gbs: Optional[float] = key(None, "device memory bandwidth in 1e9 bytes/s", minimum=0)
+    link_gbs: Optional[float] = key(None, "bandwidth inside a node, per device and direction, in 1e9 bytes/s (NVLink)", minimum=0)
+    link_latency_us: float = key(5.0, "latency of one message inside a node", minimum=0)
+    network_gbs: Optional[float] = key(None, "bandwidth between nodes, per device and direction, in 1e9 bytes/s (NIC share)", minimum=0)
+    network_latency_us: float = key(10.0, "latency of one message between nodes", minimum=0)
+    calibration: dict[str, Any] = key(dict, "measured rates, as written by 'trireme doctor': matrix rates by shape, collectives by size and group")
+
+
+@dataclass
+class ContainerConfig:
+    """What the ranks run in. Without an image they run in the launcher's own environment."""
+
+    image: Optional[str] = key(None, "image reference, .sqsh or .sif file, or OCI bundle; null = no container")
+    runtime: str = key("auto", "how the image is run (Slurm)", choices=("auto", "pyxis", "apptainer", "oci", "none"))
+    mounts: list[str] = key(list, "mounts, SRC:DST[:ro]")
+    workdir: Optional[str] = key(None, "working directory inside")
+    writable: bool = key(False, "a writable root file system")
+
+
+@dataclass
+class ClusterConfig:
+    """Where trials run: common to all backends."""
+
+    backend: str = key("local", "local, slurm or kubernetes", choices=BACKENDS)
+    nodes: int = key(1, "nodes of one trial", minimum=1)
+    gpus_per_node: int = key(8, "ranks per node (GPUs, or CPU processes where there is none)", minimum=1)
+    hardware: HardwareConfig = key(HardwareConfig, "the device; conf/hardware")
+    container: ContainerConfig = key(ContainerConfig, "what the ranks run in")
+    env: dict[str, str] = key(dict, "environment variables of the ranks (secrets: by reference only)")
+    start_timeout: float = key(0.0, "seconds a trial may wait to start before it is given up; 0 = for ever", minimum=0)
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass
+class LocalCluster(ClusterConfig):
+    """Processes on this machine."""
+
+    max_processes: Optional[int] = key(None, "ranks alive at once over all trials; null = nodes x gpus_per_node", minimum=1)
+
+
+CLUSTERS: dict[str, type[ClusterConfig]] = {"local": LocalCluster}
+"""The cluster class of each backend that can be chosen."""
+
+
+@dataclass
+class SweepConfig:
+    """A set of trials and how they are run."""
+
+    name: Optional[str] = key(None, "name of the sweep; null = derived from its overrides, so that the same command means the same sweep")
+    dir: str = key("runs", "folder of all trials, sweeps and the MLflow database")
+    max_parallel: int = key(1, "trials that run at once; timings disturb each other on one machine; 0 = as many as fit", minimum=0)
+    retries: int = key(1, "further attempts after a fault of the place (node, communication, preemption)", minimum=0)
+    rerun: bool = key(False, "measure trials again that are already finished")
+    follow: bool = key(True, "wait for the trials and show progress; false = submit and return")
+
+
+@dataclass
+class Config:
+    """Everything that Hydra composes."""
+
+    model: ModelConfig = key(ModelConfig, "the shape of the network; conf/model")
+    layout: LayoutConfig = key(LayoutConfig, "how it is laid over the ranks; conf/layout")
+    data: DataConfig = key(DataConfig, "what is trained on; conf/data")
+    optimizer: OptimizerConfig = key(OptimizerConfig, "how weights are updated; conf/optimizer")
+    run: RunConfig = key(RunConfig, "how long and how exactly")
+    tracking: TrackingConfig = key(TrackingConfig, "MLflow")
+    cluster: ClusterConfig = key(LocalCluster, "where it runs; conf/cluster")
+    sweep: SweepConfig = key(SweepConfig, "the set of trials")
+    dry_run: bool = key(False, "print what would be submitted and stop")
+
+    def train_config(self) -> TrainConfig:
+        """The part that the trainer reads."""
+        return TrainConfig(self.model, self.layout, self.data, self.optimizer, self.run, self.tracking)

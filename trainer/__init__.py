@@ -1,0 +1,1 @@
+"""The program that runs inside the container: ``python -m trainer CONFIG.yaml`` on every rank."""

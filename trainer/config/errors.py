@@ -1,0 +1,34 @@
+"""The one error type for wrong input: plain words, no traceback, exit code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """Wrong input. ``str(error)`` is the whole message: key, value given, what is allowed, what to do.
+
+    Example: ``layout.tensor=3 does not divide model.heads=16; use 1, 2, 4, 8 or 16``.
+    """
+
+    exit_code = 2
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` for the closest of ``known``, or an empty string."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{match[0]}'?" if match else ""
+
+
+def listed(values: Iterable[object]) -> str:
+    """``1, 2 or 4``: values as a person would list them."""
+    words = [str(v) for v in values]
+    if len(words) < 2:
+        return "".join(words)
+    return ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def divisors(n: int) -> list[int]:
+    """All positive divisors of ``n``, ascending."""
+    return [d for d in range(1, n + 1) if n % d == 0]

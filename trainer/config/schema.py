@@ -1,0 +1,171 @@
+"""What a run is: model, layout, data, optimizer, run, tracking. Plain dataclasses, no torch.
+
+Every field is a Hydra key of the same name (``layout.tensor`` is ``LayoutConfig.tensor``). The comment in
+``doc`` is the manual: it is printed by ``trireme train --help`` and checked to exist by a test. A field with
+``choices`` accepts only those values. ``None`` means "derived": ``resolve`` fills it in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Optional
+
+FAMILIES = ("gpt", "llama", "bloom")
+ACTIVATIONS = ("gelu", "swiglu", "squared_relu")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
+
+
+def key(default: Any, doc: str, *, choices: tuple[str, ...] | None = None, minimum: float | None = None) -> Any:
+    """A documented field. ``minimum`` is inclusive; a mutable default is given as a callable."""
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class ModelConfig:
+    """The shape of the network."""
+
+    family: str = key("gpt", "architecture: gpt (GPT-2/3), llama, bloom", choices=FAMILIES)
+    layers: int = key(4, "transformer blocks", minimum=1)
+    hidden: int = key(128, "width of the residual stream", minimum=1)
+    heads: int = key(4, "attention heads", minimum=1)
+    kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1)
+    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (llama: 8/3 hidden, rounded up to 64)", minimum=1)
+    vocab: int = key(4096, "vocabulary size, before any padding", minimum=2)
+    seq: int = key(128, "sequence length in tokens", minimum=1)
+    tied: Optional[bool] = key(None, "share input embedding and output head; null = by family (llama: no)")
+    activation: Optional[str] = key(None, "MLP non-linearity; null = by family (llama: swiglu, else gelu)", choices=ACTIVATIONS)
+    dropout: float = key(0.0, "dropout of embeddings, attention and residuals", minimum=0)
+    attention: str = key("fused", "fused (scaled_dot_product_attention) or unfused (matmul, softmax, matmul)", choices=("fused", "unfused"))
+    rope_theta: float = key(10000.0, "base of the rotary position embedding (llama)", minimum=1)
+    norm_eps: float = key(1e-5, "epsilon of the normalisation layers", minimum=0)
+    init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden)", minimum=0)
+
+
+@dataclass
+class ShardingConfig:
+    """State sharding factors over the data-parallel ranks (ZeRO, AMSP): params <= grads <= optimizer <= data, each dividing the next.
+
+    (1,1,1) is plain data parallel, (1,1,d) ZeRO-1, (1,d,d) ZeRO-2, (d,d,d) ZeRO-3, equal and below d HSDP.
+    """
+
+    params: int = key(1, "shards of the parameters", minimum=1)
+    grads: int = key(1, "shards of the gradients", minimum=1)
+    optimizer: int = key(1, "shards of the optimizer states and master weights", minimum=1)
+
+
+@dataclass
+class LayoutConfig:
+    """How the model is laid over the ranks."""
+
+    tensor: int = key(1, "tensor-parallel ranks", minimum=1)
+    pipeline: int = key(1, "pipeline stages", minimum=1)
+    virtual_pipeline: int = key(1, "model chunks per pipeline rank (interleaving)", minimum=1)
+    data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline)", minimum=1)
+    context: int = key(1, "context-parallel ranks (planned, not trained yet)", minimum=1)
+    expert: int = key(1, "expert-parallel ranks (planned, not trained yet)", minimum=1)
+    micro_batch: int = key(1, "sequences in one micro-batch", minimum=1)
+    schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
+    sequence_parallel: bool = key(False, "shard norms, dropout and residuals along the sequence over the tensor ranks")
+    recompute: str = key("none", "activations recomputed in backward: none, selective (attention core), full (blocks)", choices=RECOMPUTE)
+    recompute_layers: Optional[int] = key(None, "full: recompute only the first N blocks of each chunk; null = all", minimum=0)
+    recompute_every: int = key(1, "full: recompute every k-th block", minimum=1)
+    balance: str = key("equal", "blocks per stage: equal, or cost (embedding and head weighed in, uneven allowed)", choices=("equal", "cost"))
+    stage_layers: Optional[list[int]] = key(None, "blocks of each chunk in model order (pipeline x virtual_pipeline entries); null = by layout.balance")
+    order: str = key("tensor-data-pipeline", "rank placement, fastest-changing axis first", choices=("tensor-data-pipeline", "tensor-pipeline-data"))
+    sharding: ShardingConfig = key(ShardingConfig, "state sharding factors")
+
+
+@dataclass
+class DataConfig:
+    """What is trained on."""
+
+    kind: str = key("corpus", "corpus (a prepared folder) or synthetic (random tokens, for speed runs)", choices=("corpus", "synthetic"))
+    source: str = key("stdlib", "text to prepare: 'stdlib' (Python's own sources) or a file or folder of text or JSONL")
+    path: str = key("data/stdlib", "prepared folder: tokenizer, token file and index, written by 'trireme prepare'")
+    pattern: str = key("**/*", "which files of a source folder are read")
+    text_key: str = key("text", "JSONL: the field that holds the text")
+    vocab: int = key(4096, "size of the BPE vocabulary that 'prepare' trains", minimum=257)
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: float = key(1e-3, "peak learning rate", minimum=0)
+    min_lr: Optional[float] = key(None, "final learning rate; null = lr / 10", minimum=0)
+    warmup_steps: int = key(0, "steps of linear learning-rate warm-up", minimum=0)
+    decay_steps: Optional[int] = key(None, "step at which min_lr is reached; null = run.steps", minimum=1)
+    beta1: float = key(0.9, "AdamW beta 1", minimum=0)
+    beta2: float = key(0.95, "AdamW beta 2", minimum=0)
+    eps: float = key(1e-8, "AdamW epsilon", minimum=0)
+    weight_decay: float = key(0.1, "decoupled weight decay of matrices (not of biases and norms)", minimum=0)
+    clip: float = key(1.0, "global gradient-norm clip; 0 = off", minimum=0)
+
+
+@dataclass
+class CheckpointConfig:
+    """Where and how often training state is saved."""
+
+    dir: Optional[str] = key(None, "folder of the checkpoints; null = 'checkpoints' in the trial's directory")
+    every: int = key(0, "steps between checkpoints; 0 = none", minimum=0)
+    keep: int = key(2, "how many checkpoints are kept", minimum=1)
+    resume: bool = key(True, "continue from the newest whole checkpoint when there is one")
+
+
+@dataclass
+class RunConfig:
+    """How long, how exactly, and what is measured."""
+
+    steps: int = key(10, "optimizer steps", minimum=1)
+    warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
+    global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1)
+    seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
+    precision: str = key("fp32", "fp32, fp64, bf16 or fp16 (the last two with fp32 master weights and reductions)", choices=PRECISIONS)
+    device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
+    compile: bool = key(False, "torch.compile each transformer block (pays on GPU, not on CPU)")
+    threads: int = key(1, "intra-op CPU threads per rank", minimum=1)
+    timeout_s: float = key(300.0, "seconds after which a collective that does not complete ends the run", minimum=1)
+    on_nonfinite: str = key("stop", "non-finite loss or gradient norm: stop the run, or skip the step", choices=("stop", "skip"))
+    bucket_mb: float = key(25.0, "size of a gradient bucket in MiB", minimum=0)
+    timeline: bool = key(True, "record one measured step's pipeline events to timeline.json")
+    peak_tflops: Optional[float] = key(None, "peak TFLOP/s of one device at this precision, for MFU; null = no MFU", minimum=0)
+    memory_gb: Optional[float] = key(None, "device memory budget in 1e9 bytes: more counted tensor bytes end the run as out of memory; null = the device's own", minimum=0)
+    checkpoint: CheckpointConfig = key(CheckpointConfig, "saving and resuming")
+
+
+@dataclass
+class TrackingConfig:
+    """Where measurements are mirrored. The files in the trial's directory are the truth."""
+
+    uri: Optional[str] = key(None, "MLflow server that rank 0 writes to; null = the launcher mirrors into its own SQLite")
+    experiment: str = key("trireme", "MLflow experiment")
+    parent_run: Optional[str] = key(None, "MLflow run id of the sweep (set by the launcher)")
+
+
+@dataclass
+class TrainConfig:
+    """One complete run, as ``python -m trainer CONFIG.yaml`` reads it."""
+
+    model: ModelConfig = key(ModelConfig, "the shape of the network")
+    layout: LayoutConfig = key(LayoutConfig, "how it is laid over the ranks")
+    data: DataConfig = key(DataConfig, "what is trained on")
+    optimizer: OptimizerConfig = key(OptimizerConfig, "how weights are updated")
+    run: RunConfig = key(RunConfig, "how long and how exactly")
+    tracking: TrackingConfig = key(TrackingConfig, "where measurements are mirrored")
+
+
+def field_docs(cls: type, prefix: str = "") -> dict[str, str]:
+    """``{"layout.tensor": "tensor-parallel ranks", ...}`` for a config class, depth first."""
+    docs: dict[str, str] = {}
+    for f in fields(cls):
+        nested = f.default_factory if isinstance(f.default_factory, type) else None
+        if nested is not None and hasattr(nested, "__dataclass_fields__"):
+            docs |= field_docs(nested, f"{prefix}{f.name}.")
+        else:
+            docs[prefix + f.name] = f.metadata["doc"]
+    return docs
