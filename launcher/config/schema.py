@@ -64,10 +64,6 @@ class LocalCluster(ClusterConfig):
     max_processes: Optional[int] = key(None, "ranks alive at once over all trials; null = nodes x gpus_per_node", minimum=1)
 
 
-CLUSTERS: dict[str, type[ClusterConfig]] = {"local": LocalCluster}
-"""The cluster class of each backend that can be chosen."""
-
-
 @dataclass
 class SweepConfig:
     """A set of trials and how they are run."""
@@ -92,7 +88,7 @@ class Config:
     tracking: TrackingConfig = key(TrackingConfig, "MLflow")
     cluster: ClusterConfig = key(LocalCluster, "where it runs; conf/cluster")
     sweep: SweepConfig = key(SweepConfig, "the set of trials")
-    dry_run: bool = key(False, "print what would be submitted and stop")
+    dry_run: Optional[str] = key(None, "print what would be submitted and stop: client, or server to ask the API server as well (--dry-run)", choices=("client", "server"))
 
     def train_config(self) -> TrainConfig:
         """The part that the trainer reads."""

@@ -99,6 +99,8 @@ def _convert_scalar(hint: type, value: Any, where: str) -> Any:
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
+    if hint is str and type(value) in (int, float):
+        value = str(value)  # sweep.name=2026 means the text
     if type(value) is not hint:
         raise _wrong_type(where, value, words.get(hint, hint.__name__))
     if hint is float and not math.isfinite(value):

@@ -1,0 +1,78 @@
+"""``trireme VERB ...``: find the verb, run it, and turn wrong input into one plain error and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from trainer.config.errors import ConfigError, nearest
+
+VERBS = {
+    "prepare": "make a tokenizer and a token file from text",
+    "train": "train one layout, or a sweep of them with -m",
+    "rank": "order a sweep's trials by measured step time",
+    "status": "how a sweep's trials stand",
+    "logs": "print or follow a trial's logs",
+    "cancel": "stop a sweep or a trial",
+    "report": "write a sweep's HTML report",
+    "ui": "open the MLflow page on this machine",
+    "plan": "predict every layout of a model on a cluster",
+    "size": "choose a model size and its hyper-parameters from GPUs, days and tokens",
+    "search": "find the fastest layout with few measured trials",
+    "validate": "check the cost model against a table of measurements",
+    "doctor": "measure this machine into a hardware file",
+}
+
+USAGE = """\
+Trireme finds, launches and proves the fastest way to train a GPT on the cluster you have.
+
+usage: trireme VERB [ARGUMENTS]        (trireme VERB --help explains one)
+
+{verbs}
+
+examples:
+  trireme prepare
+  trireme train model=gpt_tiny layout.tensor=2 layout.pipeline=2
+  trireme train -m model=gpt_tiny layout.tensor=1,2 layout.pipeline=1,2
+  trireme rank
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line; returns its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"trireme {version('trireme')}")
+        return 0
+    try:
+        if argv[0] not in VERBS:
+            raise ConfigError(f"unknown verb {argv[0]!r}{nearest(argv[0], VERBS)} (verbs: {', '.join(VERBS)})")
+        return run_verb(argv[0], argv[1:])
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader went away, as in `trireme logs ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def run_verb(verb: str, argv: list[str]) -> int:
+    """Import the verb's module and run it."""
+    return int(import_module(f"launcher.cli.{verb}").main(argv))
+
+
+def usage() -> str:
+    """The text of ``trireme --help``."""
+    return USAGE.format(verbs="\n".join(f"  {verb:<10}{text}" for verb, text in VERBS.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

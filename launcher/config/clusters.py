@@ -1,0 +1,30 @@
+"""Which dataclass describes the cluster of each backend. Imported lazily, so that a local run loads nothing of Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from launcher.config.schema import BACKENDS, ClusterConfig
+from trainer.config import ConfigError, from_dict
+from trainer.config.errors import listed, nearest
+
+CLUSTER_CLASSES = {
+    "local": "launcher.config.schema:LocalCluster",
+    "slurm": "launcher.config.slurm:SlurmCluster",
+    "kubernetes": "launcher.config.kubernetes:KubernetesCluster",
+}
+
+
+def cluster_class(backend: str) -> type[ClusterConfig]:
+    """The dataclass of ``backend``; ``ConfigError`` if there is no such backend."""
+    if backend not in CLUSTER_CLASSES:
+        raise ConfigError(f"cluster.backend={backend!r} is not one of {listed(BACKENDS)}{nearest(str(backend), BACKENDS)}")
+    module, name = CLUSTER_CLASSES[backend].split(":")
+    return getattr(import_module(module), name)  # type: ignore[no-any-return]
+
+
+def cluster_from_dict(data: Mapping[str, Any]) -> ClusterConfig:
+    """A cluster of the class that ``data["backend"]`` names, strictly read."""
+    return from_dict(cluster_class(data.get("backend", "local")), data, "cluster.")

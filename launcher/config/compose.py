@@ -1,0 +1,212 @@
+"""From override strings to one typed ``Config``: Hydra composes, we check strictly and speak plainly.
+
+Hydra is given the schema as plain data: it knows every key, and every value is converted and checked by
+``trainer.config.from_dict``, so that there is one place and one wording for wrong values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
+from launcher.config.schema import Config
+from trainer.config import ConfigError, from_dict, to_dict
+from trainer.config.errors import listed, nearest
+
+
+def project_dir() -> Path:
+    """The folder that holds ``conf/``: the checkout, or the installed package."""
+    package = Path(__file__).resolve().parent.parent
+    return package if (package / "conf").is_dir() else package.parent
+
+
+def conf_dir() -> Path:
+    """The folder of Hydra's config groups."""
+    return project_dir() / "conf"
+
+
+@cache
+def register_schema() -> None:
+    """Tell Hydra every key and its default. The files in conf/ only hold what differs."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    root = to_dict(Config())
+    del root["cluster"]  # a cluster's keys depend on its backend: conf/cluster/NAME.yaml starts from _BACKEND
+    store.store(name="schema", node=root)
+    for backend in CLUSTER_CLASSES:
+        try:
+            cluster = cluster_class(backend)
+        except ImportError:  # an optional backend whose room is not there
+            continue
+        store.store(group="cluster", name=f"_{backend}", node={**to_dict(cluster()), "backend": backend})
+
+
+def compose(overrides: Sequence[str] = ()) -> Config:
+    """Compose conf/ with ``overrides`` (Hydra's grammar). ``ConfigError`` for anything that is wrong with them."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    register_schema()
+    checked = check_overrides(overrides)
+    with plain_errors(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        composed = hydra_compose("config", overrides=checked)
+    return to_config(composed)
+
+
+def to_config(composed: Any) -> Config:
+    """The typed form of what Hydra composed. Strict: unknown keys, added with ``+``, are refused as well."""
+    from omegaconf import OmegaConf
+
+    with plain_errors():
+        data = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(data, dict)
+    data.pop("hydra", None)
+    cluster = data.pop("cluster", {})
+    config = from_dict(Config, data)
+    return dataclasses.replace(config, cluster=cluster_from_dict(cluster))
+
+
+def check_overrides(overrides: Sequence[str]) -> list[str]:
+    """Refuse overrides of keys and group options that do not exist, naming the nearest that do.
+
+    Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition.
+    """
+    parsed = [_parse(text) for text in overrides]
+    options = [o.value() for o in parsed if o.key_or_group == "cluster"]
+    keys = known_keys(_backend_of(options[-1]) if options and isinstance(options[-1], str) else "local")
+    groups = config_groups()
+    checked = []
+    for text, override in zip(overrides, parsed):
+        name = override.key_or_group
+        if name.split(".")[0].split("/")[0] == "hydra":
+            pass
+        elif override.is_delete():
+            raise ConfigError(f"~{name} deletes a setting, and every setting is needed; give it a value, {name}=null for its default")
+        elif isinstance(override.value(), dict):
+            _check_keys(override.value(), "cluster.hardware" if name == "hardware" else name, keys)
+        elif name in groups:
+            _check_group_value(override, groups[name])
+        elif any(is_open and name.startswith(key + ".") for key, is_open in keys.items()):
+            text = "++" + text.lstrip("+")
+        elif name not in keys:
+            raise _unknown(name, [*keys, *groups])
+        checked.append(text)
+    return checked
+
+
+def _check_keys(values: Mapping[Any, Any], prefix: str, keys: Mapping[str, bool]) -> None:
+    """The keys of a mapping given as a value, as in ``layout={tensor: 2}``."""
+    for key, value in values.items():
+        name = f"{prefix}.{key}"
+        if keys.get(prefix):
+            return
+        if name not in keys:
+            raise _unknown(name, list(keys))
+        if isinstance(value, Mapping):
+            _check_keys(value, name, keys)
+
+
+def _unknown(name: str, known: list[str]) -> ConfigError:
+    return ConfigError(f"unknown key {name!r}{nearest(name, known)} (all keys: 'trireme train --cfg job')")
+
+
+def _parse(text: str) -> Any:
+    """One override in Hydra's grammar; ``ConfigError`` with the text if it is not one."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_overrides([text])[0]
+    except (HydraException, ValueError, RecursionError):
+        raise ConfigError(f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'sweep.name=\"a b\"'") from None
+
+
+def known_keys(backend: str = "local") -> dict[str, bool]:
+    """Every dotted key, with whether it is an open mapping (such as ``cluster.env``) that takes keys of its own."""
+    tree = to_dict(Config())
+    tree["cluster"] = to_dict(cluster_class(backend)())
+    return dict(_walk(tree, ""))
+
+
+def config_groups() -> dict[str, list[str]]:
+    """Hydra's config groups and the options of each: conf/, and what earlier runs wrote under runs/."""
+    groups: dict[str, set[str]] = {}
+    for root in (conf_dir(), Path("runs")):
+        for folder in ("model", "layout", "cluster", "hardware", "data", "optimizer", "search", "recipe"):
+            found = {str(p.relative_to(root / folder).with_suffix("")) for p in sorted((root / folder).glob("**/*.yaml"))}
+            if found:
+                groups.setdefault(folder, set()).update(found)
+    return {name: sorted(options) for name, options in groups.items()}
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn Hydra's and OmegaConf's errors into ``ConfigError`` with their own first sentence and ours around it."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="provider=hydra.searchpath")  # runs/ need not exist yet
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError, RecursionError) as error:
+        # conf/ is fixed, so whatever composition stumbles over came with the overrides; Hydra lets some of it through as plain ValueError.
+        raise ConfigError(_first_sentence(error)) from None
+
+
+def _first_sentence(error: BaseException) -> str:
+    """What a person needs of a Hydra error: its words without the advice about HYDRA_FULL_ERROR and internal keys."""
+    noise = ("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See https://")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith(noise)]
+    cause = error.__cause__
+    if cause is not None and str(cause).strip() and str(cause).strip().splitlines()[0] not in " ".join(lines):
+        lines.append(str(cause).strip().splitlines()[0])
+    text = "; ".join(lines[:4]) or type(error).__name__
+    key = getattr(error, "full_key", None)
+    return f"{key}: {text}" if key and str(key) not in text else text
+
+
+def _check_group_value(override: Any, options: list[str]) -> None:
+    from hydra.core.override_parser.types import Sweep
+
+    value, group = override.value(), override.key_or_group
+    values = getattr(value, "list", []) if isinstance(value, Sweep) else [value]  # glob and the like name options that exist
+    for name in map(str, values):
+        if name not in options and not name.startswith("_"):
+            raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
+
+
+def _backend_of(cluster_option: str) -> str:
+    """The backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports what is wrong)."""
+    import yaml
+
+    for root in (conf_dir(), Path("runs")):
+        path = root / "cluster" / f"{cluster_option}.yaml"
+        if path.is_file():
+            defaults = (yaml.safe_load(path.read_text()) or {}).get("defaults", [])
+            for item in defaults:
+                if isinstance(item, str) and item.removeprefix("_") in CLUSTER_CLASSES:
+                    return item.removeprefix("_")
+                if isinstance(item, str) and item != "_self_":
+                    return _backend_of(item)
+    return "local"
+
+
+def _walk(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield prefix + name, not value
+            yield from _walk(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, False

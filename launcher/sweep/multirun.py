@@ -1,0 +1,95 @@
+"""Between Hydra and the sweep loop: the jobs that Hydra composes become the points of a sweep, records become its results."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.config import Config, resolve, to_config
+from launcher.config.compose import plain_errors
+from launcher.sweep.run import Point, run_sweep
+from trainer.config import ConfigError, Status
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from omegaconf import DictConfig
+
+    from launcher.sweep.store import Record
+
+
+class Multirun:
+    """One ``trireme train`` command: gathers the records of everything that it ran. ``task()`` is the function that Hydra calls."""
+
+    def __init__(self, overrides: Sequence[str]):
+        self.overrides = tuple(overrides)
+        self.records: list[Record] = []
+        self.printed = False
+
+    def task(self) -> Callable[[Any], float]:
+        def train(composed: DictConfig) -> float:
+            return self.run([(self.overrides, to_config(composed))])[0]
+
+        train.multirun = self  # type: ignore[attr-defined]
+        return train
+
+    def run(self, jobs: Sequence[tuple[Sequence[str], Config]]) -> list[float]:
+        """Run composed jobs as one sweep; the step time of each in seconds, infinite where none was measured."""
+        points = [_point(overrides, config) for overrides, config in jobs]
+        if all(point.config is None for point in points):
+            raise ConfigError(points[0].error or "nothing to run")
+        settings = jobs[0][1].sweep
+        dry_run = jobs[0][1].dry_run
+        if dry_run:
+            from launcher.sweep.dry_run import print_requests
+
+            print_requests(points, dry_run)
+            self.printed = True
+            return [math.inf] * len(points)
+        records = run_sweep(settings.name or sweep_name(self.overrides), points, settings)
+        self.records += records
+        return [_objective(record) for record in records]
+
+    @property
+    def exit_code(self) -> int:
+        """0 unless trials ran and not one of them was measured."""
+        return 1 if self.records and not any(r.status in (Status.DONE, Status.SUBMITTED, Status.RUNNING) for r in self.records) else 0
+
+
+def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+    """What Hydra's launcher plugin does: compose every job before anything is started, then run all as one sweep."""
+    from hydra.core.utils import JobReturn, JobStatus
+
+    multirun: Multirun = task.multirun
+    jobs = []
+    for overrides in job_overrides:
+        with plain_errors():
+            composed = context.config_loader.load_sweep_config(config, list(overrides))
+        jobs.append((tuple(overrides), to_config(composed)))
+    returns = []
+    for (overrides, _), value in zip(jobs, multirun.run(jobs)):
+        # A trial that failed counts as infinitely slow: a sweeper goes on, and the ranking says why it failed.
+        result = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
+        result.return_value = value
+        returns.append(result)
+    return returns
+
+
+def sweep_name(overrides: Sequence[str]) -> str:
+    """The same command means the same sweep: a name from the overrides, in any order."""
+    return "sweep-" + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:8]
+
+
+def _point(overrides: Sequence[str], config: Config) -> Point:
+    """A job whose values do not fit together is a pruned point of the sweep, not the end of it."""
+    try:
+        return Point(tuple(overrides), resolve(config), None)
+    except ConfigError as error:
+        return Point(tuple(overrides), None, str(error))
+
+
+def _objective(record: Record) -> float:
+    result = record.result() or {}
+    value = result.get("step_time_s")
+    return float(value) if record.status is Status.DONE and value else math.inf
