@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from launcher.config.search import ExpectConfig, SearchConfig
 from trainer.config import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
 from trainer.config.schema import key
 
@@ -88,6 +89,8 @@ class Config:
     tracking: TrackingConfig = key(TrackingConfig, "MLflow")
     cluster: ClusterConfig = key(LocalCluster, "where it runs; conf/cluster")
     sweep: SweepConfig = key(SweepConfig, "the set of trials")
+    search: SearchConfig = key(SearchConfig, "how the fastest layout is found; conf/search")
+    expect: ExpectConfig = key(ExpectConfig, "what is published of this recipe")
     dry_run: Optional[str] = key(None, "print what would be submitted and stop: client, or server to ask the API server as well (--dry-run)", choices=("client", "server"))
 
     def train_config(self) -> TrainConfig:

@@ -1,0 +1,51 @@
+"""What ``trireme plan`` and ``trireme search`` look through and when they stop; and what a recipe promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from trainer.config.schema import RECOMPUTE, key
+
+
+@dataclass
+class SpaceConfig:
+    """Which layouts are looked at. Every one of them obeys the rules of ``trainer.config.rules``."""
+
+    max_tensor: Optional[int] = key(None, "largest tensor degree; null = cluster.gpus_per_node", minimum=1)
+    max_pipeline: Optional[int] = key(None, "largest pipeline degree; null = model.layers", minimum=1)
+    max_virtual: Optional[int] = key(None, "most chunks per pipeline rank; null = model.layers / pipeline", minimum=1)
+    max_micro_batch: int = key(16, "largest micro-batch", minimum=1)
+    schedules: list[str] = key(lambda: ["1f1b", "interleaved", "zero_bubble"], "pipeline schedules (gpipe is never better than 1f1b)")
+    recompute: list[str] = key(lambda: list(RECOMPUTE), "recomputation of activations")
+    partial_recompute: bool = key(True, "also full recomputation of only half the blocks of a chunk")
+    sequence_parallel: list[bool] = key(lambda: [False, True], "sequence parallelism, where layout.tensor > 1")
+    sharding: str = key("levels", "state sharding factors: levels (1, the replicas of a node, all replicas) or all divisors", choices=("levels", "all"))
+
+
+@dataclass
+class SearchConfig:
+    """How the fastest layout is found with few measured trials."""
+
+    tolerance: float = key(0.02, "stop when no untried layout can plausibly beat the best by more than this fraction", minimum=0)
+    doubt: float = key(0.1, "how probable such a better layout may be, over all untried ones together, when the search stops", minimum=0)
+    max_trials: Optional[int] = key(None, "most trials; null = no limit", minimum=1)
+    max_gpu_hours: Optional[float] = key(None, "most GPU-hours of trials; null = no limit", minimum=0)
+    max_hours: Optional[float] = key(None, "most hours of wall-clock time; null = no limit", minimum=0)
+    nodes: str = key("fewest", "nodes of a trial: fewest (data degree cut down, layout kept) or full", choices=("fewest", "full"))
+    verify: int = key(2, "how many of the best are measured at full size after trials on fewer nodes", minimum=1)
+    start_s: float = key(60.0, "seconds a trial needs before its first step, counted as GPU-hours when one is planned", minimum=0)
+    seed_trials: Optional[str] = key(None, "CSV of measured trials (published format) that the model is recalibrated with before the first trial")
+    recipe: Optional[str] = key(None, "name of the recipe that the winner is written to; null = the name of the sweep")
+    space: SpaceConfig = key(SpaceConfig, "which layouts are looked at")
+
+
+@dataclass
+class ExpectConfig:
+    """What is published of a recipe's layout, for the tests that hold the cost model to it."""
+
+    step_time_s: Optional[float] = key(None, "published step time in seconds", minimum=0)
+    tflops_per_gpu: Optional[float] = key(None, "published TFLOP/s per GPU, by the convention named in flops", minimum=0)
+    flops: str = key("model", "what the TFLOP/s count: model (no recomputation) or hardware (what is executed)", choices=("model", "hardware"))
+    tolerance: float = key(0.15, "how far the prediction may be from it, as a fraction", minimum=0)
+    source: Optional[str] = key(None, "where it is published")
