@@ -1,0 +1,59 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else; both create .venv on first use.
+PYTHON ?= python3
+# A GPU user sets TORCH to the build that fits the driver, e.g. `make demo TORCH='torch==2.13.0 --index-url URL'`.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_SWEEP := model=gpt_tiny cluster=local cluster.gpus_per_node=8 run.global_batch=16 run.steps=12 \
+	layout.micro_batch=2 layout.tensor=1,2,4 layout.pipeline=1,2 sweep.name=demo
+
+# Byte code is worth having: without it every rank recompiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test check lint format clean
+help:
+	@echo "make demo    environment, corpus, a sweep of layouts on 8 local processes, ranking, report"
+	@echo "make test    everything the tests need, then the tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   remove the environment and what runs wrote"
+
+$(VENV)/.base: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: Python {v[0]}.{v[1]} is too old; 3.11 or newer is needed: make PYTHON=/path/to/python3.11" if v < (3, 11) else 0)'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || deploy/install-packages python3-venv
+	$(PYTHON) -m venv $(VENV)
+	@# torch first, so that the other packages' "torch" is satisfied by it and pulls in no GPU build.
+	$(BIN)/pip install --quiet $(TORCH) numpy 2>&1 | { grep -v 'is ignored' || true; }
+	$(BIN)/pip install --quiet --editable . 2>&1 | { grep -v 'is ignored' || true; }
+	@$(BIN)/trireme --version
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(BIN)/pip install --quiet --editable '.[dev]' 2>&1 | { grep -v 'is ignored' || true; }
+	@touch $@
+
+demo: $(VENV)/.base
+	$(BIN)/trireme prepare
+	$(BIN)/trireme train -m $(DEMO_SWEEP)
+	$(BIN)/trireme rank demo
+	$(BIN)/trireme report demo -o report.html
+	@echo
+	@echo "Open report.html in a browser; see the runs in MLflow with: $(BIN)/trireme ui"
+
+test: $(VENV)/.test
+	tests/system-packages
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint test
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs data report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,78 @@
+"""The directions in which rooms may use each other (ARCHITECTURE.md). Read from the source, so that lazy imports count too."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers")
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Modules that a file imports, as dotted names; ``from a import b`` counts as ``a.b``."""
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the arrows"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files(*places: str) -> list[Path]:
+    found = [p for place in places for p in ([ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py")))]
+    assert found, f"no source in {places}"
+    return found
+
+
+def offenders(paths: list[Path], forbidden: tuple[str, ...], allowed: tuple[str, ...] = (), **options: bool) -> list[str]:
+    def hit(name: str, prefixes: tuple[str, ...]) -> bool:
+        return any(name == p or name.startswith(p + ".") for p in prefixes)
+
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in paths
+        for name in sorted(imports(path, **options))
+        if hit(name, forbidden) and not hit(name, allowed)
+    ]
+
+
+def test_launcher_uses_only_the_trainers_data_types() -> None:
+    assert offenders(files("launcher", "hydra_plugins"), ("trainer",), ("trainer.config", "trainer.layout")) == []
+
+
+def test_trainer_knows_nothing_of_the_launcher() -> None:
+    assert offenders(files("trainer"), ("launcher", "hydra", "omegaconf", "hydra_plugins")) == []
+
+
+def test_shared_data_is_free_of_torch() -> None:
+    assert offenders(files("trainer/config", "trainer/layout"), (*HEAVY, "trainer.parallel", "trainer.models", "trainer.data")) == []
+
+
+def test_cost_search_and_ranking_do_no_input_or_output() -> None:
+    io = ("os", "subprocess", "socket", "shutil", "pathlib", "tempfile", "yaml", "csv", "mlflow", "hydra", "requests", "launcher.backends")
+    pure = files("launcher/cost", "launcher/search", "launcher/results/ranking.py")
+    assert offenders(pure, io) == []
+    assert [f"{p.relative_to(ROOT)} opens files" for p in pure if calls_open(p)] == []
+
+
+def calls_open(path: Path) -> bool:
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open" for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+def test_cost_model_knows_no_backend_and_ranking_no_slurm() -> None:
+    assert offenders(files("launcher/cost"), ("launcher.backends", "launcher.sweep", "launcher.cli", "launcher.results")) == []
+    assert offenders(files("launcher/results/ranking.py"), ("launcher.backends", "launcher.cli", "submitit")) == []
+
+
+@pytest.mark.parametrize("room", ["launcher", "hydra_plugins"])
+def test_heavy_libraries_are_imported_only_where_used(room: str) -> None:
+    assert offenders(files(room), HEAVY, top_level_only=True) == []
