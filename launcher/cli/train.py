@@ -1,7 +1,7 @@
 """``trireme train``: Hydra composes one run, or a sweep with ``-m``; the sweep loop runs it.
 
 Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--help``, ``--config-dir``,
-``hydra/sweeper=...``. One flag is ours: ``--dry-run`` prints what would be submitted.
+``hydra/sweeper=...``. Two flags are ours: ``--dry-run`` prints what would be submitted, ``--keys`` explains every key.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ HELP = "train one layout, or a sweep of them with -m"
 
 def main(argv: list[str]) -> int:
     """Exit code 0 if a trial was measured (or printed, with ``--dry-run``), 1 if all failed, 2 for wrong input."""
+    if "--keys" in argv:
+        return print_keys([a for a in argv if not a.startswith("-")])
     import hydra
 
     from launcher.sweep.multirun import Multirun
@@ -25,7 +27,9 @@ def main(argv: list[str]) -> int:
     flags, plain = _split(overrides)
     register_schema()
     sweep = Multirun(plain)
-    sys.argv = ["trireme train", *flags, *check_overrides(plain)]
+    if not {"-sc", "--shell-completion"} & set(flags):  # completion asks about words that are not whole yet
+        plain = check_overrides(plain, sweep=bool({"-m", "--multirun"} & set(flags)))
+    sys.argv = ["trireme train", *flags, *plain]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     with plain_errors():
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(sweep.task())()
@@ -53,3 +57,31 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
         if argument in takes_value:
             flags += [value for value in [next(rest, None)] if value is not None]
     return flags, overrides
+
+
+def print_keys(words: list[str]) -> int:
+    """Every key that contains one of ``words`` (all without), with its default and meaning."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("key", "default", "meaning", box=None, pad_edge=False)
+    for name, (default, doc) in key_docs().items():
+        if not words or any(word in name for word in words):
+            table.add_row(name, "null" if default is None else str(default), doc)
+    Console().print(table)
+    return 0
+
+
+def key_docs() -> dict[str, tuple[Any, str]]:
+    """``{key: (default, meaning)}`` of the whole configuration with ``cluster=local``, and of the other backends' clusters."""
+    from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
+    from launcher.config.schema import Config
+    from trainer.config import field_docs, flatten
+
+    docs, defaults = field_docs(Config), flatten(Config())
+    for backend in CLUSTER_CLASSES:
+        cluster = cluster_class(backend)
+        for key, doc in field_docs(cluster, "cluster.").items():
+            docs.setdefault(key, f"{doc} ({backend})")
+        defaults |= {k: v for k, v in flatten(cluster(), "cluster.").items() if k not in defaults}
+    return {key: (defaults.get(key), doc) for key, doc in docs.items()}

@@ -7,7 +7,6 @@ Hydra is given the schema as plain data: it knows every key, and every value is 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,17 +64,16 @@ def to_config(composed: Any) -> Config:
     """The typed form of what Hydra composed. Strict: unknown keys, added with ``+``, are refused as well."""
     from omegaconf import OmegaConf
 
-    with plain_errors():
-        data = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    assert isinstance(data, dict)
-    data.pop("hydra", None)
+    with plain_errors():  # section by section: Hydra's own may hold values that are only known later
+        sections = {str(name): composed[name] for name in composed if name != "hydra"}
+        data = {k: OmegaConf.to_container(v, resolve=True, throw_on_missing=True) if OmegaConf.is_config(v) else v for k, v in sections.items()}
     cluster = data.pop("cluster", {})
     config = from_dict(Config, data)
     return dataclasses.replace(config, cluster=cluster_from_dict(cluster))
 
 
-def check_overrides(overrides: Sequence[str]) -> list[str]:
-    """Refuse overrides of keys and group options that do not exist, naming the nearest that do.
+def check_overrides(overrides: Sequence[str], *, sweep: bool = False) -> list[str]:
+    """Refuse overrides of keys and group options that do not exist, naming the nearest that do; several values only in a ``sweep``.
 
     Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition.
     """
@@ -86,6 +84,8 @@ def check_overrides(overrides: Sequence[str]) -> list[str]:
     checked = []
     for text, override in zip(overrides, parsed):
         name = override.key_or_group
+        if override.is_sweep_override() and not sweep:
+            raise ConfigError(f"{text} gives several values; sweep over them with `trireme train -m`, or write a list as {name}=[...]")
         if name.split(".")[0].split("/")[0] == "hydra":
             pass
         elif override.is_delete():
@@ -154,7 +154,6 @@ def plain_errors() -> Iterator[None]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    logging.getLogger("hydra").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="provider=hydra.searchpath")  # runs/ need not exist yet
     try:
         yield
