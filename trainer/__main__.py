@@ -1,0 +1,74 @@
+"""``python -m trainer CONFIG.yaml [--out DIR] [--attempt N]``, the same command on every rank.
+
+Exit codes: 0 done, 2 wrong configuration, 75 stopped by SIGTERM or SIGUSR2 (start me again), 1 any other failure;
+``failure-<rank>.json`` in the output folder says what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from trainer.config import ConfigError, Status, load, resolve
+from trainer.failure import classify, root_cause, write_failure
+from trainer.files import write_json
+from trainer.place import Place, discover
+
+EXIT_STOPPED = 75
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train one run to its end; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train one resolved run on this rank.")
+    parser.add_argument("config", type=Path, help="the run, as written by the launcher")
+    parser.add_argument("--out", type=Path, help="folder of results (default: the configuration's)")
+    parser.add_argument("--attempt", type=int, default=0, help="number of this attempt, from 0")
+    arguments = parser.parse_args(argv)
+    out = arguments.out or arguments.config.resolve().parent
+    place = Place()
+    try:
+        place = discover(os.environ)
+        status = _train(arguments.config, place, out, arguments.attempt)
+    except Exception as error:
+        return _fail(error, place, out, arguments.attempt)
+    return EXIT_STOPPED if status is Status.STOPPED else 0
+
+
+def preload() -> None:
+    """Import all that ``main`` imports later, before a fork."""
+    for name in ("torch", "torch.distributed", "numpy", "trainer.loop"):
+        importlib.import_module(name)
+
+
+def _train(path: Path, place: Place, out: Path, attempt: int) -> Status:
+    config = resolve(load(path), place.world_size)
+    from trainer.loop import train  # torch is imported after the configuration has proved right
+
+    return train(config, place, out, attempt)
+
+
+def _fail(error: Exception, place: Place, out: Path, attempt: int) -> int:
+    """Record why this rank ended, and on rank 0 why the run did."""
+    failure = classify(error)
+    write_failure(out, attempt, place.rank, failure)
+    wrong_input = isinstance(error, ConfigError)
+    if wrong_input:
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    if place.rank == 0:
+        cause = root_cause(out, attempt, failure)
+        write_json(
+            out / "result.json",
+            {"status": Status.FAILED.value, "reason": cause.reason.value, "message": cause.message, "attempt": attempt,
+             "world_size": place.world_size},
+        )
+    return ConfigError.exit_code if wrong_input else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The runtime of a layout: collectives, tensor and sequence parallel layers, pipeline, state sharding, recomputation."""
