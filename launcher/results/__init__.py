@@ -1,0 +1,1 @@
+"""What the trials showed: the order of the measured, the MLflow mirror, the report."""

@@ -1,0 +1,77 @@
+"""Short words and round numbers for tables, charts and run names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def layout_label(layout: Mapping[str, Any]) -> str:
+    """``t2 p2x2 d1 mb4 interleaved sp zero-1``: tensor, pipeline x virtual, data, micro-batch, and whatever is not the default."""
+    if not layout:
+        return "-"
+    pipeline, virtual = layout.get("pipeline", 1), layout.get("virtual_pipeline", 1)
+    words = [f"t{layout.get('tensor', 1)}", f"p{pipeline}" + (f"x{virtual}" if virtual > 1 else ""), f"d{layout.get('data') or '?'}"]
+    words += [f"{letter}{layout[axis]}" for letter, axis in (("c", "context"), ("e", "expert")) if layout.get(axis, 1) > 1]
+    words.append(f"mb{layout.get('micro_batch', 1)}")
+    if pipeline > 1:
+        words.append(str(layout.get("schedule", "1f1b")).replace("_", "-"))
+    if layout.get("sequence_parallel"):
+        words.append("sp")
+    if layout.get("recompute", "none") != "none":
+        words.append(f"recompute-{layout['recompute']}")
+    return " ".join([*words, *_sharding_words(layout)])
+
+
+def _sharding_words(layout: Mapping[str, Any]) -> list[str]:
+    """The point of the sharding space by its common name, where it has one."""
+    sharding, data = layout.get("sharding") or {}, layout.get("data") or 1
+    factors = tuple(sharding.get(state, 1) for state in ("params", "grads", "optimizer"))
+    if set(factors) == {1}:
+        return []
+    names = {(1, 1, data): "zero-1", (1, data, data): "zero-2", (data, data, data): "zero-3"}
+    return [names.get(factors, "shard-" + "/".join(map(str, factors)))]
+
+
+def seconds(value: float | None) -> str:
+    """``1.23 s``, ``45.6 ms``; three digits that matter, ``-`` when unknown."""
+    if value is None:
+        return "-"
+    scale, unit = next(((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if value >= scale), (1e-6, "µs"))
+    return f"{_three(value / scale)} {unit}"
+
+
+def spread(value: float | None, median: float | None) -> str:
+    """The interquartile range as a share of the median: ``±1.2 %`` is half of it to either side."""
+    return "" if value is None or not median else f"±{50 * value / median:.1f} %"
+
+
+def amount(value: float | None) -> str:
+    """``4.12 k``, ``1.30 M``: plain counts and rates."""
+    if value is None:
+        return "-"
+    for scale, letter in SCALES:
+        if value >= scale:
+            return f"{_three(value / scale)} {letter}"
+    return _three(value)
+
+
+def memory(value: float | None) -> str:
+    """Bytes as ``1.23 GB`` (1e9 bytes)."""
+    return "-" if value is None else f"{amount(value)}B" if value >= 1e3 else f"{value:.0f} B"
+
+
+def percent(value: float | None, signed: bool = False) -> str:
+    """A ratio as ``12.3 %``."""
+    return "-" if value is None else f"{100 * value:{'+' if signed else ''}.1f} %"
+
+
+def error_of(predicted: float | None, measured: float | None) -> float | None:
+    """Relative error of a prediction: +0.1 says that it was 10 % too high."""
+    return None if predicted is None or not measured else predicted / measured - 1
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

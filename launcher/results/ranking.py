@@ -1,0 +1,143 @@
+"""One function from measurements to an order. Pure: ``measurements.py`` reads the files.
+
+Trials that finished and were timed come first, by median step time. Everything else follows and is never hidden: under way,
+stopped, failed, pruned, each with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import Reason, Status
+
+if TYPE_CHECKING:
+    from launcher.sweep.store import Record
+
+UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
+"""Order of trials that have no place: nearest to a measurement first."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is known of one trial. A number that is missing, not finite or impossible becomes ``None`` here, whoever gives it.
+
+    Times are seconds, memory is bytes. ``place`` and ``tied_with_best`` are given by ``rank``.
+    """
+
+    trial: str
+    status: Status
+    reason: Reason | None = None
+    detail: str = ""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    step_time_s: float | None = None  # median after warm-up
+    step_time_spread_s: float | None = None  # interquartile range after warm-up
+    steps_measured: int = 0  # steps behind the median
+    tokens_per_s: float | None = None
+    peak_memory_bytes: int | None = None  # of the rank that needs most
+    mfu: float | None = None
+    predicted_step_time_s: float | None = None
+    predicted_memory_bytes: int | None = None
+    place: int | None = None  # 1 = fastest; None = not measured to the end
+    tied_with_best: bool = False
+    dir: str | None = None  # the trial's directory; pruned combinations have none
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("step_time_s", "tokens_per_s", "mfu", "predicted_step_time_s"):
+            object.__setattr__(self, name, positive(getattr(self, name)))
+        for name in ("peak_memory_bytes", "predicted_memory_bytes"):
+            value = positive(getattr(self, name))
+            object.__setattr__(self, name, None if value is None else int(value))
+        if self.step_time_spread_s != 0:
+            object.__setattr__(self, "step_time_spread_s", positive(self.step_time_spread_s))
+
+    def as_json(self) -> dict[str, Any]:
+        """The record that ``trireme rank --json`` prints."""
+        names = self.__dataclass_fields__
+        plain = {name: getattr(self, name) for name in names}
+        return plain | {
+            "status": self.status.value,
+            "reason": self.reason.value if self.reason else None,
+            "layout": dict(self.layout),
+            "overrides": list(self.overrides),
+        }
+
+
+def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
+    """Join the launcher's ``record`` of a trial with the contents of its ``result.json`` (empty when there is none)."""
+    config = record.config or {}
+    predicted = record.predicted or {}
+    step_times = result.get("step_times_s")
+    warmup = config.get("run", {}).get("warmup_steps", 0)
+    return Measurement(
+        trial=record.id,
+        status=record.status,
+        reason=record.reason,
+        detail=record.detail or _text(result.get("message")),
+        layout=result.get("layout") or config.get("layout") or {},
+        step_time_s=result.get("step_time_s"),
+        step_time_spread_s=result.get("step_time_spread_s"),
+        steps_measured=max(len(step_times) - warmup, 0) if isinstance(step_times, list) else 0,
+        tokens_per_s=result.get("tokens_per_s"),
+        peak_memory_bytes=result.get("peak_memory_bytes"),
+        mfu=result.get("mfu"),
+        predicted_step_time_s=predicted.get("step_time_s"),
+        predicted_memory_bytes=predicted.get("memory_bytes"),
+        dir=None if record.status is Status.PRUNED else str(record.directory),
+        overrides=tuple(record.overrides),
+    )
+
+
+def rank(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Order ``measurements``, fastest first, with ``place`` and ``tied_with_best`` filled in.
+
+    Only a trial that is ``done`` and has a positive, finite step time gets a place. Equal times are ordered by trial id,
+    so the order does not depend on the order of the input. The best itself is not marked as tied.
+    """
+    everything = list(measurements)
+    timed = [m for m in everything if _is_timed(m)]
+    rest = [m for m in everything if not _is_timed(m)]
+    timed.sort(key=lambda m: (m.step_time_s, m.trial))
+    rest.sort(key=lambda m: (UNRANKED.index(m.status), m.step_time_s or math.inf, m.trial))
+    placed = [replace(m, place=i, tied_with_best=i > 1 and tied(timed[0], m)) for i, m in enumerate(timed, start=1)]
+    return placed + [replace(m, place=None, tied_with_best=False) for m in rest]
+
+
+def tied(a: Measurement, b: Measurement) -> bool:
+    """Whether the measurements cannot tell ``a`` from ``b``: the 95 % intervals of their medians overlap.
+
+    The interval is the notch of a box plot, median +- 1.57 IQR / sqrt(n) over the n measured steps (McGill, Tukey and Larsen,
+    "Variations of box plots", 1978): two notches that do not overlap differ at about the 95 % level. It narrows as more steps
+    are measured, so a longer run can break a tie. An unknown spread counts as none.
+    """
+    if a.step_time_s is None or b.step_time_s is None:
+        return False
+    return abs(a.step_time_s - b.step_time_s) <= notch(a) + notch(b)
+
+
+def notch(m: Measurement) -> float:
+    """Half the 95 % interval of the median step time, in seconds; 0 when the spread is unknown."""
+    return 1.57 * (m.step_time_spread_s or 0.0) / math.sqrt(max(m.steps_measured, 1))
+
+
+def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
+    """The best and all that tie with it; empty when nothing was measured."""
+    return [m for m in ranked if m.place == 1 or m.tied_with_best]
+
+
+def positive(value: Any) -> float | None:
+    """``value`` if it is a finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        return None
+    return float(value)
+
+
+def _is_timed(m: Measurement) -> bool:
+    return m.status is Status.DONE and m.step_time_s is not None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

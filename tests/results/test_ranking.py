@@ -1,0 +1,147 @@
+"""The order of trials: the known fastest first, whatever is missing; nothing hidden."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
+
+from launcher.cli import rank as rank_verb
+from launcher.results.measurements import measure
+from launcher.results.ranking import Measurement, leaders, measurement, notch, rank, tied
+from launcher.sweep.store import Point, Store
+from trainer.config import Reason, Status
+
+NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.integers(-3, 3))
+
+
+def done(trial: str, step_time: float | None, spread: float | None = None, steps: int = 10) -> Measurement:
+    return Measurement(trial, Status.DONE, step_time_s=step_time, step_time_spread_s=spread, steps_measured=steps)
+
+
+def test_known_fastest_comes_first_among_missing_and_failed_trials(tmp_path: Path) -> None:
+    sweep = demo_sweep(tmp_path)
+    damaged = sweep.done(point(2, 1, micro_batch=2), 0.01)
+    (damaged.directory / "result.json").write_text('{"status": "done", "step_time_s": 0.01')
+    (damaged.directory / "metrics.jsonl").unlink()
+    ranked = rank(measure(Store(tmp_path).sweep().records))
+    assert [m.layout.get("pipeline") for m in ranked[:3]] == [2, 4, 1]
+    assert [m.place for m in ranked] == [1, 2, 3, None, None, None, None]
+    assert len(ranked) == len(sweep.records)
+
+
+def test_every_trial_without_a_measurement_is_shown_last_with_its_reason(tmp_path: Path) -> None:
+    demo_sweep(tmp_path)
+    rest = [m for m in rank(measure(Store(tmp_path).sweep().records)) if m.place is None]
+    assert [(m.status, m.reason) for m in rest] == [
+        (Status.PLANNED, None), (Status.FAILED, Reason.OUT_OF_MEMORY), (Status.PRUNED, Reason.CONFIGURATION),
+    ]  # fmt: skip
+    assert rest[1].detail == "rank 1: needs 3.2e9 bytes, has 2e9"
+    assert rest[2].dir is None and "does not divide" in rest[2].detail
+
+
+def test_stopped_trial_never_wins_by_its_partial_time(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    sweep.done(point(1, 1), 0.3)
+    stopped = sweep.add(point(2, 1), Status.STOPPED, Reason.CANNOT_WIN)
+    write_metrics(stopped, step_times(0.1, 0.01))
+    ranked = rank(measure(sweep.records))
+    assert [m.status for m in ranked] == [Status.DONE, Status.STOPPED]
+    assert ranked[1].step_time_s == pytest.approx(0.1, rel=0.01), "what it did measure is shown"
+    assert ranked[1].place is None
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -1.0, 0, "fast", True, [1]])
+def test_a_step_time_that_is_no_time_is_no_measurement(tmp_path: Path, value: object) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    sweep.done(point(1, 1), 0.3)
+    odd = sweep.done(point(2, 1), 0.1, step_time_s=value)
+    ranked = rank([measurement(r, r.result() or {}) for r in sweep.records])
+    assert ranked[0].step_time_s == pytest.approx(0.3, rel=0.01)
+    assert (ranked[1].trial, ranked[1].place, ranked[1].step_time_s) == (odd.id, None, None)
+
+
+@given(st.lists(st.tuples(st.sampled_from(Status), NUMBERS, NUMBERS), max_size=8), st.randoms())
+def test_order_is_complete_and_independent_of_the_input_order(rows: list[tuple[Status, float, float]], random: object) -> None:
+    trials = [Measurement(f"t{i}", status, step_time_s=time, step_time_spread_s=spread) for i, (status, time, spread) in enumerate(rows)]
+    ranked = rank(trials)
+    assert {m.trial for m in ranked} == {m.trial for m in trials}
+    times = [m.step_time_s for m in ranked if m.place]
+    assert times == sorted(times) and all(math.isfinite(t) for t in times)
+    assert [m.place for m in ranked if m.place] == list(range(1, len(times) + 1))
+    random.shuffle(trials)  # type: ignore[attr-defined]
+    assert [m.trial for m in rank(trials)] == [m.trial for m in ranked]
+
+
+def test_tie_is_overlap_of_the_medians_95_percent_intervals() -> None:
+    best = done("a", 1.00, 0.10, steps=25)  # notch 1.57 * 0.10 / 5 = 0.0314
+    assert notch(best) == pytest.approx(0.0314)
+    assert tied(best, done("b", 1.06, 0.10, steps=25))
+    assert not tied(best, done("b", 1.07, 0.10, steps=25))
+    assert not tied(best, done("b", 1.06, 0.10, steps=100)), "more steps narrow the interval"
+    assert tied(best, done("b", 1.03, None)), "an unknown spread is a point that can lie inside the other's interval"
+
+
+def test_ties_with_the_best_are_flagged_and_the_best_is_not() -> None:
+    ranked = rank([done("slow", 2.0, 0.1), done("close", 1.01, 0.1), done("best", 1.0, 0.1)])
+    assert [(m.trial, m.tied_with_best) for m in ranked] == [("best", False), ("close", True), ("slow", False)]
+    assert [m.trial for m in leaders(ranked)] == ["best", "close"]
+
+
+def test_json_ranking_has_every_promised_key_and_no_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = demo_sweep(tmp_path)
+    sweep.done(point(1, 2), 0.4, step_time_spread_s=math.nan, mfu=math.inf)
+    assert rank_verb.main(["--json", "--dir", str(tmp_path)]) == 0
+    records = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    promised = {
+        "trial", "status", "reason", "layout", "step_time_s", "step_time_spread_s", "tokens_per_s", "peak_memory_bytes",
+        "predicted_step_time_s", "predicted_memory_bytes", "mfu", "tied_with_best", "dir", "overrides",
+    }  # fmt: skip
+    assert all(promised <= record.keys() for record in records)
+    assert [r["predicted_step_time_s"] for r in records[:2]] == [0.22, None]
+    assert (Path(records[0]["dir"]) / "result.json").exists()
+    assert records[0]["layout"]["tensor"] == 2 and records[0]["overrides"] == ["layout.tensor=2", "layout.pipeline=2"]
+
+
+def test_table_shows_prediction_beside_measurement_and_each_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo_sweep(tmp_path)
+    assert rank_verb.main(["planted", "--dir", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    assert "predicted" in table and "220 ms" in table and "+10.0 %" in table
+    assert "failed: out of memory" in table and "pruned: configuration" in table and "t2 p2 d1 mb1 1f1b" in table
+
+
+def test_table_prints_markup_in_messages_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    SweepOnDisk(tmp_path).add(Point(("a=[red]x[/red]",), None, "[/bold] is [link=x]odd"))
+    rank_verb.main(["--dir", str(tmp_path)])
+    table = capsys.readouterr().out
+    assert "a=[red]x[/red]" in table and "[/bold] is [link=x]odd" in table
+
+
+def test_steps_repeated_after_a_resumption_count_once(tmp_path: Path) -> None:
+    record = SweepOnDisk(tmp_path).add(point(1, 1), Status.RUNNING)
+    write_metrics(record, [9.0, 9.0, 9.0, 9.0, 9.0])
+    write_metrics(record, [1.0, 1.0, 1.0], first=3, attempt=1)
+    m = measure([record])[0]
+    assert (m.step_time_s, m.steps_measured) == (1.0, 3)
+
+
+def test_half_written_metrics_are_read_up_to_the_last_whole_line(tmp_path: Path) -> None:
+    record = SweepOnDisk(tmp_path).add(point(1, 1), Status.RUNNING)
+    write_metrics(record, [3.0, 3.0, 1.0])
+    with (record.directory / "metrics.jsonl").open("a") as file:
+        file.write('not json\n{"step": "x"}\n{"step": 4, "step_time_s": 5')
+    assert measure([record])[0].step_time_s == 1.0
+
+
+def test_result_of_an_older_attempt_does_not_count(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    record = sweep.done(point(1, 1), 0.1)
+    record.attempt = 1
+    write_json(record.directory / "metrics.jsonl", {})
+    assert measure([record])[0].step_time_s is None
