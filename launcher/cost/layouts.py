@@ -20,11 +20,12 @@ SHARDED = ("params", "grads", "optimizer")
 WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "balance": BALANCES, "order": ORDERS}
 """Fields that hold words, and the words in the order of their codes."""
 
-LAYOUT_DTYPE = np.dtype([
+_FIELDS = [
     ("tensor", "i4"), ("pipeline", "i4"), ("virtual_pipeline", "i4"), ("data", "i4"), ("context", "i4"), ("expert", "i4"),
     ("micro_batch", "i4"), ("schedule", "i1"), ("sequence_parallel", "?"), ("recompute", "i1"), ("recompute_layers", "i4"),
     ("recompute_every", "i4"), ("balance", "i1"), ("order", "i1"), ("params", "i4"), ("grads", "i4"), ("optimizer", "i4"),
-])  # fmt: skip
+]  # fmt: skip
+LAYOUT_DTYPE = np.dtype(_FIELDS, align=True)
 
 
 def to_table(layouts: Sequence[LayoutConfig]) -> np.ndarray:

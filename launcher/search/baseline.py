@@ -1,0 +1,66 @@
+"""Hyper-parameters to start from, by family and size: what published runs of that size used, interpolated between them.
+
+Rules: the peak learning rate and the batch (in tokens) follow the published runs by straight lines over logarithms and stay
+constant outside of them; the batch is rounded to a power of two of sequences, times what the cluster's size needs to divide it.
+Final learning rate a tenth of the peak; init std 0.64 / sqrt(hidden), the last tenth of a GPT-3 run's decay held constant as
+the NeMo tool does (0.166 of all steps); warm-up 0.15 % of the steps (GPT), 2,000 steps of 4 M tokens (LLaMA), 375 M tokens (BLOOM).
+AdamW betas 0.9 and 0.95, weight decay 0.1, clip 1, dropout by family, bf16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from launcher.search.shapes import count, habits_of, interpolate, log_interpolate
+from trainer.config import ConfigError, ModelConfig, OptimizerConfig, RunConfig
+
+CONSTANT_END = 0.166
+"""Part of a GPT run at the final learning rate (NeMo tool)."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A run to start from, without its layout."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    run: RunConfig
+
+
+def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
+    """Hyper-parameters for ``model`` trained on ``tokens``; ``gpus`` only rounds the batch."""
+    if tokens < model.seq:
+        raise ConfigError(f"tokens={tokens:g} is less than one sequence of model.seq={model.seq}")
+    habits = habits_of(model.family)
+    parameters = count(model)
+    batch_tokens = log_interpolate(list(habits.batch_tokens), parameters)
+    batch = round_batch(batch_tokens / model.seq, gpus)
+    steps = max(1, round(tokens / (batch * model.seq)))
+    lr = _two_digits(interpolate(model.family, parameters, lambda anchor: anchor.lr))
+    warmup = 0.0015 * steps if habits.warmup_tokens is None else habits.warmup_tokens / (batch * model.seq)
+    decay = steps - round(CONSTANT_END * steps) if model.family == "gpt" else steps
+    return Baseline(
+        dataclasses.replace(model, dropout=habits.dropout, init_std=round(0.64 / math.sqrt(model.hidden), 6)),
+        OptimizerConfig(
+            lr=lr,
+            min_lr=lr / 10,
+            warmup_steps=min(math.ceil(warmup), steps - 1),
+            decay_steps=max(1, decay),
+            weight_decay=habits.weight_decay,
+        ),
+        RunConfig(steps=steps, warmup_steps=min(10, steps - 1), global_batch=batch, precision="bf16"),
+    )
+
+
+def round_batch(sequences: float, gpus: int) -> int:
+    """The power of two times the odd part of ``gpus`` that is nearest to ``sequences`` (over logarithms), so that replicas divide it."""
+    odd = gpus
+    while odd % 2 == 0:
+        odd //= 2
+    return int(odd * 2 ** max(0, round(math.log2(max(sequences, 1) / odd))))
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.1e}")

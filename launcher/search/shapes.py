@@ -1,0 +1,108 @@
+"""From a number of parameters to the shape of a GPT, LLaMA or BLOOM: published shapes where there is one, else interpolation.
+
+The rules, in order:
+  1. Within 4 % of a published model, that model's shape.
+  2. Else the hidden size follows the published ones by straight lines over log parameters and log hidden (beyond the last one:
+     hidden grows with the cube root of the parameters, so that depth and width grow alike), the width of a head likewise.
+  3. Among hidden sizes nearby (multiples of 8 heads, so that 8 tensor ranks divide them; of 4 below hidden 2048) and all depths, the
+     shape with the smallest misfit: |log size error| + |log hidden error| / 4, + 0.04 for an odd depth or 0.015 for one that 4 does not divide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+from launcher.cost.shape import Shape
+from launcher.search.anchors import GROUPED_QUERY_FROM, HABITS, Anchor, Habits
+from trainer.config import ConfigError, ModelConfig, resolve_model
+from trainer.config.errors import listed, nearest
+
+SAME_SIZE, WRONG_SIZE = 0.04, 0.15
+HEAD_WIDTHS = (32, 64, 80, 96, 128, 160, 192, 256)
+SMALLEST, LARGEST = 1e6, 2e13
+
+
+def habits_of(family: str) -> Habits:
+    """What is known of ``family``; ``ConfigError`` if it is not one of those that are trained here."""
+    if family not in HABITS:
+        raise ConfigError(f"family={family!r} is not one of {listed(HABITS)}{nearest(family, HABITS)}")
+    return HABITS[family]
+
+
+def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int = 2048) -> ModelConfig:
+    """The model of ``family`` with about ``parameters`` parameters (counted whole: embeddings, biases and norms)."""
+    habits = habits_of(family)
+    if not SMALLEST <= parameters <= LARGEST:
+        raise ConfigError(f"a model of {parameters:.3g} parameters is outside of what is known; ask for {SMALLEST:g} to {LARGEST:g}")
+    vocab = vocab or habits.vocab
+    for anchor in habits.anchors:
+        published = build(family, anchor.layers, anchor.hidden, anchor.heads, habits.vocab, seq)
+        if abs(math.log(count(published) / parameters)) <= SAME_SIZE:
+            return dataclasses.replace(published, vocab=vocab)
+    hidden = interpolate(family, parameters, lambda a: a.hidden, beyond=1 / 3)
+    width = interpolate(family, parameters, lambda a: a.hidden / a.heads, beyond=1 / 12)
+    best = min(_nearby(family, parameters, hidden, width, vocab, seq), key=lambda model: _misfit(model, parameters, hidden))
+    if abs(math.log(count(best) / parameters)) > WRONG_SIZE:
+        raise ConfigError(
+            f"no {family} of {parameters:.3g} parameters with a vocabulary of {vocab}: the nearest has {count(best):.3g}; "
+            "ask for a larger model, a smaller vocabulary or another family"
+        )
+    return best
+
+
+def count(model: ModelConfig) -> float:
+    """Parameters of ``model``, by the cost model's formula."""
+    return float(Shape.of(model).parameters)
+
+
+def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ModelConfig:
+    """A model with the family's MLP width and key/value heads filled in."""
+    multiple = HABITS[family].ffn_multiple
+    ffn = multiple * math.ceil(8 * hidden / 3 / multiple) if multiple else 4 * hidden
+    model = resolve_model(ModelConfig(family, layers, hidden, heads, heads, ffn, vocab, seq))
+    if family == "llama" and heads % 8 == 0 and count(model) > GROUPED_QUERY_FROM:
+        # grouped queries free parameters, which go to the MLP: Llama 2 70B has 1.3 times the width, Llama 3.1 405B 1.22 times
+        model = dataclasses.replace(model, kv_heads=8, ffn=multiple * math.ceil(1.25 * (ffn or 1) / multiple) if multiple else ffn)
+    return model
+
+
+def interpolate(family: str, parameters: float, value: Callable[[Anchor], float], beyond: float = 0.0) -> float:
+    """``value`` of the published models at ``parameters``, by straight lines over logarithms.
+
+    Outside of them the nearest model's value times (its size ratio) ** ``beyond``.
+    """
+    habits = HABITS[family]
+    points = [(count(build(family, a.layers, a.hidden, a.heads, habits.vocab, 2048)), value(a)) for a in habits.anchors]
+    return log_interpolate(points, parameters, beyond)
+
+
+def log_interpolate(points: list[tuple[float, float]], x: float, beyond: float = 0.0) -> float:
+    """Piecewise linear over log x and log y through ``points`` (ascending x); outside, y of the end point times (x ratio) ** ``beyond``."""
+    if x <= points[0][0] or x >= points[-1][0]:
+        end_x, end_y = points[0] if x <= points[0][0] else points[-1]
+        return end_y * (x / end_x) ** beyond
+    for (x0, y0), (x1, y1) in zip(points, points[1:]):
+        if x <= x1:
+            return y0 * (y1 / y0) ** (math.log(x / x0) / math.log(x1 / x0))
+    raise AssertionError("points ascend")
+
+
+def _nearby(family: str, parameters: float, hidden: float, width: float, vocab: int, seq: int) -> Iterator[ModelConfig]:
+    """Shapes around the wanted hidden size, each with the two depths whose size is next to ``parameters``."""
+    head = min(HEAD_WIDTHS, key=lambda w: abs(math.log(w / width)))
+    group = 8 if hidden >= 2048 else 4
+    middle = max(1, round(hidden / (head * group)))
+    for multiple in range(max(1, middle - 2), middle + 3):
+        heads = group * multiple
+        one, two = (build(family, layers, heads * head, heads, vocab, seq) for layers in (1, 2))
+        block = count(two) - count(one)
+        depth = (parameters - count(one)) / block + 1
+        for layers in range(max(1, math.floor(depth) - 3), max(1, math.ceil(depth) + 3) + 1):
+            yield build(family, layers, heads * head, heads, vocab, seq)
+
+
+def _misfit(model: ModelConfig, parameters: float, hidden: float) -> float:
+    odd = 0.04 if model.layers % 2 else 0.015 if model.layers % 4 else 0.0
+    return abs(math.log(count(model) / parameters)) + abs(math.log(model.hidden / hidden)) / 4 + odd

@@ -1,0 +1,190 @@
+"""Every layout of a model on a cluster, as one numpy table, with the reason for each combination that is left out.
+
+The rules are those of ``trainer.config.rules``, over columns instead of one run at a time (``violations``; a test compares the
+two on random points), plus two that spare the planner what cannot be better (``redundancies``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from launcher.config.schema import ClusterConfig
+from launcher.config.search import SpaceConfig
+from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE, WORDS
+from trainer.config import ConfigError, ModelConfig, resolve_model
+from trainer.config.errors import divisors, listed, nearest
+from trainer.config.schema import RECOMPUTE, SCHEDULES
+
+RULES = (
+    "ranks: tensor x pipeline does not divide the cluster",
+    "heads: tensor does not divide heads, kv_heads or ffn",
+    "sequence: sequence parallelism does not divide the sequence",
+    "layers: more stages than layers",
+    "layers: stages do not divide the layers",
+    "schedule: interleaving needs a pipeline and more than one chunk, and they need interleaving",
+    "batch: micro_batch x data does not divide the global batch",
+    "sharding: params, grads, optimizer, data do not each divide the next",
+)
+REDUNDANT = (
+    "node: a tensor group straddles nodes",
+    "same: another layout of the space means the same run",
+)
+INTERLEAVED, EQUAL, COST, FULL = SCHEDULES.index("interleaved"), BALANCES.index("equal"), BALANCES.index("cost"), RECOMPUTE.index("full")
+
+
+@dataclass(frozen=True)
+class Space:
+    """The layouts that are in (``LAYOUT_DTYPE``, one record each), and how many combinations each reason took out."""
+
+    table: np.ndarray
+    dropped: dict[str, int]
+
+
+def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig | None = None) -> Space:
+    """All layouts that fill ``cluster``. ``ConfigError`` when ``limits`` names unknown words or no layout is left."""
+    limits, model, dropped = limits or SpaceConfig(), resolve_model(model), Counter[str]()
+    _check(limits)
+
+    def keep(table: np.ndarray, weight: int) -> np.ndarray:
+        """What obeys the rules; what does not counts as often as it would have been refined further."""
+        why = violations(table, model, cluster.world_size, global_batch)
+        why = np.where(why >= 0, why, redundancies(table, cluster.gpus_per_node, limits))
+        dropped.update({(RULES + REDUNDANT)[code]: int(count) * weight for code, count in zip(*np.unique(why[why >= 0], return_counts=True))})
+        return table[why < 0]
+
+    recomputes = _recomputes(limits)
+    table = keep(_skeletons(model, cluster, global_batch, limits), len(recomputes) * len(limits.sequence_parallel))
+    table = keep(_crossed(table, limits.sequence_parallel, recomputes), 1)
+    table = _sharded(table, cluster.gpus_per_node, limits.sharding)
+    if not len(table):
+        raise ConfigError(_nothing_left(cluster.world_size, global_batch, dropped))
+    return Space(table, dict(dropped.most_common()))
+
+
+def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_batch: int) -> np.ndarray:
+    """Per layout, the index in ``RULES`` of the first rule of ``trainer.config.rules`` that it breaks on ``world_size`` ranks, or -1.
+
+    ``model`` is resolved. A ``data`` degree of 0 stands for "does not divide the cluster".
+    """
+    tensor, pipeline, virtual, data = (table[name] for name in ("tensor", "pipeline", "virtual_pipeline", "data"))
+    chunks = pipeline * virtual
+    split = [getattr(model, name) % tensor != 0 for name in ("heads", "kv_heads", "ffn")]
+    broken = [
+        (data < 1) | (tensor * pipeline * data > world_size),
+        split[0] | split[1] | split[2],
+        table["sequence_parallel"] & (model.seq % tensor != 0),
+        chunks > model.layers,
+        (model.layers % chunks != 0) & (table["balance"] == EQUAL),
+        ((table["schedule"] == INTERLEAVED) != (virtual > 1)) | ((virtual > 1) & (pipeline == 1)),
+        global_batch % np.maximum(table["micro_batch"] * data, 1) != 0,
+        (table["grads"] % table["params"] != 0) | (table["optimizer"] % table["grads"] != 0) | (data % table["optimizer"] != 0),
+    ]
+    return _first(broken)
+
+
+def redundancies(table: np.ndarray, gpus_per_node: int, limits: SpaceConfig) -> np.ndarray:
+    """Per layout, the index in ``RULES + REDUNDANT`` of why it need not be looked at, or -1.
+
+    A tensor group that straddles nodes sends every layer's activations through the slowest link with the node's GPUs split
+    unevenly. Schedules are one and the same without a pipeline, and sequence parallelism is nothing without a tensor group.
+    """
+    tensor, pipeline = table["tensor"], table["pipeline"]
+    first_schedule = next((SCHEDULES.index(name) for name in limits.schedules if name != "interleaved"), -1)
+    broken = [
+        (gpus_per_node % tensor != 0) & (tensor % gpus_per_node != 0),
+        ((pipeline == 1) & (table["schedule"] != first_schedule)) | (table["sequence_parallel"] & (tensor == 1)),
+    ]
+    codes = _first(broken)
+    return np.where(codes < 0, -1, codes + len(RULES))
+
+
+def _first(broken: Sequence[np.ndarray]) -> np.ndarray:
+    """Index of the first condition that holds, per element; -1 where none does."""
+    return np.select(list(broken), list(range(len(broken))), default=-1)
+
+
+def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
+    """All combinations of tensor, pipeline, virtual pipeline, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
+    world = cluster.world_size
+    axes = {
+        "tensor": [d for d in divisors(world) if d <= (limits.max_tensor or cluster.gpus_per_node)],
+        "pipeline": [d for d in divisors(world) if d <= min(limits.max_pipeline or model.layers, model.layers)],
+        "virtual_pipeline": [d for d in divisors(model.layers) if d <= (limits.max_virtual or model.layers)],
+        "schedule": [SCHEDULES.index(name) for name in limits.schedules],
+        "micro_batch": [d for d in divisors(global_batch) if d <= limits.max_micro_batch],
+    }
+    grid = np.meshgrid(*axes.values(), indexing="ij")
+    table = np.zeros(grid[0].size, LAYOUT_DTYPE)
+    for name, values in zip(axes, grid):
+        table[name] = values.ravel()
+    for name in ("context", "expert", "recompute_every", "params", "grads", "optimizer"):
+        table[name] = 1
+    table["recompute_layers"] = -1
+    model_ranks = table["tensor"] * table["pipeline"]
+    table["data"] = np.where(world % model_ranks == 0, world // model_ranks, 0)
+    uneven = (model.layers % table["pipeline"] != 0) & (table["virtual_pipeline"] == 1)
+    table["balance"] = np.where(uneven, COST, EQUAL)
+    return table
+
+
+def _recomputes(limits: SpaceConfig) -> list[tuple[int, int]]:
+    """(kind, every k-th block) of each way to recompute."""
+    ways = [(RECOMPUTE.index(name), 1) for name in limits.recompute]
+    return ways + [(FULL, 2)] if limits.partial_recompute and "full" in limits.recompute else ways
+
+
+def _crossed(table: np.ndarray, sequence_parallel: Sequence[bool], recomputes: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Each layout with each way to treat activations. Without a tensor group, sequence parallelism is always there as "off"."""
+    rows = []
+    for parallel in sequence_parallel:
+        for kind, every in recomputes:
+            part = table.copy()
+            part["sequence_parallel"] = parallel if len(sequence_parallel) > 1 else parallel & (table["tensor"] > 1)
+            part["recompute"], part["recompute_every"] = kind, every
+            rows.append(part)
+    return np.concatenate(rows) if rows else table[:0]
+
+
+def _sharded(table: np.ndarray, gpus_per_node: int, levels: str) -> np.ndarray:
+    """Each layout with each allowed {params, grads, optimizer}; those of one replica group are made once."""
+    pairs, group = np.unique(np.stack([table["tensor"], table["data"]], axis=1), axis=0, return_inverse=True)
+    rows = []
+    for index, (tensor, data) in enumerate(pairs.tolist()):
+        members = table[group.ravel() == index]
+        chains = np.array(sharding_chains(data, max(1, gpus_per_node // tensor), levels))
+        part = np.repeat(members, len(chains))
+        for column, name in enumerate(("params", "grads", "optimizer")):
+            part[name] = np.tile(chains[:, column], len(members))
+        rows.append(part)
+    return np.concatenate(rows) if rows else table
+
+
+def sharding_chains(data: int, replicas_in_node: int, levels: str = "levels") -> list[tuple[int, int, int]]:
+    """(params, grads, optimizer) with params | grads | optimizer | data.
+
+    ``levels``: factors 1, the replicas of one node, and all; between them only the node boundary changes what a collective costs
+    per byte. ``all``: every divisor of ``data``.
+    """
+    factors = divisors(data) if levels == "all" else sorted({1, int(np.gcd(data, replicas_in_node)), data})
+    return [(p, g, o) for o in factors for g in factors if o % g == 0 for p in factors if g % p == 0]
+
+
+def _check(limits: SpaceConfig) -> None:
+    for name in ("schedules", "recompute"):
+        words: Any = WORDS["schedule" if name == "schedules" else name]
+        for value in getattr(limits, name):
+            if value not in words:
+                raise ConfigError(f"search.space.{name} holds {value!r}, which is not one of {listed(words)}{nearest(value, words)}")
+
+
+def _nothing_left(world_size: int, global_batch: int, dropped: Counter[str]) -> str:
+    reason, count = dropped.most_common(1)[0] if dropped else ("search.space allows none", 0)
+    return (
+        f"no layout fits {world_size} ranks with run.global_batch={global_batch}: of {sum(dropped.values())} combinations {count} break '{reason}'; "
+        "change cluster.nodes, run.global_batch, model.heads or model.layers, or widen search.space"
+    )
