@@ -124,4 +124,3 @@ class Grid:
             return f"[{cell}]"
         nodes = sorted({r // ranks_per_node for r in ranks})
         return f"[{cell}]@{nodes[0]}" + (f"-{nodes[-1]}" if len(nodes) > 1 else "")
-

@@ -94,4 +94,3 @@ def _weave(rank: int, actions: list[Action], stages: int, total: int, queues: di
             yield Action(send, action.chunk, micro_batch, peer)
         if last[action.chunk] == i:
             yield Action(Kind.REDUCE, action.chunk)
-

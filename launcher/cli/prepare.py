@@ -1,0 +1,43 @@
+"""``trireme prepare``: make a tokenizer and a token file from text. Hydra composes the settings; the trainer does the work."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from launcher.config.compose import compose
+from trainer.config import save
+
+HELP = "make a tokenizer and a token file from text"
+
+EPILOG = """\
+overrides (Hydra's grammar):
+  data=stdlib                 the Python standard library's sources, which are on every machine (default)
+  data.source=FILE|FOLDER     your own text: .jsonl files are read line by line, all others as UTF-8 text
+  data.path=FOLDER            where the prepared corpus goes
+  data.vocab=N                size of the vocabulary
+  data.pattern='**/*.txt'     which files of a source folder are read
+  data.text_key=text          the JSONL field that holds the text
+
+A folder that was prepared from the same files with the same settings is used again.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 when the folder is there, 2 for wrong input."""
+    parser = argparse.ArgumentParser(
+        prog="trireme prepare", description=HELP, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE")
+    parser.add_argument("--force", action="store_true", help="prepare again even if the folder is there")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_intermixed_args(argv)
+    flags = [flag for flag, given in (("--force", arguments.force), ("--json", arguments.json)) if given]
+    run = compose(arguments.overrides).train_config()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.yaml"
+        save(run, config)
+        return subprocess.run([sys.executable, "-m", "trainer.data", str(config), *flags]).returncode

@@ -1,0 +1,96 @@
+"""The index of a prepared corpus folder: what `trireme prepare` wrote, read back and checked. No torch, no numpy.
+
+A prepared folder holds ``tokenizer.json`` (byte-level BPE), ``tokens.bin`` (all documents' token ids, each followed by the end
+token), ``documents.npy`` (where each document starts, int64, one more entry than documents) and ``index.json``, this index.
+The launcher checks it before it submits anything, the trainer when it opens the data.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.errors import ConfigError
+from trainer.config.schema import DataConfig, ModelConfig
+
+FORMAT = 1
+INDEX, TOKENS, DOCUMENTS, TOKENIZER = "index.json", "tokens.bin", "documents.npy", "tokenizer.json"
+FILES = (INDEX, TOKENS, DOCUMENTS, TOKENIZER)
+
+
+@dataclass(frozen=True)
+class CorpusIndex:
+    """What a prepared folder says about itself. ``vocab`` is what the tokenizer uses, at most what was asked for."""
+
+    format: int
+    dtype: str
+    tokens: int
+    documents: int
+    vocab: int
+    end_token: int
+    sha256: str
+    settings: dict[str, Any]
+
+    @property
+    def token_bytes(self) -> int:
+        return self.tokens * {"uint16": 2, "uint32": 4}[self.dtype]
+
+    def save(self, folder: Path) -> None:
+        (folder / INDEX).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
+    """The index of ``data.path``, checked against the model; None for synthetic data, which needs no folder.
+
+    ``ConfigError`` if the folder is missing, unreadable, torn, shorter than a sequence, or its tokens do not fit ``model.vocab``.
+    """
+    if data.kind == "synthetic":
+        return None
+    index = read_index(data)
+    if index.vocab > model.vocab:
+        raise ConfigError(
+            f"model.vocab={model.vocab} is smaller than the {index.vocab} tokens of the tokenizer in data.path={data.path}; "
+            f"set model.vocab={index.vocab} or more, or prepare the data again with data.vocab={model.vocab}"
+        )
+    if index.tokens < model.seq + 1:
+        raise ConfigError(
+            f"data.path={data.path} holds {index.tokens} tokens, fewer than one sequence of model.seq={model.seq} and its next token; "
+            "prepare more text or lower model.seq"
+        )
+    return index
+
+
+def read_index(data: DataConfig) -> CorpusIndex:
+    """The index of ``data.path``; ``ConfigError`` if there is none or files are missing or cut short."""
+    folder, remedy = Path(data.path), f"run `{prepare_command(data)}`"
+    try:
+        if not folder.is_dir():
+            raise ConfigError(f"data.path={data.path} does not exist or is no folder; {remedy}")
+        if not (folder / INDEX).exists():
+            raise ConfigError(f"data.path={data.path} is not a prepared corpus (no {INDEX} in it); {remedy}")
+        index = CorpusIndex(**json.loads((folder / INDEX).read_text()))
+        sizes = {name: (folder / name).stat().st_size for name in FILES}
+    except OSError as error:
+        raise ConfigError(f"data.path={data.path} cannot be read: {error}; check its permissions, or {remedy}") from None
+    except (ValueError, TypeError):
+        raise ConfigError(f"data.path={data.path}: {INDEX} is damaged or of another version; {remedy} --force") from None
+    if index.format != FORMAT or index.dtype not in ("uint16", "uint32"):
+        raise ConfigError(f"data.path={data.path} was prepared by another version (format {index.format}); {remedy} --force")
+    if sizes[TOKENS] != index.token_bytes:
+        raise ConfigError(
+            f"data.path={data.path}: {TOKENS} has {sizes[TOKENS]} bytes, but {index.token_bytes} were written; {remedy} --force"
+        )
+    return index
+
+
+def prepare_command(data: DataConfig) -> str:
+    """The command line that prepares ``data``, as a person would type it."""
+    words = []
+    for name in ("source", "path", "pattern", "text_key", "vocab"):
+        value = getattr(data, name)
+        if value != getattr(DataConfig(), name):
+            words.append(shlex.quote(f"data.{name}={value}"))
+    return " ".join(["trireme prepare", *words])

@@ -1,0 +1,193 @@
+"""From text to a prepared folder: train a byte-level BPE, encode every document, write tokens and index, atomically.
+
+Everything is written to a folder beside the target, which is renamed into place when it is whole. So a prepared folder is
+either complete or not there, and a preparation may be killed at any moment and repeated. Of two at once, the second waits and
+then reuses what the first made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.config import ConfigError, DataConfig
+from trainer.config.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, read_index
+from trainer.data.sources import Source, open_source
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+TRAINING_BYTES = 64 * 2**20
+"""Text that the tokenizer is trained on: documents spread evenly over the source, about this many bytes."""
+BATCH_BYTES = 2**20
+"""Text encoded at once: enough to keep every core busy, little enough to stay small in memory."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is done, bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a preparation did. ``reused``: the folder was already there. ``skipped``: files that are not UTF-8 text."""
+
+    path: str
+    reused: bool
+    tokens: int
+    documents: int
+    vocab: int
+    bytes: int
+    sha256: str
+    skipped: tuple[str, ...] = ()
+
+
+def prepare(data: DataConfig, force: bool = False, progress: Progress = lambda *_: None) -> Prepared:
+    """Make ``data.path`` from ``data.source``, or reuse it if it was made from the same source with the same settings.
+
+    ``force`` makes it again in any case. ``ConfigError`` for text that cannot be read and for a target that holds other files.
+    """
+    if data.kind == "synthetic":
+        raise ConfigError("data.kind=synthetic needs no preparation; use data=stdlib, or data.source and data.path for your own text")
+    target = Path(data.path)
+    _check_target(target, data)
+    source = open_source(data)
+    settings = {name: getattr(data, name) for name in ("source", "pattern", "text_key", "vocab")} | {"files": source.fingerprint()}
+    with _working_folder(target, data) as work:
+        index = None if force else _matching(data, settings)
+        if reused := index is not None:
+            return _summary(data, index, source, reused)
+        index = _write(source, settings, work, progress)
+        _move_into_place(work, target)
+    return _summary(data, index, source, reused)
+
+
+@contextmanager
+def _working_folder(target: Path, data: DataConfig) -> Iterator[Path]:
+    """An empty folder beside the target that no other preparation uses; what a killed one left there is removed."""
+    work, lock = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.lock")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            try:
+                yield work
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"data.path={data.path} cannot be written: {error.strerror}; choose another folder, or free some space") from None
+
+
+def _check_target(target: Path, data: DataConfig) -> None:
+    """Refuse to replace anything but a prepared folder."""
+    if not target.exists():
+        return
+    foreign = [target] if not target.is_dir() else sorted(p for p in target.iterdir() if p.name not in FILES)
+    if foreign:
+        raise ConfigError(f"data.path={data.path} holds something else ({foreign[0].name}); choose another data.path, or move that away")
+
+
+def _matching(data: DataConfig, settings: dict[str, Any]) -> CorpusIndex | None:
+    """The index of an intact folder that was prepared with the same settings."""
+    with suppress(ConfigError):  # missing, torn or of another version: prepare it again
+        index = read_index(data)
+        return index if index.settings == settings else None
+    return None
+
+
+def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Progress) -> CorpusIndex:
+    tokenizer = _train_tokenizer(source, progress)
+    tokenizer.save(str(folder / TOKENIZER))
+    dtype = "uint16" if tokenizer.get_vocab_size() <= 2**16 else "uint32"
+    starts, sha256 = [0], hashlib.sha256()
+    with (folder / TOKENS).open("wb") as tokens:
+        for ids in _encoded(tokenizer, source, progress):
+            content = np.asarray(ids, dtype=dtype).tobytes()
+            tokens.write(content)
+            sha256.update(content)
+            starts.append(starts[-1] + len(ids))
+        tokens.flush()
+        os.fsync(tokens.fileno())
+    if len(starts) == 1:
+        raise ConfigError(f"data.source={source.data.source} holds no text in UTF-8; give another source or data.pattern")
+    np.save(folder / DOCUMENTS, np.asarray(starts, dtype=np.int64))
+    end = tokenizer.get_vocab()[END_OF_TEXT]
+    index = CorpusIndex(FORMAT, dtype, starts[-1], len(starts) - 1, tokenizer.get_vocab_size(), end, sha256.hexdigest(), settings)
+    index.save(folder)
+    return index
+
+
+def _train_tokenizer(source: Source, progress: Progress) -> Tokenizer:
+    """A byte-level BPE: any text encodes without an unknown token, and decodes to itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=source.data.vocab,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_sample(source, progress), trainer)
+    return tokenizer
+
+
+def _sample(source: Source, progress: Progress) -> Iterator[str]:
+    """Documents spread evenly over the source, at most about ``TRAINING_BYTES`` of text."""
+    total = source.total_bytes
+    share, seen, taken = min(1.0, TRAINING_BYTES / max(1, total)), 0, 0
+    for size, documents in source.documents():
+        seen += size
+        if taken < seen * share:
+            taken += size
+            yield from documents
+        progress("training the tokenizer", seen, total)
+
+
+def _encoded(tokenizer: Tokenizer, source: Source, progress: Progress) -> Iterator[list[int]]:
+    """The token ids of every document, each closed by the end token; many are encoded at once, on all cores."""
+    end, total, done = tokenizer.get_vocab()[END_OF_TEXT], source.total_bytes, 0
+    for size, texts in _batches(source):
+        for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+            yield [*encoding.ids, end]
+        done += size
+        progress("encoding", done, total)
+
+
+def _batches(source: Source) -> Iterator[tuple[int, list[str]]]:
+    """Documents in batches of about ``BATCH_BYTES``, with the bytes read for each."""
+    size, texts = 0, []
+    for file_bytes, documents in source.documents():
+        size += file_bytes
+        texts += documents
+        if size >= BATCH_BYTES:
+            yield size, texts
+            size, texts = 0, []
+    yield size, texts
+
+
+def _move_into_place(work: Path, target: Path) -> None:
+    """Make ``work`` the target; what was there goes only once the new folder stands in its place."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        target.rename(old)
+    work.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _summary(data: DataConfig, index: CorpusIndex, source: Source, reused: bool) -> Prepared:
+    skipped = tuple(str(path) for path in source.skipped)
+    return Prepared(data.path, reused, index.tokens, index.documents, index.vocab, source.total_bytes, index.sha256, skipped)

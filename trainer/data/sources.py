@@ -1,0 +1,113 @@
+"""Where text comes from: Python's standard library, a text or JSONL file, or a folder of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.config import ConfigError, DataConfig
+
+STDLIB = "stdlib"
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+"""Folders of the standard library that are left out: tests (a third of it, much generated data) and installed packages."""
+
+
+@dataclass
+class Source:
+    """The files of one source, in a fixed order, and those that turned out not to be text."""
+
+    data: DataConfig
+    root: Path
+    files: list[Path]
+    skipped: list[Path] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+    def fingerprint(self) -> str:
+        """A hash of every file's name, size and time of change: equal means that nothing was touched."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            stat = path.stat()
+            digest.update(f"{self._name(path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def documents(self) -> Iterator[tuple[int, list[str]]]:
+        """For each file: its size in bytes and its documents (a text file is one, a JSONL file one per line)."""
+        self.skipped.clear()
+        for path in self.files:
+            size = path.stat().st_size
+            if path.suffix == ".jsonl":
+                for line_bytes, document in self._json_lines(path):
+                    yield line_bytes, [document]
+            else:
+                text = self._text(path)
+                yield size, [] if text is None else [text]
+
+    def _text(self, path: Path) -> str | None:
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            if len(self.files) == 1:
+                raise ConfigError(f"data.source={self.data.source} is not UTF-8 text; convert it, or give another file") from None
+            self.skipped.append(path)
+            return None
+        except OSError as error:
+            raise ConfigError(f"data.source: cannot read {path}: {error.strerror}; check its permissions or narrow data.pattern") from None
+
+    def _json_lines(self, path: Path) -> Iterator[tuple[int, str]]:
+        try:
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield len(line), self._document(line, f"{path} line {number}")
+        except OSError as error:
+            raise ConfigError(f"data.source: cannot read {path}: {error.strerror}; check its permissions or narrow data.pattern") from None
+
+    def _document(self, line: bytes, where: str) -> str:
+        key = self.data.text_key
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{where} is not valid JSON; fix or remove that line") from None
+        if not isinstance(record, dict):
+            raise ConfigError(f'{where} is not a JSON object with a field \'{key}\'; each line must be one, as in {{"{key}": "..."}}')
+        if not isinstance(record.get(key), str):
+            fields = ", ".join(name for name, value in record.items() if isinstance(value, str)) or "none"
+            raise ConfigError(f"{where} has no text in field '{key}' (fields with text: {fields}); set data.text_key, or fix that line")
+        return str(record[key])
+
+    def _name(self, path: Path) -> str:
+        return path.name if path == self.root else path.relative_to(self.root).as_posix()
+
+
+def open_source(data: DataConfig) -> Source:
+    """Find the files of ``data.source``; ``ConfigError`` if there are none."""
+    if data.source == STDLIB:
+        root = Path(os.__file__).parent
+        found = [p for p in root.rglob("*.py") if not SKIPPED_FOLDERS & set(p.relative_to(root).parts)]
+        return _source(data, root, found)
+    root = Path(data.source)
+    if root.is_file():
+        return Source(data, root, [root])
+    if not root.is_dir():
+        raise ConfigError(f"data.source={data.source} is neither '{STDLIB}' nor a file or folder; give the path of your text")
+    try:
+        found = [p for p in root.glob(data.pattern) if not any(part.startswith(".") for part in p.relative_to(root).parts)]
+    except (ValueError, NotImplementedError, OSError) as error:
+        raise ConfigError(
+            f"data.pattern={data.pattern!r} cannot be searched in data.source={data.source}: {error}; use one like **/*.txt"
+        ) from None
+    return _source(data, root, found)
+
+
+def _source(data: DataConfig, root: Path, found: list[Path]) -> Source:
+    files = sorted(p for p in found if p.is_file())
+    if not files:
+        raise ConfigError(f"data.source={data.source} has no file that matches data.pattern={data.pattern}; change one of them")
+    return Source(data, root, files)
