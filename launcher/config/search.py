@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Optional
 
 from trainer.config.schema import RECOMPUTE, key
@@ -16,11 +17,11 @@ class SpaceConfig:
     max_pipeline: Optional[int] = key(None, "largest pipeline degree; null = model.layers", minimum=1)
     max_virtual: Optional[int] = key(None, "most chunks per pipeline rank; null = model.layers / pipeline", minimum=1)
     max_micro_batch: int = key(16, "largest micro-batch", minimum=1)
-    schedules: list[str] = key(lambda: ["1f1b", "interleaved", "zero_bubble"], "pipeline schedules (gpipe is never better than 1f1b)")
-    recompute: list[str] = key(lambda: list(RECOMPUTE), "recomputation of activations")
+    schedules: list[str] = key(partial(list, ("1f1b", "interleaved", "zero_bubble")), "pipeline schedules (gpipe never beats 1f1b)")
+    recompute: list[str] = key(partial(list, RECOMPUTE), "recomputation of activations")
     partial_recompute: bool = key(True, "also full recomputation of only half the blocks of a chunk")
-    sequence_parallel: list[bool] = key(lambda: [False, True], "sequence parallelism, where layout.tensor > 1")
-    sharding: str = key("levels", "state sharding factors: levels (1, the replicas of a node, all replicas) or all divisors", choices=("levels", "all"))
+    sequence_parallel: list[bool] = key(partial(list, (False, True)), "sequence parallelism, where layout.tensor > 1")
+    sharding: str = key("levels", "sharding factors: levels (1, the replicas of a node, all) or all divisors", choices=("levels", "all"))
 
 
 @dataclass
@@ -35,7 +36,7 @@ class SearchConfig:
     nodes: str = key("fewest", "nodes of a trial: fewest (data degree cut down, layout kept) or full", choices=("fewest", "full"))
     verify: int = key(2, "how many of the best are measured at full size after trials on fewer nodes", minimum=1)
     start_s: float = key(60.0, "seconds a trial needs before its first step, counted as GPU-hours when one is planned", minimum=0)
-    seed_trials: Optional[str] = key(None, "CSV of measured trials (published format) that the model is recalibrated with before the first trial")
+    seed_trials: Optional[str] = key(None, "CSV of measured trials (published format) to recalibrate the model with beforehand")
     recipe: Optional[str] = key(None, "name of the recipe that the winner is written to; null = the name of the sweep")
     space: SpaceConfig = key(SpaceConfig, "which layouts are looked at")
 
@@ -45,7 +46,7 @@ class ExpectConfig:
     """What is published of a recipe's layout, for the tests that hold the cost model to it."""
 
     step_time_s: Optional[float] = key(None, "published step time in seconds", minimum=0)
-    tflops_per_gpu: Optional[float] = key(None, "published TFLOP/s per GPU, by the convention named in flops", minimum=0)
-    flops: str = key("model", "what the TFLOP/s count: model (no recomputation) or hardware (what is executed)", choices=("model", "hardware"))
+    tflops_per_gpu: Optional[float] = key(None, "published TFLOP/s per GPU", minimum=0)
+    flops: str = key("model", "what TFLOP/s count: model (no recomputation) or hardware (as executed)", choices=("model", "hardware"))
     tolerance: float = key(0.15, "how far the prediction may be from it, as a fraction", minimum=0)
     source: Optional[str] = key(None, "where it is published")

@@ -71,7 +71,7 @@ class EncoderDecoder:
 def shape_for(family: str, parameters: float) -> EncoderDecoder:
     """The row that serves ``parameters``, as deep as needed; ``ConfigError`` beyond the table."""
     for row in TABLE:
-        if parameters < (row.limit if family == "t5" else row.limit_mt5) or row is TABLE[-1] and parameters <= row.limit:
+        if parameters < (row.limit if family == "t5" else row.limit_mt5) or (row is TABLE[-1] and parameters <= row.limit):
             one = EncoderDecoder(family, 1, row.hidden, row.heads, row.head_width, row.ffn, VOCAB[family])
             embedding = one.vocab * one.hidden
             layers = max(1, round((parameters - embedding) / (one.parameters - embedding)))

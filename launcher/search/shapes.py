@@ -4,13 +4,15 @@ The rules, in order:
   1. Within 4 % of a published model, that model's shape.
   2. Else the hidden size follows the published ones by straight lines over log parameters and log hidden (beyond the last one:
      hidden grows with the cube root of the parameters, so that depth and width grow alike), the width of a head likewise.
-  3. Among hidden sizes nearby (multiples of 8 heads, so that 8 tensor ranks divide them; of 4 below hidden 2048) and all depths, the
-     shape with the smallest misfit: |log size error| + |log hidden error| / 4, + 0.04 for an odd depth or 0.015 for one that 4 does not divide.
+  3. Among hidden sizes nearby (multiples of 8 heads, so that 8 tensor ranks divide them; of 4 below hidden 2048) and all depths,
+     the shape with the smallest misfit: |log size error| + |log hidden error| / 4, and 0.04 more for an odd depth or 0.015 for one
+     that 4 does not divide.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -83,7 +85,7 @@ def log_interpolate(points: list[tuple[float, float]], x: float, beyond: float =
     if x <= points[0][0] or x >= points[-1][0]:
         end_x, end_y = points[0] if x <= points[0][0] else points[-1]
         return end_y * (x / end_x) ** beyond
-    for (x0, y0), (x1, y1) in zip(points, points[1:]):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if x <= x1:
             return y0 * (y1 / y0) ** (math.log(x / x0) / math.log(x1 / x0))
     raise AssertionError("points ascend")

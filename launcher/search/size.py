@@ -110,13 +110,14 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
     return float(1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28)
 
 
-def alternatives(family: str, budget: Budget, seconds: Seconds, parameters: float, vocab: int | None = None, seq: int = 2048) -> list[Choice]:
-    """Other ways to spend the same budget: compute-optimal, and models of a half and a quarter of ``parameters`` trained for longer."""
+def alternatives(choice: Choice, budget: Budget, seconds: Seconds) -> list[Choice]:
+    """Other ways to spend the same budget: compute-optimal, and models of a half and a quarter of the size trained for longer."""
+    family, vocab, seq = choice.model.family, choice.model.vocab, choice.model.seq
     choices = [largest(family, budget, None, seconds, vocab, seq)]
     for part, name in ((2, "half the size, more tokens"), (4, "a quarter of the size, more tokens")):
-        if parameters / part < SMALLEST:
+        if choice.parameters / part < SMALLEST:
             continue
-        model = shape_for(family, parameters / part, vocab, seq)
+        model = shape_for(family, choice.parameters / part, vocab, seq)
         billion = seconds(model, 1e9) / DAY
         choices.append(Choice(name, model, budget.days / billion * 1e9, budget.days))
     return choices

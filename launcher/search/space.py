@@ -54,7 +54,8 @@ def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits:
         """What obeys the rules; what does not counts as often as it would have been refined further."""
         why = violations(table, model, cluster.world_size, global_batch)
         why = np.where(why >= 0, why, redundancies(table, cluster.gpus_per_node, limits))
-        dropped.update({(RULES + REDUNDANT)[code]: int(count) * weight for code, count in zip(*np.unique(why[why >= 0], return_counts=True))})
+        for code, times in zip(*np.unique(why[why >= 0], return_counts=True)):
+            dropped[(RULES + REDUNDANT)[code]] += int(times) * weight
         return table[why < 0]
 
     recomputes = _recomputes(limits)
@@ -135,7 +136,7 @@ def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, li
 def _recomputes(limits: SpaceConfig) -> list[tuple[int, int]]:
     """(kind, every k-th block) of each way to recompute."""
     ways = [(RECOMPUTE.index(name), 1) for name in limits.recompute]
-    return ways + [(FULL, 2)] if limits.partial_recompute and "full" in limits.recompute else ways
+    return [*ways, (FULL, 2)] if limits.partial_recompute and "full" in limits.recompute else ways
 
 
 def _crossed(table: np.ndarray, sequence_parallel: Sequence[bool], recomputes: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -185,6 +186,6 @@ def _check(limits: SpaceConfig) -> None:
 def _nothing_left(world_size: int, global_batch: int, dropped: Counter[str]) -> str:
     reason, count = dropped.most_common(1)[0] if dropped else ("search.space allows none", 0)
     return (
-        f"no layout fits {world_size} ranks with run.global_batch={global_batch}: of {sum(dropped.values())} combinations {count} break '{reason}'; "
-        "change cluster.nodes, run.global_batch, model.heads or model.layers, or widen search.space"
+        f"no layout fits {world_size} ranks with run.global_batch={global_batch}: of {sum(dropped.values())} combinations "
+        f"{count} break '{reason}'; change cluster.nodes, run.global_batch, model.heads or model.layers, or widen search.space"
     )

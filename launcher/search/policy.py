@@ -1,0 +1,167 @@
+"""Which trial to measure next, and when to stop: a pure state machine. A cluster and a table of measurements drive the same one.
+
+Order: the candidate with the largest expected gain, P(it fits into memory) x E[how much faster than the best it is], runs next, so that
+a layout at the edge of memory is tried in the order of what it could win and never ruled out by a hard limit.
+Stop: when no untried candidate fits and beats the best by more than ``tolerance`` with a probability of at least ``doubt``.
+Trials on fewer nodes are followed by trials of the best ones at full size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from launcher.config.search import SearchConfig
+from launcher.search.belief import Candidates, MemoryBelief, Prior, TimeBelief, normal_cdf, normal_pdf
+from trainer.config import Reason
+
+HOPELESS = 0.01
+"""A candidate less likely than this to fit is not tried."""
+FEW_STEPS = 3
+"""Measured steps that a trial is granted before it may be given up."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to run: candidate ``index``, at the cluster's size or on as few nodes as keep its structure."""
+
+    index: int
+    full: bool
+    cut_s: float | None  # a step time above this cannot win
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came of a trial. ``seconds`` is the median step time; None: it did not run, for ``reason``."""
+
+    seconds: float | None
+    reason: Reason | None = None
+    peak_bytes: float | None = None
+    gpu_hours: float = 0.0
+    hours: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The end of a search and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Small:
+    """The same candidates cut down to few nodes: what their trials are predicted to take and need."""
+
+    parts: np.ndarray
+    memory: np.ndarray
+
+
+class Policy:
+    """The search. ``next`` is a function of the measurements observed so far and of nothing else."""
+
+    def __init__(self, candidates: Candidates, settings: SearchConfig, small: Small | None = None, prior: Prior | None = None):
+        self.candidates, self.settings = candidates, settings
+        self.small = small or Small(candidates.parts, candidates.memory)
+        self.time = TimeBelief(candidates, prior or Prior())
+        self.memory = MemoryBelief(candidates, prior or Prior())
+        self.tried: dict[int, float] = {}  # candidate -> estimated full-size step time; inf: did not run
+        self.verified: dict[int, float] = {}
+        self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
+
+    def next(self) -> Trial | Stop:
+        """The trial to run now, or the reason to stop."""
+        if limit := self._limit():
+            return Stop(limit)
+        mean, spread = self.time.posterior()
+        fits = self.memory.fits()
+        untried = np.array([i not in self.tried for i in range(len(self.candidates))], dtype=bool)
+        best = self.best_seconds()
+        if best is None:
+            worth = np.where(untried & (fits >= HOPELESS), fits * np.exp(mean.min() - mean), 0.0)
+            return self._trial(int(worth.argmax())) if worth.max() > 0 else Stop("no layout is likely to fit into memory")
+        if (untried & (self.chances(mean, spread, fits) >= self.settings.doubt)).any():
+            return self._trial(int(np.where(untried, expected_gain(mean, spread, best) * fits, -1.0).argmax()))
+        return self._verification() or Stop(f"no untried layout is likely to be faster by {self.settings.tolerance:.0%}")
+
+    def observe(self, trial: Trial, measured: Measurement) -> None:
+        """Learn from a finished trial. Failures that are no fault of the layout teach nothing but cost what they cost."""
+        index = trial.index
+        parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
+        self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
+        if measured.seconds is not None:
+            self.time.observe(parts[index], self.candidates.features[index], measured.seconds)
+        if measured.seconds is not None or measured.reason is Reason.OUT_OF_MEMORY:
+            self.memory.observe(float(memory[index]), measured.seconds is not None, measured.peak_bytes)
+        ratio = float(self.candidates.parts[index].sum() / parts[index].sum())
+        seconds = float("inf") if measured.seconds is None else measured.seconds * ratio
+        self.tried[index] = seconds
+        if self._is_full(trial):
+            self.verified[index] = seconds
+
+    def chances(self, mean: np.ndarray, spread: np.ndarray, fits: np.ndarray) -> np.ndarray:
+        """Probability that each candidate fits and beats the best by more than the tolerance."""
+        best = self.best_seconds()
+        assert best is not None, "there is a best only after a trial that ran"
+        return fits * normal_cdf((np.log(best * (1 - self.settings.tolerance)) - mean) / spread)
+
+    def ranking(self) -> list[int]:
+        """Candidates that ran, fastest first; those measured at full size before those that were not."""
+        ran = [i for i, seconds in self.tried.items() if np.isfinite(seconds)]
+        return sorted(ran, key=lambda i: (not np.isfinite(self.verified.get(i, np.inf)) and bool(self.verified), self._seconds(i)))
+
+    def best_seconds(self) -> float | None:
+        """Full-size step time of the best so far."""
+        finite = [self._seconds(i) for i, seconds in self.tried.items() if np.isfinite(seconds) and np.isfinite(self.verified.get(i, 0.0))]
+        return min(finite, default=None)
+
+    def _seconds(self, index: int) -> float:
+        return self.verified.get(index, self.tried[index])
+
+    def _is_full(self, trial: Trial) -> bool:
+        return trial.full or self.small.parts is self.candidates.parts
+
+    def _trial(self, index: int, full: bool = False) -> Trial:
+        best = self.best_seconds()
+        parts = self.candidates.parts if full else self.small.parts
+        ratio = float(parts[index].sum() / self.candidates.parts[index].sum())
+        return Trial(index, full, None if best is None else best * ratio * (1 + self.settings.tolerance))
+
+    def _verification(self) -> Trial | None:
+        """The next of the best that has been measured on fewer nodes only."""
+        if self.small.parts is self.candidates.parts:
+            return None
+        leaders = sorted((i for i, seconds in self.tried.items() if np.isfinite(seconds)), key=lambda i: self.tried[i])
+        for index in leaders[: self.settings.verify]:
+            if index not in self.verified:
+                return self._trial(index, full=True)
+        return None
+
+    def _limit(self) -> str | None:
+        limits = (
+            ("max_trials", self.trials, self.settings.max_trials),
+            ("max_gpu_hours", self.gpu_hours, self.settings.max_gpu_hours),
+            ("max_hours", self.hours, self.settings.max_hours),
+        )
+        for name, spent, limit in limits:
+            if limit is not None and spent >= limit:
+                return f"search.{name}={limit:g} is reached"
+        return None
+
+
+def expected_gain(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:
+    """E[max(0, log best - log t)] of log-normal step times: expected improvement (Jones et al. 1998, equation 15)."""
+    z = (np.log(best) - mean) / spread
+    return np.asarray(spread * (z * normal_cdf(z) + normal_pdf(z)))
+
+
+def cannot_win(steps: Sequence[float], cut_s: float | None) -> bool:
+    """Whether the measured steps show that a trial cannot win: even its fastest is above ``cut_s`` and its median 1 % more.
+
+    The fastest of a few steps is a safe lower bound of the median that all steps would have.
+    """
+    if cut_s is None or len(steps) < FEW_STEPS:
+        return False
+    return min(steps) > cut_s and median(steps) > 1.01 * cut_s
