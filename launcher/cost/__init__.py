@@ -1,0 +1,19 @@
+"""The cost model: step time and memory of a model under a layout on a cluster. Pure, vectorised over layouts, without torch.
+
+    predict(model, layout, run, cluster) -> Prediction             one layout, explained part by part
+    predict_many(model, table, run, cluster) -> Estimate           a table of layouts (launcher.cost.layouts) as arrays
+    Estimate: .step_time (s), .memory_total (bytes), .fits (probability), .time and .memory: dict part -> array
+
+``framework=`` describes another trainer than this project's own (``launcher.cost.framework``). Below the front door a question
+is a ``Case`` (a ``Shape``, a table, a ``Device``, a ``Framework``); ``block``, ``ends``, ``pipeline``, ``states`` and ``memory`` answer
+its parts and ``model`` adds them up.
+"""
+
+from __future__ import annotations
+
+from launcher.cost.framework import TRIREME, Framework
+from launcher.cost.model import Estimate
+from launcher.cost.prediction import Prediction, predict, predict_many
+from launcher.cost.shape import Shape
+
+__all__ = ["TRIREME", "Estimate", "Framework", "Prediction", "Shape", "predict", "predict_many"]

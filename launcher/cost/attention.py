@@ -1,0 +1,58 @@
+"""Time of the attention core (scores, softmax, weighted values) by kind of kernel.
+
+A flash kernel computes tile by tile: its time is the matrix work at a fraction of the peak plus one exponential per score, and
+it may leave out what lies above the diagonal (Dao 2023, arXiv 2307.08691, sections 3-4: backward has 2.5 times the products of
+forward). Without one, scores are written to memory and read again by every operation between the two products.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from launcher.cost import matmul
+from launcher.cost.case import Case
+from launcher.cost.shape import Number
+
+FLASH = {"flash1": "flash1", "flash2": "flash2", "flash3": "flash3"}
+SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (9.0, 8.0)}
+"""Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted)."""
+DROPOUT_PASSES = (2.5, 2.5)
+
+
+def seconds(case: Case) -> tuple[Number, Number]:
+    """Forward and backward seconds of one block's attention core."""
+    kernel = case.framework.attention if case.shape.fused_attention else "unfused"
+    return _flash(case, kernel) if kernel in FLASH else _scores(case, kernel)
+
+
+def score_count(case: Case) -> Number:
+    """Scores of one block and micro-batch on one rank, without regard to causality."""
+    return case.tokens * case.shape.seq * case.shape.heads / case.tensor
+
+
+def _flash(case: Case, kernel: str) -> tuple[Number, Number]:
+    s, constants, device = case.shape, case.constants, case.device
+    forward_rate, backward_rate = getattr(constants, kernel)
+    scores = score_count(case) * (0.5 if case.framework.causal_skip else 1.0)
+    # short sequences leave units idle and waste the diagonal tiles
+    fill = 1 + constants.flash_ramp / s.seq
+    # heads that do not fill the kernel's power-of-two tiles run as the next one
+    head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
+    peak = device.peak(case.precision if case.precision != "fp8" else "bf16")
+    exponential = scores / (device.units * constants.exponentials)
+    products = 4 * scores * head / peak
+    forward = (products / forward_rate + exponential) * fill + constants.kernel
+    backward = (2.5 * products / backward_rate + exponential) * fill + 3 * constants.kernel
+    return forward, backward
+
+
+def _scores(case: Case, kernel: str) -> tuple[Number, Number]:
+    s, constants, device = case.shape, case.constants, case.device
+    batch = case.micro_batch * s.heads / case.tensor
+    rows = s.seq / case.context
+    precision = "bf16" if case.precision == "fp8" else case.precision
+    product = matmul.seconds(device, precision, constants, rows, s.seq, s.head_width, batch)
+    product = product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)
+    passes = np.asarray(SCORE_PASSES[kernel]) + (np.asarray(DROPOUT_PASSES) if s.dropout else 0)
+    move = score_count(case) * case.width / (device.bandwidth * constants.bandwidth)
+    return product + passes[0] * move, 2 * product + passes[1] * move

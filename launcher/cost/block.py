@@ -1,0 +1,182 @@
+"""Time of one transformer block: forward, backward and what recomputation repeats, by part.
+
+Matrix products by shape (``matmul``), the attention core by kernel, memory-bound operations by the bytes they move,
+tensor-, context- and expert-parallel communication with what of it hides behind which product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.cost import attention, collectives, matmul, pointwise
+from launcher.cost.case import Case
+from launcher.cost.shape import Number
+
+Parts = dict[str, Number]
+"""Seconds by part."""
+
+MATRICES, ATTENTION, POINTWISE = "matrix products", "attention", "memory-bound operations"
+TENSOR, CONTEXT, EXPERT, HOST = (
+    "tensor-parallel communication",
+    "context-parallel communication",
+    "expert-parallel communication",
+    "launching",
+)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one block and micro-batch by part."""
+
+    forward: Parts
+    backward: Parts
+    again: Parts  # forward work repeated before backward
+
+
+def total(parts: Parts) -> Number:
+    return sum(parts.values())
+
+
+def add(*several: Parts) -> Parts:
+    out: Parts = {}
+    for parts in several:
+        for name, value in parts.items():
+            out[name] = out.get(name, 0.0) + value
+    return out
+
+
+def scale(parts: Parts, factor: Number) -> Parts:
+    return {name: value * factor for name, value in parts.items()}
+
+
+def products(case: Case) -> list[tuple[Number, Number, Number, Number, float]]:
+    """Weight matrix products of a block's forward: (rows, columns, inner, batch, share of blocks)."""
+    s, t, tokens = case.shape, case.tensor, case.tokens
+    out = []
+    if s.latent is None:
+        out.append((tokens, (s.query_width + 2 * s.kv_width) / t, s.hidden, 1, 1.0))
+    else:
+        out += _latent_products(case)
+    out.append((tokens, s.hidden, s.query_width / t, 1, 1.0))
+    sparse = s.expert_layers / s.layers
+    dense = 1 - sparse
+    gates = s.mlp_matrices - 1
+    if np.any(np.asarray(dense) > 0):
+        out += [(tokens, gates * s.ffn / t, s.hidden, 1, dense), (tokens, s.hidden, s.ffn / t, 1, dense)]
+    if s.experts is not None:
+        out += _expert_products(case, sparse, gates)
+    return out
+
+
+def _latent_products(case: Case) -> list[tuple[Number, Number, Number, Number, float]]:
+    s, t, tokens, latent = case.shape, case.tensor, case.tokens, case.shape.latent
+    assert latent is not None
+    return [
+        (tokens, latent.query_rank + latent.kv_rank + latent.rotary, s.hidden, 1, 1.0),
+        (tokens, s.heads * (s.head_width + latent.rotary) / t, latent.query_rank, 1, 1.0),
+        (tokens, 2 * s.query_width / t, latent.kv_rank, 1, 1.0),
+    ]
+
+
+def _expert_products(case: Case, sparse: Number, gates: int) -> list[tuple[Number, Number, Number, Number, float]]:
+    s, t, experts = case.shape, case.tensor, case.shape.experts
+    assert experts is not None
+    local = experts.count / case.expert
+    rows = case.tokens * experts.active / local  # balanced routing: every expert gets its share of all ranks' tokens
+    out = [(rows, gates * experts.ffn / t, s.hidden, local, sparse), (rows, s.hidden, experts.ffn / t, local, sparse)]
+    if np.any(np.asarray(experts.shared_ffn) > 0):
+        out += [
+            (case.tokens, gates * experts.shared_ffn / t, s.hidden, 1, sparse),
+            (case.tokens, s.hidden, experts.shared_ffn / t, 1, sparse),
+        ]
+    return out
+
+
+def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
+    """Seconds of the weight products: forward, input gradient, weight gradient."""
+    device, precision, constants = case.device, case.precision, case.constants
+    forward = inputs = weights = 0.0
+    for m, n, k, batch, share in products(case):
+        forward = forward + share * matmul.seconds(device, precision, constants, m, n, k, batch)
+        inputs = inputs + share * matmul.seconds(device, precision, constants, m, k, n, batch)
+        weights = weights + share * (matmul.seconds(device, precision, constants, k, n, m, batch) + _accumulate(case, batch * n * k))
+    return forward, inputs, weights
+
+
+def _accumulate(case: Case, elements: Number) -> Number:
+    """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own."""
+    buffer = case.framework.gradient_bytes
+    moved = 2 * buffer if case.framework.accumulate_fused else 2 * case.width + 2 * buffer
+    repeated = np.where(case.micro_batches > 1, 1.0, 0.5)
+    return elements * moved * repeated / (case.device.bandwidth * case.constants.bandwidth)
+
+
+def times(case: Case) -> Times:
+    """Seconds of one block and micro-batch."""
+    forward, inputs, weights = matrix_seconds(case)
+    attention_forward, attention_backward = attention.seconds(case)
+    point_forward, point_backward = pointwise.seconds(case)
+    tensor_forward, tensor_backward = tensor_seconds(case, forward, inputs, weights)
+    context_forward, context_backward = context_seconds(case, attention_forward, attention_backward)
+    expert = expert_seconds(case)
+    ahead = {MATRICES: forward, ATTENTION: attention_forward, POINTWISE: point_forward}
+    back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward}
+    ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: expert}
+    back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: expert}
+    launches = case.framework.kernels_per_block * case.constants.host
+    ahead[HOST] = np.maximum(launches - total(ahead), 0.0)
+    back[HOST] = np.maximum(2 * launches - total(back), 0.0)
+    return Times(ahead, back, repeated(case, ahead))
+
+
+def repeated(case: Case, forward: Parts) -> Parts:
+    """Forward work done again before backward: everything (full), or what the trainer's selective mode says."""
+    full = case.recomputed_blocks
+    chosen = np.where(case.recomputes("selective"), 1.0, 0.0)
+    selective = SELECTIVE[case.framework.selective]
+    return {name: value * (full + chosen * selective.get(name, 0.0)) for name, value in forward.items()}
+
+
+SELECTIVE: dict[str, dict[str, float]] = {
+    "attention": {ATTENTION: 1.0},  # Korthikanti et al. 2022, section 5
+    "per_op": {MATRICES: 0.45, POINTWISE: 1.0},  # torchtitan: attention and every second product are kept
+    "norms": {POINTWISE: 1.0},
+}
+
+
+def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number) -> tuple[Number, Number]:
+    """Exposed tensor-parallel communication of a block: forward, backward.
+
+    Without sequence parallelism two all-reduces each way, with it two all-gathers and two reduce-scatters, and backward gathers the
+    saved inputs again (Korthikanti et al. 2022, section 4.2). The backward ones can run beside weight- and input-gradient products.
+    """
+    c, device = case.constants, case.device
+    payload = case.tokens * case.shape.hidden * case.width
+    reduce = collectives.all_reduce(device, c, case.tensor_group, payload)
+    gather = collectives.all_gather(device, c, case.tensor_group, payload)
+    sequence = case.table["sequence_parallel"]
+    ahead = np.where(sequence, 4 * gather, 2 * reduce)
+    back = np.where(sequence, 6 * gather, 2 * reduce)
+    if not case.framework.tensor_overlap:
+        return ahead, back
+    split = np.where(sequence, 2 * gather, 2 * reduce)  # these run beside a product
+    hidden = np.minimum(split * c.tensor_hidden, weights) + np.where(sequence, np.minimum(2 * gather * c.tensor_hidden, inputs), 0.0)
+    return ahead, back - hidden
+
+
+def context_seconds(case: Case, forward: Number, backward: Number) -> tuple[Number, Number]:
+    """Exposed passing of keys and values around the context ring, behind attention itself (Liu et al. 2023, arXiv 2310.01889)."""
+    payload = case.tokens * 2 * case.shape.kv_width / case.tensor * case.width * case.context
+    ring = collectives.all_gather(case.device, case.constants, case.context_group, payload)
+    return np.maximum(ring - forward, 0.1 * ring), np.maximum(2 * ring - backward, 0.2 * ring)
+
+
+def expert_seconds(case: Case) -> Number:
+    """Dispatch and return of tokens to their experts, one way of the block."""
+    if case.shape.experts is None:
+        return np.zeros_like(case.tokens)
+    payload = case.tokens / case.sequence_split * case.shape.experts.active * case.shape.hidden * case.width
+    once = collectives.all_to_all(case.device, case.constants, case.expert_group, payload)
+    return 2 * once * case.shape.expert_layers / case.shape.layers

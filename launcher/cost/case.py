@@ -1,0 +1,133 @@
+"""One question to the cost model: a model, many layouts, a batch, a device, a trainer. Derived sizes by name.
+
+Everything numeric is an array over layouts, or broadcasts against one. Lengths are per rank and micro-batch unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from launcher.cost.collectives import Group
+from launcher.cost.constants import FITTED, Constants
+from launcher.cost.device import BYTES, Device
+from launcher.cost.framework import TRIREME, Framework
+from launcher.cost.shape import Number, Shape
+from trainer.config.schema import RECOMPUTE, SCHEDULES
+
+
+@dataclass(frozen=True)
+class Case:
+    """``table`` is a structured array of layouts (launcher.cost.layouts)."""
+
+    shape: Shape
+    table: np.ndarray
+    global_batch: Number
+    device: Device
+    precision: str = "bf16"
+    framework: Framework = TRIREME
+    constants: Constants = FITTED
+
+    def field(self, name: str) -> np.ndarray:
+        return self.table[name].astype(float)
+
+    @cached_property
+    def tensor(self) -> np.ndarray:
+        return self.field("tensor")
+
+    @cached_property
+    def pipeline(self) -> np.ndarray:
+        return self.field("pipeline")
+
+    @cached_property
+    def chunks(self) -> np.ndarray:
+        """Model chunks per pipeline rank."""
+        return self.field("virtual_pipeline")
+
+    @cached_property
+    def data(self) -> np.ndarray:
+        return self.field("data")
+
+    @cached_property
+    def context(self) -> np.ndarray:
+        return self.field("context")
+
+    @cached_property
+    def expert(self) -> np.ndarray:
+        return self.field("expert")
+
+    @cached_property
+    def micro_batch(self) -> np.ndarray:
+        return self.field("micro_batch")
+
+    @cached_property
+    def micro_batches(self) -> np.ndarray:
+        """Micro-batches of one replica per step."""
+        return np.maximum(self.global_batch / (self.micro_batch * self.data), 1.0)
+
+    @cached_property
+    def interleaved(self) -> np.ndarray:
+        return self.chunks > 1
+
+    def scheduled(self, name: str) -> np.ndarray:
+        return self.table["schedule"] == SCHEDULES.index(name)
+
+    def recomputes(self, name: str) -> np.ndarray:
+        return self.table["recompute"] == RECOMPUTE.index(name)
+
+    @cached_property
+    def recomputed_blocks(self) -> np.ndarray:
+        """Fraction of the blocks that are recomputed whole."""
+        per_chunk = self.shape.layers / (self.pipeline * self.chunks)
+        first = np.where(self.table["recompute_layers"] < 0, 1.0, np.minimum(self.table["recompute_layers"] / per_chunk, 1.0))
+        return np.where(self.recomputes("full"), first / np.maximum(self.table["recompute_every"], 1), 0.0)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """Tokens of a micro-batch on one context rank."""
+        return self.micro_batch * self.shape.seq / self.context
+
+    @cached_property
+    def sequence_split(self) -> np.ndarray:
+        """Over how many tensor ranks norms, residuals and dropout are spread."""
+        return np.where(self.table["sequence_parallel"], self.tensor, 1.0)
+
+    @cached_property
+    def width(self) -> float:
+        """Bytes of an activation element: 2 in every mixed precision, fp8 included."""
+        return max(BYTES[self.precision], 2)
+
+    @cached_property
+    def wide(self) -> bool:
+        """Full-precision training: no master weights, 4- or 8-byte everything."""
+        return BYTES[self.precision] > 2
+
+    @cached_property
+    def tensor_group(self) -> Group:
+        return Group.placed(self.device, self.tensor, 1)
+
+    @cached_property
+    def context_group(self) -> Group:
+        return Group.placed(self.device, self.context, self.tensor)
+
+    @cached_property
+    def expert_group(self) -> Group:
+        return Group.placed(self.device, self.expert, self.tensor * self.context)
+
+    @cached_property
+    def data_stride(self) -> np.ndarray:
+        """Ranks between neighbouring replicas."""
+        inner = self.tensor * self.context
+        return np.where(self.table["order"] == 0, inner, inner * self.pipeline)
+
+    def data_group(self, size: Number, stride: Number = 1) -> Group:
+        """``size`` replicas, each ``stride`` replicas from the next."""
+        return Group.placed(self.device, size, self.data_stride * stride)
+
+    @cached_property
+    def stages_apart(self) -> np.ndarray:
+        """Whether a stage and the next lie in different link domains."""
+        stride = np.where(self.table["order"] == 0, self.tensor * self.context * self.data, self.tensor * self.context)
+        return stride * self.pipeline > self.device.domain

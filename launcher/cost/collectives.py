@@ -1,0 +1,81 @@
+"""Time of collectives by payload, group and place: start, hops, ring rate, and the ramp up to it.
+
+A group is its ``size`` and how many of its ranks share a link domain (``near``). Inside a domain the ring runs at link speed; between
+domains every near rank brings its own network port (rails), so the ring crosses with ``near`` ports at once, never faster than the links.
+Volumes: Thakur et al. 2005 (ring); the bus-bandwidth convention is that of nccl-tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.cost.constants import Constants
+from launcher.cost.device import Device
+from launcher.cost.shape import Number
+
+
+@dataclass(frozen=True)
+class Group:
+    """``size`` ranks that talk to each other, ``near`` of them in one link domain."""
+
+    size: Number
+    near: Number
+
+    @classmethod
+    def placed(cls, device: Device, size: Number, stride: Number) -> Group:
+        """A group whose neighbours are ``stride`` ranks apart; domains are filled rank by rank."""
+        return cls(size, np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1)))
+
+    @property
+    def far(self) -> Number:
+        """Link domains that the group spans."""
+        return np.ceil(self.size / self.near)
+
+
+def bus(device: Device, constants: Constants, group: Group) -> Number:
+    """Ring rate in bytes/s per rank."""
+    link = device.link * constants.link
+    network = device.network * constants.network * group.near / (1 + constants.crowd * np.log2(np.maximum(group.far / 2, 1)))
+    return np.where(group.far > 1, np.minimum(link, network), link)
+
+
+def latency(device: Device, constants: Constants, group: Group) -> Number:
+    """Seconds before the first byte has gone round."""
+    hops = np.log2(np.maximum(group.near, 1)) * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
+    return constants.launch + hops
+
+
+def _run(device: Device, constants: Constants, group: Group, share: Number, payload: Number, reduced: bool = False) -> Number:
+    rate = bus(device, constants, group)
+    if reduced and device.link_reduction:
+        # the switch adds: each rank sends and receives its data once (NVLS)
+        rate = np.where((group.far == 1) & (group.size > 4), rate * constants.switch, rate)
+    volume = share * payload
+    ramp = 1 + constants.ramp_bytes / (payload + constants.ramp_bytes)
+    return np.where(group.size > 1, latency(device, constants, group) + volume / rate * ramp, 0.0)
+
+
+def all_reduce(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
+    """Seconds to sum ``payload`` bytes over the group: 2 (g-1)/g of them pass each rank."""
+    return _run(device, constants, group, 2 * (group.size - 1) / group.size, payload, reduced=True)
+
+
+def all_gather(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
+    """Seconds to gather ``payload`` bytes in total; reduce-scatter of the same size takes as long."""
+    return _run(device, constants, group, (group.size - 1) / group.size, payload)
+
+
+def all_to_all(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
+    """Seconds for every rank to send ``payload`` bytes in equal parts to all: what leaves the domain passes the rank's own port."""
+    near, away = (group.near - 1) / group.size, (group.size - group.near) / group.size
+    slow = np.maximum(near / (device.link * constants.link), away / (device.network * constants.network))
+    return np.where(group.size > 1, latency(device, constants, group) + payload * slow, 0.0)
+
+
+def send(device: Device, constants: Constants, remote: Number, payload: Number) -> Number:
+    """Seconds to hand ``payload`` bytes to a neighbour, inside the domain or over the network."""
+    rate = np.where(remote, device.network * constants.network, device.link * constants.link)
+    wait = np.where(remote, device.network_latency, device.link_latency)
+    return constants.launch / 2 + wait + payload / rate

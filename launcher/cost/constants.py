@@ -1,0 +1,49 @@
+"""Global constants of the mechanisms, fitted once over all published measurements (tools: ``benchmarks/fit.py``).
+
+None of them belongs to a source, a model or a cluster: those differences are inputs (``Device``, ``Framework``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the mechanisms cost on real machines, as fractions of what the data sheet promises, or in seconds."""
+
+    # matrix products
+    sustained: float = 0.90  # rate in a training step / best rate of a single product (clocks sink under load)
+    ramp_k: float = 128.0  # inner length at which half of a tile's time is start and end
+    wave_weight: float = 0.6  # how much of an incomplete last wave is lost (1 = all of it)
+    small_tile: float = 0.80  # rate of a tile of half the size in one direction
+    # memory-bound work
+    bandwidth: float = 0.82  # reached fraction of memory bandwidth
+    kernel: float = 3e-6  # seconds between two kernels of a busy device
+    host: float = 7e-6  # seconds the host needs to launch one kernel
+    # attention kernels: fraction of the matrix peak in forward and backward, before the exponentials
+    flash1: tuple[float, float] = (0.45, 0.36)
+    flash2: tuple[float, float] = (0.75, 0.62)
+    flash3: tuple[float, float] = (0.75, 0.62)
+    flash_ramp: float = 300.0  # sequence length at which half of a flash kernel's time is edges
+    exponentials: float = 22e9  # exponentials per second and unit
+    # collectives
+    link: float = 0.80  # reached fraction of link bandwidth
+    network: float = 0.80  # reached fraction of network bandwidth
+    ramp_bytes: float = 18e6  # payload at which half of the peak ring rate is reached on links
+    launch: float = 15e-6  # seconds to start a collective
+    switch: float = 1.30  # rate of an all-reduce added up in the switch / ring rate
+    crowd: float = 0.15  # slow-down of collectives over the network per doubling of nodes beyond one
+    # overlap
+    tensor_hidden: float = 0.7  # part of overlappable tensor-parallel communication that is hidden
+    data_hidden: float = 0.8  # part of overlappable data-parallel communication that is hidden
+    contention: float = 0.12  # slow-down of compute while communication runs beside it
+    # step
+    step: float = 0.02  # seconds per step: data, logging, scalar reductions
+    # memory
+    fragmentation: float = 0.04  # fraction of dynamic memory lost to fragments
+    context_gb: float = 1.2  # CUDA context, NCCL and library workspaces, 1e9 bytes
+    oom_spread: float = 0.06  # relative standard error of the memory estimate
+
+
+FITTED = Constants()

@@ -1,0 +1,63 @@
+"""A device and its fabric in SI units, as the cost model needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.config.schema import HardwareConfig
+from trainer.config import ConfigError
+
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
+"""Bytes of a matrix operand."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of accelerator. Rates are per second, sizes in bytes."""
+
+    name: str
+    peaks: dict[str, float]  # FLOP/s by precision
+    matrix_efficiency: float  # best measured fraction of the peak
+    units: int  # processors that share out the tiles of a matrix product
+    memory: float
+    bandwidth: float
+    link: float  # per device and direction, inside a link domain
+    link_latency: float
+    link_reduction: bool  # the switch adds up (NVLink SHARP)
+    domain: int  # devices joined by links
+    network: float  # per device and direction, between domains
+    network_latency: float
+
+    @classmethod
+    def of(cls, hardware: HardwareConfig, per_node: int) -> Device:
+        """The device of a hardware file, on nodes of ``per_node`` devices; missing cells fall back on what is known."""
+        if not hardware.peak_tflops:
+            raise ConfigError(
+                f"cluster.hardware={hardware.name} has no peak_tflops; choose a file of conf/hardware or measure this machine with 'trireme doctor'"
+            )
+        bandwidth = (hardware.memory_bandwidth_gbs or 50.0) * 1e9
+        link = (hardware.link_gbs or 5.0) * 1e9
+        return cls(
+            name=hardware.name,
+            peaks={name: rate * 1e12 for name, rate in hardware.peak_tflops.items()},
+            matrix_efficiency=hardware.matrix_efficiency,
+            units=hardware.units or 1,
+            memory=(hardware.memory_gb or np.inf) * 1e9,
+            bandwidth=bandwidth,
+            link=link,
+            link_latency=hardware.link_latency_us * 1e-6,
+            link_reduction=hardware.link_reduction,
+            domain=hardware.link_domain or per_node,
+            network=(hardware.network_gbs or hardware.link_gbs or 5.0) * 1e9,
+            network_latency=hardware.network_latency_us * 1e-6,
+        )
+
+    def peak(self, precision: str) -> float:
+        """Matrix peak in FLOP/s; a precision without a rate of its own runs at the next wider one that has one."""
+        order = ("fp4", "fp8", "bf16", "fp16", "fp32", "fp64")
+        for name in (precision, *order[order.index(precision) :], *order[::-1]):
+            if name in self.peaks:
+                return self.peaks[name]
+        raise ConfigError(f"cluster.hardware={self.name} states no matrix peak at all")

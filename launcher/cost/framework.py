@@ -1,0 +1,43 @@
+"""What distinguishes one trainer from another physically: number formats, kernels, what is sharded, what overlaps.
+
+These are documented facts of code bases, not fitted numbers. ``TRIREME`` is this project's own trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One trainer, as far as time and memory depend on it."""
+
+    name: str = "trireme"
+    # kernels
+    attention: str = "flash2"  # unfused | fused_softmax | flash1 | flash2 | flash3
+    fused_norm: bool = True
+    pointwise: str = "fused"  # eager | fused (bias, dropout, activation each one kernel) | compiled
+    causal_skip: bool = True  # the attention kernel leaves out what lies above the diagonal
+    kernels_per_block: int = 24  # kernels of a block's forward pass
+    # numbers
+    weight_bytes: int = 2  # stored parameters in 16-bit training
+    gradient_bytes: int = 4  # gradient buffer
+    reduce_bytes: int = 4  # gradients on the wire
+    optimizer_bytes: int = 12  # master weights and two moments
+    accumulate_fused: bool = False  # weight gradients are added to the buffer inside the matrix product
+    # what is sharded
+    sharded_logits: bool = True
+    logit_copies: float = 3.0  # 4-byte copies of the logits alive at the peak
+    sharded_checkpoints: bool = False  # recompute: stored block inputs are sharded over the tensor ranks
+    # recompute
+    selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms
+    # overlap
+    tensor_overlap: bool = False
+    gradient_overlap: bool = True
+    gather_overlap: bool = True
+    pipeline_overlap: bool = False
+    reduce_every_micro_batch: bool = False  # FSDP without no_sync: gradients are reduce-scattered after every micro-batch
+    gather_again: bool = True  # sharded parameters are dropped after forward and gathered again for backward
+
+
+TRIREME = Framework()

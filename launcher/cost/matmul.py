@@ -1,0 +1,33 @@
+"""Time of matrix products by shape: tiles, waves, ramps, and the memory they must at least move.
+
+A product is cut into output tiles that are dealt to the device's units. The last wave is rarely full (wave quantisation),
+the last row and column of tiles neither (tile quantisation), a short inner dimension leaves the pipeline of a tile filling and
+draining most of the time. Background: NVIDIA, "Matrix Multiplication Background User's Guide".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from launcher.cost.constants import Constants
+from launcher.cost.device import BYTES, Device
+from launcher.cost.shape import Number
+
+TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2), (64, 64, 3))
+"""Output tiles that a library chooses from: rows, columns, how often they are halved against the best."""
+
+
+def seconds(device: Device, precision: str, constants: Constants, m: Number, n: Number, k: Number, batch: Number = 1) -> Number:
+    """Seconds of ``batch`` products (m x k) (k x n). All sizes may be arrays."""
+    m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)
+    size = BYTES[precision]
+    rate = device.peak(precision) * device.matrix_efficiency * constants.sustained / device.units
+    best = np.inf
+    for rows, columns, halvings in TILES:
+        tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+        waves = tiles / device.units
+        waves = np.maximum(waves + constants.wave_weight * (np.ceil(waves) - waves), 1.0)
+        best = np.minimum(best, waves * (rows * columns / constants.small_tile**halvings))
+    busy = best * 2 * (k + constants.ramp_k) / rate
+    moved = batch * size * (m * k + k * n + m * n) / (device.bandwidth * constants.bandwidth)
+    return np.maximum(busy, moved) + constants.kernel

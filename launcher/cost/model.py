@@ -1,0 +1,102 @@
+"""The whole prediction for one ``Case``: step time and memory by part, for all its layouts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.cost import block, collectives, ends, memory, pipeline, stages, states
+from launcher.cost.block import Parts, add, scale, total
+from launcher.cost.case import Case
+
+EMBEDDING, HEAD = "embedding", "head and loss"
+TRANSFERS, BUBBLE, IMBALANCE = "pipeline transfers", "pipeline bubble", "waiting for the slowest stage"
+GATHER, REDUCE, UPDATE, STEP = "parameter gathers", "gradient reduction", "optimizer", "fixed cost of a step"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Arrays over layouts: seconds and bytes by part, which add up to the totals."""
+
+    time: Parts
+    memory: Parts
+    fits: np.ndarray
+
+    @property
+    def step_time(self) -> np.ndarray:
+        return total(self.time)
+
+    @property
+    def memory_total(self) -> np.ndarray:
+        return total(self.memory)
+
+
+def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
+    """Predict every layout of ``case``. ``split``: explicit blocks per chunk, for a case of one layout."""
+    held = stages.held(case, split)
+    needed = memory.peak(case, held)
+    return Estimate(step(case, held), needed, fits(case, total(needed)))
+
+
+def fits(case: Case, needed: np.ndarray) -> np.ndarray:
+    """Probability that ``needed`` bytes fit: a logistic curve around the capacity, as wide as the estimate is uncertain."""
+    distance = (np.log(case.device.memory) - np.log(needed)) / case.constants.oom_spread
+    return 1 / (1 + np.exp(-1.7 * np.clip(distance, -50, 50)))
+
+
+def step(case: Case, held: stages.Held) -> Parts:
+    """Seconds of one step by part."""
+    one = block.times(case)
+    per_block = add(one.forward, one.backward, one.again)
+    embedding, head = ends.embedding(case), ends.head(case)
+    blocks, m = held.blocks, case.micro_batches
+    ahead, back = total(one.forward), total(one.backward) + total(one.again)
+    alone = case.pipeline == 1
+    kinds = pipeline.Stages(
+        first=tuple(blocks.first * way + embedding[i] for i, way in enumerate((ahead, back))),
+        middle=tuple(blocks.middle * way for way in (ahead, back)),
+        last=tuple(blocks.last * way + head[i] + np.where(alone, embedding[i], 0.0) for i, way in enumerate((ahead, back))),
+        send=transfer(case),
+    )
+    run = pipeline.run(kinds, case.pipeline, case.chunks, m, case.scheduled("gpipe"), case.scheduled("zero_bubble"))
+    per_rank = case.shape.layers / case.pipeline
+    parts = scale(per_block, m * per_rank)
+    parts[EMBEDDING] = m * sum(embedding) / case.pipeline
+    parts[HEAD] = m * sum(head) / case.pipeline
+    idle = run.total - total(parts)
+    parts[TRANSFERS] = np.minimum(run.transfers, np.maximum(idle, 0.0))
+    parts[BUBBLE] = idle - parts[TRANSFERS]
+    return parts | once(case, held, one, run.total)
+
+
+def transfer(case: Case) -> np.ndarray:
+    """Seconds to hand a micro-batch's activations to the next stage."""
+    payload = case.tokens * case.shape.hidden * case.width / case.sequence_split
+    sent = collectives.send(case.device, case.constants, case.stages_apart, payload)
+    return np.where(case.pipeline > 1, sent, 0.0)
+
+
+def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> Parts:
+    """What data parallelism and the optimizer add to a step, after what hides behind computation."""
+    work, f, c, m = states.work(case, held), case.framework, case.constants, case.micro_batches
+    per_rank = held.blocks.most()
+    back = per_rank * (total(one.backward) + total(one.again))
+    ahead = per_rank * total(one.forward)
+    sharded = case.field("params") > 1
+    gathers = m * work.gather
+    hidden_gathers = np.minimum(gathers * c.data_hidden, busy) if f.gather_overlap else 0.0
+    scatters = np.where(sharded, work.scatter * (m if f.reduce_every_micro_batch else 1), 0.0)
+    reductions = scatters + work.reduce
+    cover = np.where(sharded & f.reduce_every_micro_batch, m, 1) * back
+    hidden_reductions = np.minimum(reductions * c.data_hidden, cover) if f.gradient_overlap else 0.0
+    refresh = work.refresh
+    hidden_refresh = np.minimum(refresh * c.data_hidden, ahead) if f.gather_overlap else 0.0
+    crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
+    return {
+        GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
+        REDUCE: reductions - hidden_reductions + crowded,
+        UPDATE: work.optimizer,
+        STEP: np.full_like(busy, c.step),
+    }

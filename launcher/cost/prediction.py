@@ -1,0 +1,110 @@
+"""The front door: ``predict`` for one layout, ``predict_many`` for a table of layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.config.schema import ClusterConfig
+from launcher.cost.case import Case
+from launcher.cost.constants import FITTED, Constants
+from launcher.cost.device import Device
+from launcher.cost.framework import TRIREME, Framework
+from launcher.cost.layouts import to_table
+from launcher.cost.model import Estimate, estimate
+from launcher.cost.shape import Shape
+from trainer.config import LayoutConfig, ModelConfig, RunConfig
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one layout is expected to take. Every second and every byte belongs to a named part."""
+
+    time: dict[str, float]  # seconds of a step by part
+    memory: dict[str, float]  # bytes of the fullest rank by part
+    fits: float  # probability that the memory suffices
+    capacity: float  # bytes of a device
+    flops: float  # model FLOPs of a step (nothing recomputed), all ranks
+    ranks: int
+    peak: float  # FLOP/s of one device at this precision
+
+    @property
+    def step_time_s(self) -> float:
+        return sum(self.time.values())
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: useful work over what the devices could do."""
+        return self.flops / (self.step_time_s * self.ranks * self.peak)
+
+    @property
+    def why(self) -> str:
+        """One line: what the time and the memory mostly are, and whether they fit."""
+        time = _largest(self.time, self.step_time_s)
+        memory = _largest(self.memory, self.memory_bytes)
+        verdict = f"fits with probability {self.fits:.0%}" if np.isfinite(self.capacity) else "no memory limit known"
+        need = f"{self.memory_bytes / 1e9:.1f} GB" + (f" of {self.capacity / 1e9:.0f} GB" if np.isfinite(self.capacity) else "")
+        return f"{self.step_time_s:.3g} s a step ({time}); {need} ({memory}); {verdict}"
+
+
+def _largest(parts: dict[str, float], whole: float, count: int = 3) -> str:
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:count]
+    return ", ".join(f"{name} {value / whole:.0%}" for name, value in largest if value > 0)
+
+
+def predict(
+    model: ModelConfig,
+    layout: LayoutConfig,
+    run: RunConfig,
+    cluster: ClusterConfig,
+    framework: Framework = TRIREME,
+    constants: Constants = FITTED,
+) -> Prediction:
+    """Step time and memory of one layout whose ``data`` degree is known. Rules are not checked here (``trainer.config.rules``)."""
+    case = case_of(model, to_table([layout]), run, cluster, framework, constants)
+    return explain(estimate(case, layout.stage_layers), 0, case)
+
+
+def predict_many(
+    model: ModelConfig,
+    table: np.ndarray,
+    run: RunConfig,
+    cluster: ClusterConfig,
+    framework: Framework = TRIREME,
+    constants: Constants = FITTED,
+) -> Estimate:
+    """All layouts of ``table`` (``launcher.cost.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as arrays."""
+    return estimate(case_of(model, table, run, cluster, framework, constants))
+
+
+def case_of(
+    model: ModelConfig,
+    table: np.ndarray,
+    run: RunConfig,
+    cluster: ClusterConfig,
+    framework: Framework = TRIREME,
+    constants: Constants = FITTED,
+) -> Case:
+    """The question that configs and a table of layouts pose."""
+    device = Device.of(cluster.hardware, cluster.gpus_per_node)
+    return Case(Shape.of(model), table, run.global_batch, device, run.precision, framework, constants)
+
+
+def explain(result: Estimate, row: int, case: Case) -> Prediction:
+    """One row of an estimate as a ``Prediction``."""
+    layout = case.table[row]
+    ranks = int(layout["tensor"]) * int(layout["pipeline"]) * int(layout["context"]) * int(layout["data"])
+    return Prediction(
+        time={name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.time.items()},
+        memory={name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.memory.items()},
+        fits=float(result.fits[row]),
+        capacity=case.device.memory,
+        flops=float(case.shape.model_flops() * case.global_batch),
+        ranks=ranks,
+        peak=case.device.peak(case.precision),
+    )

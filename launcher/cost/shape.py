@@ -1,0 +1,180 @@
+"""What a model is in numbers: widths, parameters and floating-point operations of every family.
+
+A ``Shape`` is ``ModelConfig`` seen by the cost model: every derived value is filled in, the family has become plain
+switches, and mixture-of-experts models (which the trainer does not build) can be described too. Every number may be a
+numpy array, so that many models are counted at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config import ModelConfig
+from trainer.config.rules import resolve_model
+
+Number = Any
+"""An int, a float or a numpy array of them; arrays broadcast against each other."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the MLP."""
+
+    count: Number  # experts of a block, over all expert-parallel ranks
+    active: Number  # experts that each token visits
+    ffn: Number  # inner width of one expert
+    shared_ffn: Number = 0  # inner width of the experts that every token visits
+    dense_layers: Number = 0  # leading blocks with an ordinary MLP
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Queries, keys and values made from low-rank latents (multi-head latent attention)."""
+
+    query_rank: Number
+    kv_rank: Number
+    rotary: Number = 64  # further width of a query/key head that carries the position
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Widths of one model. ``layers`` counts the blocks that a token passes through."""
+
+    layers: Number
+    hidden: Number
+    heads: Number
+    kv_heads: Number
+    head_width: Number
+    ffn: Number
+    vocab: Number
+    seq: Number
+    gated: bool = False  # SwiGLU: three matrices in the MLP instead of two
+    tied: bool = True  # input embedding and head share their matrix
+    biases: bool = True
+    scale_only_norm: bool = False  # RMSNorm: no shift
+    positions: Number = 0  # learned position embeddings
+    embedding_norm: bool = False  # BLOOM normalises the embedding
+    rotary: bool = False
+    dropout: bool = False
+    fused_attention: bool = True  # scaled_dot_product_attention or a flash kernel, not matmul-softmax-matmul
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Shape:
+        """The shape of a configured model (derived values are filled in)."""
+        model = resolve_model(model)
+        llama = model.family == "llama"
+        return cls(
+            layers=model.layers,
+            hidden=model.hidden,
+            heads=model.heads,
+            kv_heads=model.kv_heads or model.heads,
+            head_width=model.hidden // model.heads,
+            ffn=model.ffn or 4 * model.hidden,
+            vocab=model.vocab,
+            seq=model.seq,
+            gated=model.activation == "swiglu",
+            tied=bool(model.tied),
+            biases=not llama,
+            scale_only_norm=llama,
+            positions=model.seq if model.family == "gpt" else 0,
+            embedding_norm=model.family == "bloom",
+            rotary=llama,
+            dropout=model.dropout > 0,
+            fused_attention=model.attention == "fused",
+        )
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @property
+    def query_width(self) -> Number:
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> Number:
+        """Width of keys, and of values."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def norm_parameters(self) -> Number:
+        return self.hidden * (1 if self.scale_only_norm else 2)
+
+    @property
+    def attention_parameters(self) -> Number:
+        """Matrices of one attention: queries, keys, values, output."""
+        if self.latent is None:
+            return self.hidden * (2 * self.query_width + 2 * self.kv_width)
+        q, kv, rotary = self.latent.query_rank, self.latent.kv_rank, self.latent.rotary
+        queries = self.hidden * q + q * self.heads * (self.head_width + rotary)
+        keys_values = self.hidden * (kv + rotary) + kv * 2 * self.query_width
+        return queries + keys_values + self.query_width * self.hidden
+
+    @property
+    def mlp_parameters(self) -> Number:
+        """Matrices of an ordinary MLP."""
+        return self.mlp_matrices * self.hidden * self.ffn
+
+    @property
+    def expert_parameters(self) -> Number:
+        """Matrices of all routed experts of one block; 0 for a dense model."""
+        return 0 if self.experts is None else self.experts.count * self.mlp_matrices * self.hidden * self.experts.ffn
+
+    @property
+    def shared_mlp_parameters(self) -> Number:
+        """Matrices of an expert block's MLP that are not routed: the shared experts and the router."""
+        return 0 if self.experts is None else self.hidden * (self.mlp_matrices * self.experts.shared_ffn + self.experts.count)
+
+    @property
+    def small_parameters(self) -> Number:
+        """Biases and norms of one block."""
+        biases = self.query_width + 2 * self.kv_width + self.ffn + 2 * self.hidden if self.biases else 0
+        return biases + 2 * self.norm_parameters
+
+    @property
+    def expert_layers(self) -> Number:
+        return 0 if self.experts is None else self.layers - self.experts.dense_layers
+
+    @property
+    def block_parameters(self) -> Number:
+        """Parameters of one block, averaged over the blocks where they differ."""
+        sparse = self.expert_layers / self.layers
+        mlp = (1 - sparse) * self.mlp_parameters + sparse * (self.expert_parameters + self.shared_mlp_parameters)
+        return self.attention_parameters + mlp + self.small_parameters
+
+    @property
+    def embedding_parameters(self) -> Number:
+        """Token and position embeddings and their norm."""
+        return (self.vocab + self.positions) * self.hidden + (self.norm_parameters if self.embedding_norm else 0)
+
+    @property
+    def parameters(self) -> Number:
+        """All parameters: V h + positions + L blocks + final norm (+ V h untied). facts/trainer.md section 7."""
+        head = 0 if self.tied else self.vocab * self.hidden
+        return self.embedding_parameters + self.layers * self.block_parameters + self.norm_parameters + head
+
+    @property
+    def active_matrix_parameters(self) -> Number:
+        """Matrix parameters that one token is multiplied with: the input embedding left out, the head counted once, routed experts
+        only as far as a token visits them."""
+        sparse = self.expert_layers / self.layers
+        mlp = (1 - sparse) * self.mlp_parameters
+        if self.experts is not None:
+            routed = self.experts.active * self.mlp_matrices * self.hidden * self.experts.ffn
+            mlp = mlp + sparse * (routed + self.shared_mlp_parameters)
+        return self.layers * (self.attention_parameters + mlp) + self.vocab * self.hidden
+
+    def attention_flops(self, causal: bool = False) -> Number:
+        """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""
+        return 4 * self.layers * self.seq**2 * self.query_width / (2 if causal else 1)
+
+    def forward_flops(self, causal: bool = False) -> Number:
+        """Forward FLOPs of one sequence."""
+        return 2 * self.seq * self.active_matrix_parameters + self.attention_flops(causal)
+
+    def model_flops(self, causal: bool = False) -> Number:
+        """FLOPs of one sequence, forward and backward, nothing recomputed: what MFU counts (6 N per token + attention)."""
+        return 3 * self.forward_flops(causal)

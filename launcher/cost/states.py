@@ -1,0 +1,66 @@
+"""Time of what happens once per step, or per micro-batch with sharded parameters: gradient reduction, parameter gathers, optimizer.
+
+Sharding factors cut the data axis into levels (``trainer.layout.shards``): gradients are reduce-scattered level by level down to
+the optimizer's shard and all-reduced over the replicas that are left; updated parameters climb the same way back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.cost import collectives
+from launcher.cost.case import Case
+from launcher.cost.shape import Number
+from launcher.cost.stages import Held
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds before anything is hidden behind computation."""
+
+    gather: Number  # parameters, once per block pass (sharded parameters): per micro-batch, forward and backward together
+    scatter: Number  # gradients over the ranks that share parameters: per reduction
+    reduce: Number  # gradients over the other levels: once per step
+    refresh: Number  # updated parameters: once per step
+    optimizer: Number  # update, norm: once per step
+
+
+def work(case: Case, held: Held) -> Work:
+    """Communication and update time of the rank that holds most."""
+    dense, expert = held.dense.most(), held.expert.most()
+    f = case.framework
+    weights = case.width
+    sent = f.reduce_bytes if not case.wide else case.width
+    params, grads, optimizer = case.field("params"), case.field("grads"), case.field("optimizer")
+    inner = case.data_group(params)
+    passes = np.where(params > 1, 2.0 if f.gather_again else 1.0, 0.0)
+    gather = passes * _all(case, inner, (dense + expert) * weights)
+    scatter = _all(case, inner, (dense + expert) * sent)
+    reduce = refresh = 0.0
+    share = dense / params
+    for size, stride in ((grads / params, params), (optimizer / grads, grads)):
+        group = case.data_group(size, stride)
+        reduce = reduce + _all(case, group, share * sent)
+        refresh = refresh + _all(case, group, share * weights)
+        share = share / size
+    replicas = case.data_group(case.data / optimizer, optimizer)
+    reduce = reduce + collectives.all_reduce(case.device, case.constants, replicas, share * sent) + _expert_reduce(case, expert, sent)
+    return Work(gather, scatter, reduce, refresh, update(case, dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)))
+
+
+def _all(case: Case, group: collectives.Group, payload: Number) -> Number:
+    return collectives.all_gather(case.device, case.constants, group, payload)
+
+
+def _expert_reduce(case: Case, parameters: Number, sent: float) -> Number:
+    group = case.data_group(np.maximum(case.data / case.expert, 1), case.expert)
+    return collectives.all_reduce(case.device, case.constants, group, parameters * sent)
+
+
+def update(case: Case, parameters: Number) -> Number:
+    """Adam on one rank's shard: gradient, master weight and two moments read, all but the gradient written, weights written; the norm
+    reads the gradient once more."""
+    moved = 4 * 4 + 3 * 4 + case.width + 4
+    return parameters * moved / (case.device.bandwidth * case.constants.bandwidth)
