@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from launcher.config.schema import Config
 from trainer.config import resolve as resolve_run
-from trainer.config import to_dict
+from trainer.config.corpus import check_corpus
 
 
 def resolve(config: Config) -> Config:
@@ -19,8 +20,13 @@ def resolve(config: Config) -> Config:
     return dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run)})
 
 
-def identity(config: Config) -> dict[str, object]:
-    """What makes two trials the same: the run without where it is tracked, and the cluster. Not the sweep's bookkeeping."""
-    run = to_dict(config.train_config())
-    del run["tracking"]
-    return {"run": run, "cluster": to_dict(config.cluster)}
+def locate_data(config: Config) -> Config:
+    """``config`` with the corpus found where the ranks will look for it; ``ConfigError`` if it cannot be read.
+
+    The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Ranks that see another file
+    system (pods, a container image) find their data themselves, and their path is left as it is.
+    """
+    if config.data.kind != "corpus" or config.cluster.backend == "kubernetes" or config.cluster.container.image is not None:
+        return config
+    check_corpus(config.data, config.model)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(Path(config.data.path).absolute())))

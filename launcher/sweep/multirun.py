@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.config import Config, resolve, to_config
+from launcher.config import Config, locate_data, resolve, to_config
 from launcher.config.compose import plain_errors
 from launcher.sweep.run import Point, run_sweep
 from trainer.config import ConfigError, Status
@@ -25,7 +25,6 @@ class Multirun:
     def __init__(self, overrides: Sequence[str]):
         self.overrides = tuple(overrides)
         self.records: list[Record] = []
-        self.printed = False
 
     def task(self) -> Callable[[Any], float]:
         def train(composed: DictConfig) -> float:
@@ -45,7 +44,6 @@ class Multirun:
             from launcher.sweep.dry_run import print_requests
 
             print_requests(points, dry_run)
-            self.printed = True
             return [math.inf] * len(points)
         records = run_sweep(settings.name or sweep_name(self.overrides), points, settings)
         self.records += records
@@ -84,7 +82,7 @@ def sweep_name(overrides: Sequence[str]) -> str:
 def _point(overrides: Sequence[str], config: Config) -> Point:
     """A job whose values do not fit together is a pruned point of the sweep, not the end of it."""
     try:
-        return Point(tuple(overrides), resolve(config), None)
+        return Point(tuple(overrides), locate_data(resolve(config)), None)
     except ConfigError as error:
         return Point(tuple(overrides), None, str(error))
 
