@@ -1,0 +1,29 @@
+"""The places where trials run. Each is imported only when a cluster asks for it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from trainer.config import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.backends.base import Backend
+    from launcher.config.schema import ClusterConfig
+
+_BACKENDS = {
+    "local": ("launcher.backends.local", "LocalBackend"),
+    "slurm": ("launcher.backends.slurm", "SlurmBackend"),
+    "kubernetes": ("launcher.backends.kubernetes", "KubernetesBackend"),
+}
+
+
+def backend_for(cluster: ClusterConfig) -> Backend:
+    """The backend of ``cluster``. ``ConfigError`` when a package that it needs is not installed."""
+    module, name = _BACKENDS[cluster.backend]
+    try:
+        backend: Backend = getattr(import_module(module), name)(cluster)
+    except ModuleNotFoundError as error:
+        remedy = f"pip install 'trireme[{cluster.backend}]'"
+        raise ConfigError(f"cluster.backend={cluster.backend} needs the Python package {error.name!r}; install it with {remedy}") from None
+    return backend

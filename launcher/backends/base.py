@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.logs import read_logs
 from launcher.config.schema import ClusterConfig
 from trainer.config import Reason, Status
+
+
+class BackendError(RuntimeError):
+    """The place refuses, or cannot be reached for longer than is worth waiting. ``str(error)`` is one plain line for a person."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Job:
     directory: Path  # the trial's directory; holds config.yaml
     cluster: ClusterConfig
     world_size: int  # ranks the layout occupies; at most cluster.world_size
+    max_parallel: int = 0  # jobs of the sweep that may run at once, 0 = any; for backends that throttle
 
     @property
     def name(self) -> str:
@@ -56,10 +62,11 @@ class JobState:
     """How a job stands according to its backend."""
 
     status: Status  # submitted, running, done, failed or stopped
-    reason: Reason | None = None  # for failed and stopped
+    reason: Reason | None = None  # for failed and stopped; None: no more is known than that it ended, so the ranks' own words decide
     detail: str = ""  # the backend's own words: "NodeFail on n3", "0/4 nodes are available: ..."
     started: float | None = None  # unix seconds, when it is known
     nodes: tuple[str, ...] = ()
+    attempt: int | None = None  # the attempt that runs, where the place itself starts jobs again (Slurm's requeue)
 
 
 Handle = dict[str, Any]
@@ -69,6 +76,13 @@ Handle = dict[str, Any]
 class Backend(ABC):
     """One place where trials run. Constructed with the cluster configuration of a sweep; holds no state that is not
     recoverable from handles, job names and the trial directories."""
+
+    poll_seconds: float = 2.0
+    """How often ``poll`` is asked at most."""
+    outlives_launcher: bool = True
+    """Jobs go on when the launcher ends; a job that was meant to be submitted may exist although nobody noted its handle."""
+    throttles: bool = False
+    """Takes a whole sweep at once and keeps to ``Job.max_parallel`` itself (job arrays). Otherwise the sweep loop does."""
 
     def __init__(self, cluster: ClusterConfig):
         self.cluster = cluster
@@ -83,7 +97,10 @@ class Backend(ABC):
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """Start the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice."""
+        """Start the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice.
+
+        ``ConfigError`` or ``BackendError`` when they cannot be started; those of ``requests`` that ``find`` finds all the same go on.
+        """
 
     @abstractmethod
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
@@ -97,12 +114,23 @@ class Backend(ABC):
     def cancel(self, handles: Sequence[Handle]) -> None:
         """End the jobs; unknown or ended ones are ignored."""
 
+    def capacity(self) -> int | None:
+        """Ranks that may be alive at once over all jobs; None where a queue decides."""
+        return None
+
     def collect(self, job: Job, handle: Handle) -> None:  # noqa: B027 - optional by design
         """Bring results and logs of an ended job into its directory, where no file system is shared."""
 
     def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
-        """Lines of all ranks, each prefixed ``[rank] `` when there are several; with ``follow``, until the job ends."""
-        raise NotImplementedError
+        """Lines of all ranks, each prefixed ``[rank] `` when there are several; with ``follow``, until the job ends.
+
+        Here: from the log files in the trial's directory, for backends that share a file system with the launcher.
+        """
+
+        def ended() -> bool:
+            return handle is None or self.poll([handle])[0].status.final
+
+        return read_logs(job, ended if follow else None)
 
     def close(self) -> None:  # noqa: B027 - optional by design
         """Release what the backend holds (worker pools, connections). Running jobs of remote backends go on."""

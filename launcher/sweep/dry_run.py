@@ -14,18 +14,22 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
 
     ``mode`` is ``client``, or ``server`` for backends that can ask their server whether it would accept the request.
     """
-    from pathlib import Path
-
     from launcher.backends import backend_for
-    from launcher.sweep.store import job_of, trial_id
+    from launcher.backends.base import Job
+    from launcher.sweep.identity import trial_id
+    from launcher.sweep.store import Store
+    from trainer.config import world_size_of
 
     for point in points:
         if point.config is None:
             print(f"# {' '.join(point.overrides)}: pruned: {point.error}\n")
             continue
-        backend = backend_for(point.config.cluster)
-        identifier = trial_id(point.config)
-        job = job_of(identifier, "dry-run", 0, Path(point.config.sweep.dir) / "trials" / identifier, point.config)
+        config = point.config
+        backend = backend_for(config.cluster)
+        identifier = trial_id(config)
+        directory = Store(config.sweep.dir).trials / identifier
+        name = config.sweep.name or "dry-run"
+        job = Job(identifier, name, 0, directory, config.cluster, world_size_of(config.layout), config.sweep.max_parallel)
         print(f"# trial {identifier}: {' '.join(point.overrides)}")
         print(backend.render(job).text + "\n")
         if mode == "server" and hasattr(backend, "validate"):

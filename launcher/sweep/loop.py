@@ -1,0 +1,368 @@
+"""The loop that takes trials from planned to ended: claim, submit, poll, settle; over any backends, many trials at once.
+
+Everything it decides is on disk before it acts on it: a trial is ``submitted`` without a handle before it is submitted, so a
+launcher that is killed at any moment leaves a record from which the next one goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
+from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.sweep.files import write_json, write_text
+from launcher.sweep.lock import Locks
+from launcher.sweep.outcome import Verdict, decide, failures_in
+from launcher.sweep.store import Record, Store, stop_key
+from trainer.config import ConfigError, Reason, Status
+
+TICK_SECONDS = 0.1
+_MARK_SECONDS = 0.5
+"""How often wishes to stop, and trials that another launcher holds, are looked at."""
+_LINGER_SECONDS = 15.0
+"""How long a job may go on after its result is written before it is ended."""
+
+
+class Observer(Protocol):
+    """Who wants to know: progress, the MLflow mirror, a search."""
+
+    def on_trial(self, record: Record) -> None:
+        """A trial has changed its status (or goes on to another attempt)."""
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        """The trials that are submitted or running, after each poll."""
+
+    def close(self) -> None:
+        """The sweep has ended."""
+
+
+@dataclass(eq=False)
+class Flight:
+    """A trial on its way, with what only this launcher needs to know of it."""
+
+    record: Record
+    cluster: ClusterConfig
+    backend: Backend
+    rerun: bool = False  # measure it again although it has been
+    planned: float = field(default_factory=time.time)
+    claimed: bool = False
+    tries: int = 0  # attempts used up by faults of the place
+    inherited: bool = False  # the attempt was begun by an earlier launcher, whose death is nobody's fault
+    stop: tuple[Reason, str] | None = None  # why it is being ended
+    first_step: int = 0  # last step known when the attempt began
+    result_seen: float | None = None  # monotonic
+
+    def job(self, max_parallel: int) -> Job:
+        record = self.record
+        return Job(record.id, record.sweep, record.attempt, record.directory, self.cluster, record.world_size, max_parallel)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing to run: the record answers, or another launcher ran the trial while this one waited."""
+        if self.record.status.final and (self.record.ended or 0.0) > self.planned:
+            return True
+        return self.record.answered and not self.rerun
+
+    def last_step(self) -> int:
+        step = (self.record.last_step() or {}).get("step", 0)
+        return step if isinstance(step, int) else 0
+
+
+class Loop:
+    """One run of a sweep's trials. ``interrupted`` may be set at any time, by a signal handler say."""
+
+    def __init__(self, store: Store, locks: Locks, settings: SweepConfig, sweep: str, launcher: str, observers: Sequence[Observer] = ()):
+        self.interrupted = False
+        self._store, self._locks, self._settings = store, locks, settings
+        self._sweep, self._launcher, self._observers = sweep, launcher, observers
+        self._waiting: list[Flight] = []
+        self._flying: list[Flight] = []
+        self._polled: dict[int, float] = {}  # when each backend was asked last, by id()
+        self._marks_read = 0.0
+
+    def run(self, flights: Iterable[Flight]) -> None:
+        """Until all have ended; with ``sweep.follow=false`` until all that may be submitted are."""
+        self._waiting = sorted(flights, key=lambda f: f.record.status not in (Status.SUBMITTED, Status.RUNNING))  # those under way first
+        while self._waiting or self._flying:
+            self._obey()
+            self._launch()
+            if not self._settings.follow:
+                return
+            if self._poll():
+                continue
+            if self.interrupted and all(flight.backend.outlives_launcher for flight in self._flying):
+                return
+            time.sleep(TICK_SECONDS)
+
+    # -- stopping -------------------------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        """Act on an interruption and on the marks that ``Store.ask_to_stop`` left."""
+        if self.interrupted:
+            self._waiting = []
+            self._stop([f for f in self._flying if not f.backend.outlives_launcher], Reason.CANCELLED, "interrupted")
+        if time.monotonic() - self._marks_read < _MARK_SECONDS:
+            return
+        self._marks_read = time.monotonic()
+        stops = self._store.stops()
+        for flight in [*self._waiting, *self._flying] if stops else []:
+            wish = stops.get(stop_key(self._sweep)) or stops.get(stop_key(flight.record))
+            if wish is None:
+                continue
+            if flight in self._flying:
+                self._stop([flight], *wish)
+            elif self._claim(flight):  # otherwise whoever runs it obeys
+                self._waiting.remove(flight)
+                self._finish(flight, Verdict(Status.STOPPED, *wish, flight.record.attempt))
+
+    def _stop(self, flights: Sequence[Flight], reason: Reason, detail: str) -> None:
+        for flight in flights:
+            if flight.stop is None:
+                flight.stop = (reason, detail)
+                flight.backend.cancel([_handle(flight)])
+
+    # -- submitting -----------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        """Claim and submit as many waiting trials, in order, as there is room for."""
+        batch: list[Flight] = []
+        for flight in list(self._waiting):
+            if not self._room(flight, batch):
+                break
+            if not flight.claimed and not self._claim(flight):
+                continue  # another launcher runs it: look again later
+            self._waiting.remove(flight)
+            if flight.settled:
+                self._release(flight)
+                self._tell(flight.record)
+            else:
+                batch.append(flight)
+        under_way = [f for f in batch if f.record.status in (Status.SUBMITTED, Status.RUNNING)]
+        fresh = [f for f in batch if f not in under_way]
+        for backend, flights in _by_backend(under_way):
+            fresh += self._adopt(backend, flights)
+        for backend, flights in _by_backend(fresh):
+            self._submit(backend, flights)
+
+    def _room(self, flight: Flight, batch: Sequence[Flight]) -> bool:
+        """Whether one more trial may run: ``sweep.max_parallel``, and the ranks that the place can hold."""
+        beside = [f for f in (*self._flying, *batch) if f.backend is flight.backend]
+        limit, capacity = self._settings.max_parallel, flight.backend.capacity()
+        if limit and not flight.backend.throttles and len(beside) >= limit:
+            return False
+        return capacity is None or not beside or sum(f.record.world_size for f in (*beside, flight)) <= capacity
+
+    def _claim(self, flight: Flight) -> bool:
+        """Lock the trial against other launchers and read what they have made of it."""
+        if not flight.claimed:
+            if not self._locks.take(flight.record.id):
+                return False
+            flight.claimed = True
+            _refresh(flight.record, self._store.load(flight.record.id))
+        return True
+
+    def _adopt(self, backend: Backend, flights: Sequence[Flight]) -> list[Flight]:
+        """Take over trials that an earlier launcher left under way; those that were never submitted are returned."""
+        lost = [f for f in flights if f.record.handle is None]
+        found = backend.find([self._job(f) for f in lost]) if lost else {}
+        missing = []
+        for flight in flights:
+            flight.record.handle = flight.record.handle or found.get(self._job(flight).name)
+            if flight.record.handle is None:
+                # Ranks that end with their launcher may still be ending: only another attempt is fenced against them.
+                flight.record.attempt += 0 if backend.outlives_launcher else 1
+                missing.append(flight)
+            else:
+                flight.inherited = True
+                self._take_off(flight)
+        return missing
+
+    def _submit(self, backend: Backend, flights: Sequence[Flight]) -> None:
+        """Write down the intent, submit, write down the handles."""
+        requests = []
+        ready = []
+        for flight in flights:
+            try:
+                _check_fits(flight)
+                requests.append(self._intend(flight))
+                ready.append(flight)
+            except ConfigError as error:
+                self._finish(flight, Verdict(Status.FAILED, Reason.CONFIGURATION, str(error), flight.record.attempt))
+        if not requests:
+            return
+        try:
+            handles: list[Handle | None] = [*backend.submit(requests)]
+        except (ConfigError, BackendError) as error:
+            found = backend.find([request.job for request in requests])
+            handles = [found.get(request.job.name) for request in requests]
+            failure = JobState(Status.FAILED, Reason.CONFIGURATION if isinstance(error, ConfigError) else Reason.CANNOT_START, str(error))
+        for flight, handle in zip(ready, handles, strict=True):
+            flight.record.handle = handle
+            if handle is not None:
+                self._take_off(flight)
+            else:
+                self._settle(flight, failure)
+
+    def _intend(self, flight: Flight) -> Request:
+        """Render the next attempt of a trial and record that it is about to be submitted."""
+        record = flight.record
+        record.attempt += 1 if record.status.final else 0  # what an earlier attempt left is never taken for this one's
+        request = flight.backend.render(self._job(flight))
+        for name, text in {f"logs/attempt{record.attempt}.submitted.txt": request.text, **request.files}.items():
+            write_text(record.directory / name, text)
+        record.status, record.reason, record.detail = Status.SUBMITTED, None, ""
+        record.handle, record.launcher, record.sweep = None, self._launcher, self._sweep
+        record.submitted, record.started, record.ended, record.nodes = time.time(), None, None, ()
+        flight.first_step, flight.result_seen, flight.inherited = flight.last_step(), None, False
+        self._store.save(record)
+        return request
+
+    def _take_off(self, flight: Flight) -> None:
+        flight.record.launcher = self._launcher
+        self._store.save(flight.record)
+        self._flying.append(flight)
+        self._tell(flight.record)
+
+    # -- following ------------------------------------------------------------------------------------------------------
+
+    def _poll(self) -> bool:
+        """Ask each backend that is due; True when a trial ended, so that there may be room for another."""
+        ended = False
+        asked = False
+        for backend, flights in _by_backend(self._flying):
+            if time.monotonic() - self._polled.get(id(backend), float("-inf")) < backend.poll_seconds:
+                continue
+            states = backend.poll([_handle(flight) for flight in flights])
+            self._polled[id(backend)] = time.monotonic()
+            asked = True
+            for flight, state in zip(flights, states, strict=True):
+                ended |= self._update(flight, state)
+        if asked:
+            for observer in self._observers:
+                observer.on_poll([flight.record for flight in self._flying])
+        return ended
+
+    def _update(self, flight: Flight, state: JobState) -> bool:
+        """Note how a trial stands; True when it has ended."""
+        record = flight.record
+        if state.attempt is not None and state.attempt > record.attempt:
+            record.attempt = state.attempt
+        if state.status.final or self._lingers(flight, state) or self._waits_too_long(flight, state):
+            self._flying.remove(flight)
+            flight.backend.collect(self._job(flight), _handle(flight))
+            self._settle(flight, state)
+            return True
+        seen = (state.status, state.started or record.started, state.nodes or record.nodes, state.detail)
+        if seen != (record.status, record.started, record.nodes, record.detail):
+            changed = record.status is not state.status
+            record.status, record.started, record.nodes, record.detail = seen
+            self._store.save(record)
+            if changed:
+                self._tell(record)
+        return False
+
+    def _lingers(self, flight: Flight, state: JobState) -> bool:
+        """A job whose result has been there for a while and that does not end; it is ended."""
+        if state.status is not Status.RUNNING or flight.record.result() is None:
+            return False
+        flight.result_seen = flight.result_seen or time.monotonic()
+        if time.monotonic() - flight.result_seen < _LINGER_SECONDS:
+            return False
+        flight.backend.cancel([_handle(flight)])
+        return True
+
+    def _waits_too_long(self, flight: Flight, state: JobState) -> bool:
+        """A job that did not start within ``cluster.start_timeout`` is given up, as one that cannot start."""
+        limit, since = flight.cluster.start_timeout, flight.record.submitted or time.time()
+        if state.status is not Status.SUBMITTED or not limit or time.time() - since < limit:
+            return False
+        flight.backend.cancel([_handle(flight)])
+        words = f": {state.detail}" if state.detail else ""
+        flight.stop = (Reason.CANNOT_START, f"did not start within cluster.start_timeout={limit:g} s{words}")
+        return True
+
+    # -- ending ---------------------------------------------------------------------------------------------------------
+
+    def _settle(self, flight: Flight, state: JobState) -> None:
+        """Judge an ended attempt: finish the trial, or put it back for another attempt."""
+        record = flight.record
+        verdict = decide(record.attempt, state, record.result(), failures_in(record.directory))
+        if flight.stop is not None and verdict.status is not Status.DONE:
+            reason, detail = flight.stop
+            status = Status.FAILED if reason is Reason.CANNOT_START else Status.STOPPED
+            verdict = Verdict(status, reason, detail or verdict.detail, verdict.attempt)
+        elif self._try_again(flight, verdict):
+            self._remember(record, verdict)
+            record.attempt, record.status = verdict.attempt + 1, Status.PLANNED
+            record.reason, record.detail, record.handle = verdict.reason, verdict.detail, None
+            self._store.save(record)
+            self._tell(record)
+            self._waiting.insert(0, flight)
+            return
+        self._finish(flight, verdict)
+
+    def _try_again(self, flight: Flight, verdict: Verdict) -> bool:
+        """Whether another attempt is due. Attempts that an earlier launcher left, and those that moved on, are not counted."""
+        if self.interrupted or not verdict.retryable:
+            return False
+        if flight.inherited or (verdict.resumable and flight.last_step() > flight.first_step):
+            return True
+        flight.tries += 1
+        return flight.tries <= self._settings.retries
+
+    def _finish(self, flight: Flight, verdict: Verdict) -> None:
+        record = flight.record
+        record.status, record.reason, record.detail = verdict.status, verdict.reason, verdict.detail
+        record.attempt, record.ended = verdict.attempt, time.time()
+        if record.result() is None and verdict.status is not Status.DONE:
+            outcome = {"status": record.status.value, "reason": record.reason and record.reason.value, "message": record.detail}
+            write_json(record.directory / "result.json", outcome | {"attempt": record.attempt, "world_size": record.world_size})
+        self._remember(record, verdict)
+        self._store.save(record)
+        self._release(flight)
+        self._tell(record)
+
+    def _release(self, flight: Flight) -> None:
+        self._store.forget_stop(flight.record)
+        self._locks.free(flight.record.id)
+        flight.claimed = False
+
+    @staticmethod
+    def _remember(record: Record, verdict: Verdict) -> None:
+        reason = verdict.reason.value if verdict.reason else None
+        entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
+        record.history.append(entry | {"started": record.started or record.submitted, "ended": time.time(), "nodes": list(record.nodes)})
+
+    def _job(self, flight: Flight) -> Job:
+        return flight.job(self._settings.max_parallel)
+
+    def _tell(self, record: Record) -> None:
+        for observer in self._observers:
+            observer.on_trial(record)
+
+
+def _handle(flight: Flight) -> Handle:
+    assert flight.record.handle is not None, "a trial in flight has a handle"
+    return flight.record.handle
+
+
+def _check_fits(flight: Flight) -> None:
+    capacity, needed = flight.backend.capacity(), flight.record.world_size
+    if capacity is not None and needed > capacity:
+        raise ConfigError(f"the layout needs {needed} ranks, and cluster.max_processes={capacity} allows fewer at once; raise it")
+
+
+def _by_backend(flights: Sequence[Flight]) -> list[tuple[Backend, list[Flight]]]:
+    groups: dict[int, tuple[Backend, list[Flight]]] = {}
+    for flight in flights:
+        groups.setdefault(id(flight.backend), (flight.backend, []))[1].append(flight)
+    return list(groups.values())
+
+
+def _refresh(record: Record, stored: Record) -> None:
+    """Take over what another launcher wrote; what the plan says of the trial stays."""
+    for name in ("status", "reason", "detail", "attempt", "handle", "submitted", "started", "ended", "nodes", "history"):
+        setattr(record, name, getattr(stored, name))

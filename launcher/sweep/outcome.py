@@ -1,0 +1,78 @@
+"""From everything known of an ended attempt to one status and one reason. Pure.
+
+Known are: what the backend says of the job, what rank 0 wrote (``result.json``), and what each failing rank wrote
+(``failure-<rank>.json``). When one rank fails its peers fail too, a moment later and for a duller reason (a lost
+connection), so the reason is the one that cannot be a consequence of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.base import JobState
+from launcher.sweep.files import read_json
+from launcher.sweep.store import attempt_of, outcome_of
+from trainer.config import Reason, Status
+
+ROOT_CAUSES = (
+    Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS, Reason.CONFIGURATION, Reason.CANNOT_START, Reason.CANNOT_WIN,
+    Reason.CANCELLED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE, Reason.ERROR, Reason.COMMUNICATION,
+)  # fmt: skip
+"""Every reason, from the one that explains all others to the one that others explain."""
+
+_STOPPED = (Reason.CANCELLED, Reason.CANNOT_WIN)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt ended."""
+
+    status: Status
+    reason: Reason | None
+    detail: str
+    attempt: int  # the attempt that ended: the one asked about, or a later one that the place itself began
+
+    @property
+    def resumable(self) -> bool:
+        """Ended by the place after a checkpoint: the next attempt goes on where this one stopped."""
+        return self.status is Status.STOPPED and self.reason in (Reason.PREEMPTED, Reason.TIME_LIMIT)
+
+    @property
+    def retryable(self) -> bool:
+        return self.resumable or (self.reason is not None and self.reason.retryable)
+
+
+def decide(attempt: int, state: JobState, result: dict[str, Any] | None, failures: Sequence[dict[str, Any]] = ()) -> Verdict:
+    """The verdict on ``attempt``. Whatever an older attempt wrote is not looked at."""
+    newest = max([attempt, state.attempt or 0, *(attempt_of(f) for f in failures), attempt_of(result or {})])
+    if result is not None and attempt_of(result) < newest:
+        result = None
+    if result is not None and outcome_of(result)[0] is Status.DONE:
+        return Verdict(Status.DONE, None, "", newest)
+    if result is not None and outcome_of(result)[0] is Status.STOPPED:  # the place knows best why it asked the trainer to stop
+        reason = state.reason or outcome_of(result)[1] or Reason.PREEMPTED
+        return Verdict(Status.STOPPED, reason, state.detail or str(result.get("message") or ""), newest)
+    causes = [_cause(f, f"rank {f.get('rank')}: ") for f in failures if attempt_of(f) == newest]
+    if result is not None:
+        causes.append(_cause(result))
+    if state.reason is not None:
+        causes.append((state.reason, state.detail))
+    if not causes:
+        return Verdict(Status.FAILED, Reason.ERROR, state.detail or "ended without a result; its log may say why", newest)
+    reason, detail = min(causes, key=lambda cause: ROOT_CAUSES.index(cause[0]))  # the first of equals: failures come by rank
+    return Verdict(Status.STOPPED if reason in _STOPPED else Status.FAILED, reason, detail, newest)
+
+
+def failures_in(directory: Path) -> list[dict[str, Any]]:
+    """What the ranks of any attempt wrote as they failed, by rank."""
+    found = [data for path in directory.glob("failure-*.json") if (data := read_json(path)) is not None]
+    return sorted(found, key=lambda data: (len(str(data.get("rank"))), str(data.get("rank"))))
+
+
+def _cause(data: dict[str, Any], prefix: str = "") -> tuple[Reason, str]:
+    reason = outcome_of({"status": Status.FAILED.value, **data})[1] or Reason.ERROR
+    message = str(data.get("message") or reason.value)
+    return reason, message if message.startswith(prefix.strip()) else prefix + message

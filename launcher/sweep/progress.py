@@ -1,0 +1,125 @@
+"""What a person sees on standard error while a sweep runs: bars on a terminal, one plain line per event elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from launcher.sweep.labels import seconds, short_layout, state, total_steps
+from launcher.sweep.loop import Flight, Observer
+from launcher.sweep.store import Record
+from trainer.config import Status
+
+_REFRESH_SECONDS = 0.25
+
+
+def say(text: str) -> None:
+    """One line to the person."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def progress_for(name: str, records: Sequence[Record], flights: Sequence[Flight]) -> Observer:
+    """Bars on a terminal, lines elsewhere; both begin with what there is to do and what is done already."""
+    trials = list({record.id: record for record in records}.values())
+    say(f"sweep {name}: {_counts(trials, {flight.record.id for flight in flights})}")
+    if sys.stderr.isatty() and flights:
+        return Bars([flight.record for flight in flights])
+    return Lines(len(flights))
+
+
+def _counts(trials: Sequence[Record], to_run: set[str]) -> str:
+    """``4 trials, 2 already done, 1 known to fail, 1 pruned``."""
+    pruned = sum(record.status is Status.PRUNED for record in trials)
+    done = sum(record.status is Status.DONE for record in trials if record.id not in to_run)
+    failed = len(trials) - pruned - done - len(to_run)
+    counts = {"already done": done, "known to fail": failed, "pruned": pruned}
+    total = f"{len(trials) - pruned} trial" + ("s" if len(trials) - pruned != 1 else "")
+    return ", ".join([total, *(f"{count} {word}" for word, count in counts.items() if count)])
+
+
+def describe(record: Record) -> str:
+    """One trial's newest step in words: ``step 7  loss 5.83  41.2 ms``; empty before the first."""
+    line = record.last_step() or {}
+    if line.get("attempt", 0) != record.attempt or "step" not in line:
+        return ""
+    words = [f"step {line['step']}"]
+    words += [f"loss {line['loss']:.4g}"] if isinstance(line.get("loss"), (int, float)) else []
+    words += [seconds(line["step_time_s"])] if isinstance(line.get("step_time_s"), (int, float)) else []
+    return "  ".join(words)
+
+
+def verdict(record: Record) -> str:
+    """One line for an ended trial: its layout, state and step time, or why it has none."""
+    line = f"{record.id}  {short_layout(record.config.get('layout', {}))}  {state(record)}"
+    if record.status is Status.DONE:
+        time_s = (record.result() or {}).get("step_time_s")
+        return line + (f"  {seconds(time_s)} a step" if isinstance(time_s, (int, float)) else "")
+    return line + (f": {record.detail}" if record.detail else "")
+
+
+class Lines:
+    """A line for each trial that ends or is tried again."""
+
+    def __init__(self, total: int):
+        self._total, self._ended = total, 0
+
+    def on_trial(self, record: Record) -> None:
+        if record.status.final:
+            self._ended += 1
+            say(f"[{self._ended}/{self._total}] {verdict(record)}")
+        elif record.status is Status.PLANNED:
+            say(f"trying {record.id} again (attempt {record.attempt}): {record.detail}")
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        """Nothing: a log is not a screen."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Bars:
+    """A bar for the sweep and one for each trial under way; a single trial has only its own."""
+
+    def __init__(self, records: Sequence[Record]):
+        label, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+        columns = (label, BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), note)
+        self._bars = Progress(*columns, console=Console(stderr=True, highlight=False))
+        self._total = len(records)
+        self._sweep = self._bars.add_task("sweep", total=self._total, note="") if self._total > 1 else None
+        self._trials: dict[str, TaskID] = {}
+        self._refreshed = 0.0
+        self._bars.start()
+
+    def on_trial(self, record: Record) -> None:
+        if record.status.final:
+            self._drop(record)
+            self._bars.console.print(verdict(record), markup=False)
+            if self._sweep is not None:
+                self._bars.advance(self._sweep)
+        elif record.status is Status.PLANNED:
+            self._drop(record)
+            self._bars.console.print(f"trying {record.id} again (attempt {record.attempt}): {record.detail}", markup=False)
+        elif record.id not in self._trials:
+            label = f"{record.id[:8]}  {short_layout(record.config.get('layout', {}))}"
+            self._trials[record.id] = self._bars.add_task(label.replace("[", "\\["), total=total_steps(record), note=record.status.value)
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        if time.monotonic() - self._refreshed < _REFRESH_SECONDS:
+            return
+        self._refreshed = time.monotonic()
+        for record in records:
+            if record.id in self._trials:
+                step = (record.last_step() or {}).get("step", 0)
+                self._bars.update(self._trials[record.id], completed=step, note=describe(record) or state(record))
+
+    def close(self) -> None:
+        self._bars.stop()
+
+    def _drop(self, record: Record) -> None:
+        task = self._trials.pop(record.id, None)
+        if task is not None:
+            self._bars.remove_task(task)

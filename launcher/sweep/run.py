@@ -1,0 +1,150 @@
+"""From points to records: plan the sweep on disk, run what is not answered yet, and return how every point stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.backends import backend_for
+from launcher.backends.base import Backend
+from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.sweep.identity import digest
+from launcher.sweep.lock import Locks
+from launcher.sweep.loop import Flight, Loop, Observer
+from launcher.sweep.progress import progress_for, say
+from launcher.sweep.store import Point, Record, Store, check_name
+from trainer.config import ConfigError, to_dict
+
+__all__ = ["Point", "Record", "run_sweep"]
+
+
+def run_sweep(
+    name: str,
+    points: Sequence[Point],
+    settings: SweepConfig,
+    observers: Sequence[Observer] = (),
+    backends: Callable[[ClusterConfig], Backend] = backend_for,
+) -> list[Record]:
+    """Run ``points`` as sweep ``name`` and return their records, in order.
+
+    Trials that are answered already, in whichever sweep, are not run again unless ``settings.rerun``. One failing trial
+    does not hide the others. Ctrl-C stops submitting, ends the trials that run on this machine and returns; trials in a queue go
+    on and are found again by the same command. ``ConfigError``, with nothing submitted, when the cluster cannot be used.
+    """
+    store = Store(settings.dir)
+    check_name(name)
+    locks = Locks(store.root / "locks")
+    places: dict[str, Backend] = {}
+    try:
+        _enter(store, locks, name)
+        records = _plan(store, name, points)
+        flights = _flights(points, records, settings, places, backends)
+        watchers = [progress_for(name, records, flights), *observers]
+        loop = Loop(store, locks, settings, name, launcher_name(), watchers)
+        try:
+            with _interruptible(loop, name):
+                loop.run(flights)
+        finally:
+            for watcher in watchers:
+                watcher.close()
+    finally:
+        for backend in places.values():
+            backend.close()
+        locks.close()
+    return records
+
+
+def launcher_name() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _enter(store: Store, locks: Locks, name: str) -> None:
+    """Lock the sweep, waiting for another launcher that runs it, and forget an old wish to stop it."""
+    key = f"sweep {name}"
+    if not locks.take(key):
+        holder = store.sweep(name).launcher if name in store.names() else ""
+        say(f"sweep {name} is being run by {holder or 'another launcher'}; waiting for it (Ctrl-C leaves it alone)")
+        while not locks.take(key):
+            time.sleep(0.5)
+    store.forget_stop(name)
+
+
+def _plan(store: Store, name: str, points: Sequence[Point]) -> list[Record]:
+    """The record of each point. Points that are the same trial share one record."""
+    commit = _commit()
+    records: list[Record] = []
+    known: dict[str, Record] = {}
+    for point in points:
+        record = store.plan(point, name, commit)
+        records.append(known.setdefault(record.id, record))
+    store.write_sweep(name, list(known.values()), launcher_name())
+    return records
+
+
+def _flights(
+    points: Sequence[Point],
+    records: Sequence[Record],
+    settings: SweepConfig,
+    places: dict[str, Backend],
+    backends: Callable[[ClusterConfig], Backend],
+) -> list[Flight]:
+    """The trials to run, each with its backend; backends are made, and checked, only for places where something is to be run."""
+    todo: dict[str, tuple[Record, ClusterConfig]] = {}
+    for point, record in zip(points, records, strict=True):
+        if point.config is not None and (settings.rerun or not record.answered):
+            todo[record.id] = (record, point.config.cluster)
+    for _, cluster in sorted(todo.values(), key=lambda item: -item[1].world_size):  # the largest makes the backend
+        if _place(cluster) not in places:
+            backend = places[_place(cluster)] = backends(cluster)
+            backend.check()
+            if not settings.follow and not backend.outlives_launcher:
+                raise ConfigError(f"sweep.follow=false needs a queue, which cluster.backend={cluster.backend} has not; set it to true")
+    return [Flight(record, cluster, places[_place(cluster)], settings.rerun) for record, cluster in todo.values()]
+
+
+def _place(cluster: ClusterConfig) -> str:
+    """Clusters that differ only in the size of a trial are one place: one backend serves them, and starts its workers once."""
+    content = to_dict(cluster)
+    return digest({key: value for key, value in content.items() if key not in ("nodes", "gpus_per_node", "hardware", "start_timeout")})
+
+
+@contextmanager
+def _interruptible(loop: Loop, name: str) -> Iterator[None]:
+    """While inside, the first SIGINT or SIGTERM asks the loop to stop; a second one acts as if there were no handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def interrupt(number: int, _frame: object) -> None:
+        loop.interrupted = True
+        signal.signal(number, before[signal.Signals(number)])
+        say(f"stopping; the same command goes on where sweep {name} stopped")
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _commit() -> str | None:
+    """The git commit of the code that is run, with "+" when it has changes; None outside a checkout."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

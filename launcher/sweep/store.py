@@ -1,0 +1,261 @@
+"""Trials and sweeps on disk. The files are the only state: any launcher, at any time, can go on from them.
+
+    <root>/trials/<id>/trial.json   the launcher's record of a trial; beside it everything the trainer writes
+    <root>/sweeps/<name>.json       a sweep: its points in order, each a trial or a pruned combination
+    <root>/locks                    who runs what (see lock.py)
+    <root>/stop/                    wishes to stop a trial or a sweep, left for the launcher that is running it
+
+Trials are global: two sweeps with the same point share the trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import Config
+from launcher.sweep.files import last_json_line, read_json, write_json
+from launcher.sweep.identity import digest, trial_id
+from trainer.config import ConfigError, Reason, Status, save, to_dict, world_size_of
+from trainer.config.errors import nearest
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID = re.compile(r"[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep: a resolved configuration, or the reason why the combination is not run."""
+
+    overrides: tuple[str, ...]
+    config: Config | None
+    error: str | None = None
+    predicted: dict[str, Any] | None = None  # {"step_time_s", "memory_bytes", "parts"}
+    reason: Reason = Reason.CONFIGURATION  # of a pruned point
+
+
+@dataclass
+class Record:
+    """What the launcher knows of a trial. Times are unix seconds."""
+
+    id: str
+    directory: Path
+    status: Status = Status.PLANNED
+    reason: Reason | None = None
+    detail: str = ""
+    attempt: int = 0
+    handle: dict[str, Any] | None = None  # submitted without a handle: the launcher meant to submit, and did not live to note it
+    overrides: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)  # resolved TrainConfig
+    cluster: dict[str, Any] = field(default_factory=dict)
+    world_size: int = 1
+    sweep: str = ""  # the sweep that ran it last
+    created: float | None = None
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    nodes: tuple[str, ...] = ()
+    predicted: dict[str, Any] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)  # earlier attempts: attempt, status, reason, detail, started, ended
+    launcher: str = ""  # who runs it: "process 123 on host"
+    commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
+
+    def result(self) -> dict[str, Any] | None:
+        """The trainer's ``result.json``, unless it is missing or left by an older attempt."""
+        result = read_json(self.directory / "result.json")
+        return result if result is not None and attempt_of(result) >= self.attempt else None
+
+    def last_step(self) -> dict[str, Any] | None:
+        """The newest line of ``metrics.jsonl``: step, loss, step_time_s, ..."""
+        return last_json_line(self.directory / "metrics.jsonl")
+
+    @property
+    def answered(self) -> bool:
+        """Whether running the trial again would only repeat what is known: measured, out of memory, diverged, or beaten."""
+        if self.status is Status.DONE:
+            return (self.result() or {}).get("status") == Status.DONE.value
+        return self.status.final and self.reason in (Reason.OUT_OF_MEMORY, Reason.NUMERICS, Reason.CANNOT_WIN)
+
+    def to_json(self) -> dict[str, Any]:
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "directory"}
+        return data | {"status": self.status.value, "reason": self.reason.value if self.reason else None}
+
+    @classmethod
+    def from_json(cls, directory: Path, data: dict[str, Any]) -> Record:
+        """``ValueError`` or ``TypeError`` when ``data`` is not a record. Keys of a newer Trireme are ignored."""
+        known = {f.name for f in dataclasses.fields(cls)} - {"directory"}
+        record = cls(directory=directory, **{name: value for name, value in data.items() if name in known})
+        record.status = Status(record.status)
+        record.reason = None if record.reason is None else Reason(record.reason)
+        record.overrides, record.nodes = tuple(record.overrides), tuple(record.nodes)
+        return record
+
+
+@dataclass
+class Sweep:
+    """A named, ordered set of trials. ``records`` includes pruned points, which have no directory on disk."""
+
+    name: str
+    created: float
+    launcher: str
+    records: list[Record]
+
+
+class Store:
+    """All trials and sweeps under one folder."""
+
+    def __init__(self, root: str | Path):
+        self.root = Path(root).absolute()
+        self.trials = self.root / "trials"
+        self.sweeps = self.root / "sweeps"
+        self.wishes = self.root / "stop"
+
+    # -- trials ---------------------------------------------------------------------------------------------------------
+
+    def plan(self, point: Point, sweep: str, commit: str | None = None) -> Record:
+        """The record of a point: the one on disk, or a new one with its directory and ``config.yaml``."""
+        if point.config is None:
+            return self._pruned(point.overrides, point.reason, point.error or "")
+        train, cluster = point.config.train_config(), point.config.cluster
+        record = self.load(trial_id(point.config))
+        fresh = record.created is None
+        record.overrides, record.predicted = point.overrides, point.predicted or record.predicted
+        record.config, record.cluster, record.sweep = to_dict(train), to_dict(cluster), sweep
+        record.world_size = world_size_of(train.layout)
+        record.created, record.commit = record.created or time.time(), commit
+        if fresh or not (record.directory / "config.yaml").exists():
+            record.directory.mkdir(parents=True, exist_ok=True)
+            save(train, record.directory / "config.yaml")
+        self.save(record, durable=False)
+        return record
+
+    def save(self, record: Record, *, durable: bool = True) -> None:
+        write_json(record.directory / "trial.json", record.to_json(), durable=durable)
+
+    def load(self, identifier: str) -> Record:
+        """The record of an exact id. What is missing or torn is rebuilt from the trainer's result, or is a trial never run."""
+        directory = self.trials / identifier
+        data = read_json(directory / "trial.json")
+        if data is not None:
+            try:
+                return Record.from_json(directory, data)
+            except (TypeError, ValueError):
+                pass  # written by hand or by another version: as good as missing
+        record = Record(identifier, directory)
+        result = read_json(directory / "result.json")
+        if result is not None:
+            record.attempt = attempt_of(result)
+            record.status, record.reason = outcome_of(result)
+            record.detail = str(result.get("message") or "")
+        return record
+
+    def trial(self, prefix: str) -> Record:
+        """The trial whose id begins with ``prefix``; ``ConfigError`` when there is none, or more than one."""
+        known = sorted(path.name for path in self.trials.glob("*") if _ID.fullmatch(path.name))
+        found = [name for name in known if prefix and name.startswith(prefix)]
+        if len(found) == 1:
+            return self.load(found[0])
+        if found:
+            raise ConfigError(f"trial {prefix!r} is short for {len(found)} trials ({', '.join(found[:4])}...); give more digits")
+        raise ConfigError(f"there is no trial {prefix!r} in {self.root}{nearest(prefix, known)}; 'trireme status' lists them")
+
+    # -- sweeps ---------------------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """All sweeps, the one touched last first."""
+        return [path.stem for path in sorted(self.sweeps.glob("*.json"), key=lambda p: p.stat().st_mtime_ns, reverse=True)]
+
+    def sweep(self, name: str | None = None) -> Sweep:
+        """A sweep with its records; None: the newest. ``ConfigError`` when there is none of that name."""
+        known = self.names()
+        if name is None and not known:
+            raise ConfigError(f"there is no sweep in {self.root} yet; run 'trireme train' first, or say where with --dir")
+        if name is not None and name not in known:
+            raise ConfigError(f"there is no sweep {name!r} in {self.root}{nearest(name, known)}; 'trireme status --all' lists them")
+        name = name or known[0]
+        data = read_json(self._sweep_path(name)) or {}
+        points = [point for point in data.get("points", []) if isinstance(point, dict)]
+        records = [record for record in map(self._point_record, points) if record is not None]
+        return Sweep(name, data.get("created", 0.0), data.get("launcher", ""), records)
+
+    def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
+        """Add ``records`` to the sweep. Points it has already keep their place; those not named stay."""
+        data = read_json(self._sweep_path(name)) or {"name": name, "created": time.time(), "points": []}
+        points = {point.get("trial"): point for point in data["points"]}
+        for record in records:
+            pruned = {"reason": record.reason.value, "detail": record.detail} if record.status is Status.PRUNED and record.reason else None
+            points[record.id] = {"trial": record.id, "overrides": list(record.overrides), "pruned": pruned}
+        write_json(self._sweep_path(name), data | {"launcher": launcher, "points": list(points.values())}, durable=True)
+
+    def _sweep_path(self, name: str) -> Path:
+        return self.sweeps / f"{check_name(name)}.json"
+
+    def _point_record(self, point: dict[str, Any]) -> Record | None:
+        overrides, pruned = tuple(point.get("overrides", ())), point.get("pruned")
+        if pruned:
+            return self._pruned(overrides, _reason(pruned.get("reason")) or Reason.CONFIGURATION, str(pruned.get("detail", "")))
+        if not _ID.fullmatch(str(point.get("trial"))):
+            return None
+        record = self.load(point["trial"])
+        record.overrides = overrides
+        return record
+
+    def _pruned(self, overrides: tuple[str, ...], reason: Reason, detail: str) -> Record:
+        identifier = digest(list(overrides))
+        return Record(identifier, self.trials / identifier, Status.PRUNED, reason, detail, overrides=overrides)
+
+    # -- wishes to stop -------------------------------------------------------------------------------------------------
+
+    def ask_to_stop(self, target: Record | str, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        """Leave a mark for the launcher that runs the trial, or the sweep of that name; it obeys within a second."""
+        write_json(self.wishes / stop_key(target), {"reason": reason.value, "detail": detail})
+
+    def stops(self) -> dict[str, tuple[Reason, str]]:
+        """All marks that ``ask_to_stop`` left, by ``stop_key``: one look at one folder, however many trials there are."""
+        try:
+            names = [name for name in os.listdir(self.wishes) if not name.startswith(".")]
+        except FileNotFoundError:
+            return {}
+        marks = {name: read_json(self.wishes / name) or {} for name in names}
+        return {name: (_reason(mark.get("reason")) or Reason.CANCELLED, str(mark.get("detail", ""))) for name, mark in marks.items()}
+
+    def forget_stop(self, target: Record | str) -> None:
+        (self.wishes / stop_key(target)).unlink(missing_ok=True)
+
+
+def stop_key(target: Record | str) -> str:
+    """The name of the mark for a trial, or for the sweep of that name."""
+    return f"trial-{target.id}" if isinstance(target, Record) else f"sweep-{check_name(target)}"
+
+
+def check_name(name: str) -> str:
+    """``name`` if it can be the name of a sweep: a file name, a label and a word of the command line everywhere."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"sweep.name={name!r} cannot name a sweep; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def attempt_of(data: dict[str, Any]) -> int:
+    """The attempt that wrote a result or failure file; -1, older than any, when it does not say."""
+    attempt = data.get("attempt")
+    return attempt if isinstance(attempt, int) else -1
+
+
+def outcome_of(result: dict[str, Any]) -> tuple[Status, Reason | None]:
+    """Status and reason as the trainer wrote them; words that this version does not know are an error of the trial."""
+    status, reason = result.get("status"), result.get("reason")
+    if status not in {s.value for s in Status}:
+        return Status.FAILED, Reason.ERROR
+    return Status(status), _reason(reason) or (None if status == Status.DONE.value else Reason.ERROR)
+
+
+def _reason(value: Any) -> Reason | None:
+    return Reason(value) if value in {r.value for r in Reason} else None
