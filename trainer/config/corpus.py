@@ -67,23 +67,33 @@ def read_index(data: DataConfig) -> CorpusIndex:
     """The index of ``data.path``; ``ConfigError`` if there is none or files are missing or cut short."""
     folder, remedy = Path(data.path), f"run `{prepare_command(data)}`"
     try:
-        if not folder.is_dir():
-            raise ConfigError(f"data.path={data.path} does not exist or is no folder; {remedy}")
-        if not (folder / INDEX).exists():
-            raise ConfigError(f"data.path={data.path} is not a prepared corpus (no {INDEX} in it); {remedy}")
-        index = CorpusIndex(**json.loads((folder / INDEX).read_text()))
-        sizes = {name: (folder / name).stat().st_size for name in FILES}
+        found = sorted(path.name for path in folder.iterdir())
+        missing = [name for name in FILES if name not in found]
+        record = json.loads((folder / INDEX).read_text()) if not missing else {}
+        size = (folder / TOKENS).stat().st_size if not missing else 0
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"data.path={data.path} does not exist or is no folder; {remedy}") from None
     except OSError as error:
-        raise ConfigError(f"data.path={data.path} cannot be read: {error}; check its permissions, or {remedy}") from None
-    except (ValueError, TypeError):
-        raise ConfigError(f"data.path={data.path}: {INDEX} is damaged or of another version; {remedy} --force") from None
-    if index.format != FORMAT or index.dtype not in ("uint16", "uint32"):
-        raise ConfigError(f"data.path={data.path} was prepared by another version (format {index.format}); {remedy} --force")
-    if sizes[TOKENS] != index.token_bytes:
-        raise ConfigError(
-            f"data.path={data.path}: {TOKENS} has {sizes[TOKENS]} bytes, but {index.token_bytes} were written; {remedy} --force"
-        )
+        raise ConfigError(f"data.path={data.path} cannot be read: {error.strerror}; check its permissions, or {remedy}") from None
+    except ValueError:
+        record = None
+    if missing:
+        raise ConfigError(f"data.path={data.path} is not a whole prepared corpus (no {missing[0]} in it); {remedy}")
+    index = _parse(record)
+    if index is None:
+        raise ConfigError(f"data.path={data.path}: {INDEX} is damaged or of another version; {remedy} --force")
+    if size != index.token_bytes:
+        raise ConfigError(f"data.path={data.path}: {TOKENS} has {size} bytes, but {index.token_bytes} were written; {remedy} --force")
     return index
+
+
+def _parse(record: Any) -> CorpusIndex | None:
+    """The index in ``record``, or None if it is none that this version writes."""
+    try:
+        index = CorpusIndex(**record)
+        return index if index.format == FORMAT and index.token_bytes >= 0 else None
+    except (TypeError, KeyError):
+        return None
 
 
 def prepare_command(data: DataConfig) -> str:

@@ -55,7 +55,8 @@ def _with_progress_bar(config: str, force: bool) -> Prepared:
     try:
         return prepare(load(config).data, force, report)
     finally:
-        bars.stop()
+        if tasks:
+            bars.stop()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 TRAINING_BYTES = 64 * 2**20
 """Text that the tokenizer is trained on: documents spread evenly over the source, about this many bytes."""
+UINT16_VOCAB = 2**16
+"""The largest vocabulary whose tokens are stored in two bytes."""
 BATCH_BYTES = 2**20
 """Text encoded at once: enough to keep every core busy, little enough to stay small in memory."""
 
@@ -108,7 +110,7 @@ def _matching(data: DataConfig, settings: dict[str, Any]) -> CorpusIndex | None:
 def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Progress) -> CorpusIndex:
     tokenizer = _train_tokenizer(source, progress)
     tokenizer.save(str(folder / TOKENIZER))
-    dtype = "uint16" if tokenizer.get_vocab_size() <= 2**16 else "uint32"
+    dtype = "uint16" if tokenizer.get_vocab_size() <= UINT16_VOCAB else "uint32"
     starts, sha256 = [0], hashlib.sha256()
     with (folder / TOKENS).open("wb") as tokens:
         for ids in _encoded(tokenizer, source, progress):
@@ -159,6 +161,7 @@ def _sample(source: Source, progress: Progress) -> Iterator[str]:
 def _encoded(tokenizer: Tokenizer, source: Source, progress: Progress) -> Iterator[list[int]]:
     """The token ids of every document, each closed by the end token; many are encoded at once, on all cores."""
     end, total, done = tokenizer.get_vocab()[END_OF_TEXT], source.total_bytes, 0
+    tokenizer.encode_special_tokens = True  # a document that spells out the end token contains its letters, not an end
     for size, texts in _batches(source):
         for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
             yield [*encoding.ids, end]

@@ -1,0 +1,229 @@
+"""`trireme prepare`: what it makes, that it is whole or not there, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from launcher.cli import prepare as verb
+from trainer.config import ConfigError, DataConfig, ModelConfig
+from trainer.config.corpus import DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, prepare_command
+from trainer.data import open_dataset
+from trainer.data.prepare import END_OF_TEXT, prepare
+
+TEXTS = {
+    "a.txt": "the cat sat on the mat\n" * 30,
+    "b.txt": "Größe – 字 \N{ROCKET} \x00 done",
+    "d.md": "a third text " * 9,
+    "sub/c.txt": "",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in TEXTS.items():
+        (tmp_path / "text" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "text" / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def settings(folder: Path, **changes: object) -> DataConfig:
+    return DataConfig(**{"source": str(folder / "text"), "path": str(folder / "out"), "vocab": 300} | changes)  # type: ignore[arg-type]
+
+
+def lines(folder: Path, *content: str) -> DataConfig:
+    (folder / "lines.jsonl").write_text("\n".join(content) + "\n")
+    return settings(folder, source=str(folder / "lines.jsonl"))
+
+
+def in_a_process(folder: Path, first: str = "pass") -> subprocess.Popen[str]:
+    """``prepare(settings(folder))`` in a process of its own, which prints whether the folder was reused."""
+    source, path = str(folder / "text"), str(folder / "out")
+    code = f"""if True:
+        import time, trainer.data.prepare as p
+        {first}
+        print(p.prepare(p.DataConfig(source={source!r}, path={path!r}, vocab=300)).reused)"""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def refusal(data: DataConfig) -> str:
+    with pytest.raises(ConfigError) as error:
+        prepare(data)
+    return str(error.value)
+
+
+def opening(data: DataConfig, **model: int) -> str:
+    with pytest.raises(ConfigError) as error:
+        open_dataset(data, ModelConfig(**{"vocab": 300, "seq": 8} | model), seed=0, global_batch=1)  # type: ignore[arg-type]
+    return str(error.value)
+
+
+def test_every_document_comes_back_whole_from_tokens_and_offsets(folder: Path) -> None:
+    done = prepare(settings(folder))
+    tokenizer = Tokenizer.from_file(str(folder / "out" / TOKENIZER))
+    tokens, starts = np.fromfile(folder / "out" / TOKENS, dtype=np.uint16), np.load(folder / "out" / DOCUMENTS)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    documents = [tokens[a:b] for a, b in itertools.pairwise(starts)]
+    assert [tokenizer.decode(d[:-1].tolist()) for d in documents] == [TEXTS[name] for name in sorted(TEXTS)]
+    assert all(d[-1] == end for d in documents)
+    assert (done.tokens, done.documents, done.vocab) == (len(tokens), len(TEXTS), tokenizer.get_vocab_size())
+
+
+def test_jsonl_documents_are_its_lines_in_the_named_field(folder: Path) -> None:
+    data = lines(folder, '{"body": "one", "text": "no"}', "", '{"body": "two"}')
+    done = prepare(DataConfig(**{**vars(data), "text_key": "body"}))
+    tokenizer = Tokenizer.from_file(str(folder / "out" / TOKENIZER))
+    tokens = np.fromfile(folder / "out" / TOKENS, dtype=np.uint16)
+    assert done.documents == 2
+    assert tokenizer.decode(tokens.tolist(), skip_special_tokens=False) == f"one{END_OF_TEXT}two{END_OF_TEXT}"
+
+
+def test_the_end_token_in_the_text_stays_text(folder: Path) -> None:
+    (folder / "text" / "a.txt").write_text(f"before {END_OF_TEXT} after")
+    prepare(settings(folder, pattern="a.txt"))
+    tokens = np.fromfile(folder / "out" / TOKENS, dtype=np.uint16)
+    tokenizer = Tokenizer.from_file(str(folder / "out" / TOKENIZER))
+    assert (tokens == tokenizer.token_to_id(END_OF_TEXT)).sum() == 1
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(settings(folder))
+    small = np.fromfile(folder / "out" / TOKENS, dtype=np.uint16)
+    monkeypatch.setattr("trainer.data.prepare.UINT16_VOCAB", 100)
+    prepare(settings(folder), force=True)
+    assert (np.fromfile(folder / "out" / TOKENS, dtype=np.uint32) == small).all()
+    assert open_dataset(settings(folder), ModelConfig(vocab=300, seq=8), 0, 1).batch(0, 0, 1).max() < 300
+
+
+def test_the_same_text_and_settings_are_prepared_once_and_reproducibly(folder: Path) -> None:
+    first = prepare(settings(folder))
+    stamp = (folder / "out" / TOKENS).stat().st_mtime_ns
+    again = prepare(settings(folder))
+    assert again.reused and (folder / "out" / TOKENS).stat().st_mtime_ns == stamp
+    forced = prepare(settings(folder), force=True)
+    assert not forced.reused and forced.sha256 == first.sha256
+
+
+@pytest.mark.parametrize("change", ["vocab", "text", "torn", "index"])
+def test_what_does_not_match_is_prepared_again(folder: Path, change: str) -> None:
+    prepare(settings(folder))
+    if change == "text":
+        (folder / "text" / "d.md").write_text("changed")
+    if change == "torn":
+        os.truncate(folder / "out" / TOKENS, 10)
+    if change == "index":
+        (folder / "out" / INDEX).write_text("{")
+    data = settings(folder, vocab=290 if change == "vocab" else 300)
+    assert not prepare(data).reused
+    assert check_corpus(data, ModelConfig(vocab=300, seq=8)) is not None
+
+
+def test_a_killed_preparation_leaves_nothing_and_can_be_repeated(folder: Path) -> None:
+    pause = "p._move_into_place = lambda *_: (print('ready', flush=True), time.sleep(60))"
+    with in_a_process(folder, pause) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGKILL)
+    assert not (folder / "out").exists()
+    assert not prepare(settings(folder)).reused
+    assert sorted(p.name for p in folder.iterdir()) == [".out.lock", "out", "text"]
+
+
+def test_of_two_preparations_at_once_the_second_reuses_the_first(folder: Path) -> None:
+    (folder / "text" / "a.txt").write_text("the cat sat on the mat\n" * 20_000)
+    both = [in_a_process(folder) for _ in range(2)]
+    assert sorted(process.communicate()[0].strip() for process in both) == ["False", "True"]
+
+
+def test_files_that_are_not_text_are_left_out_and_named(folder: Path) -> None:
+    (folder / "text" / "image.png").write_bytes(b"\x89PNG\xff\xfe")
+    done = prepare(settings(folder))
+    assert done.skipped == (str(folder / "text" / "image.png"),) and done.documents == len(TEXTS)
+
+
+def test_wrong_sources_are_refused_plainly(folder: Path) -> None:
+    assert "data.source=/no/such is neither 'stdlib' nor a file or folder" in refusal(settings(folder, source="/no/such"))
+    assert "no file that matches data.pattern=*.xyz" in refusal(settings(folder, pattern="*.xyz"))
+    assert "cannot be searched" in refusal(settings(folder, pattern=""))
+    assert "data.kind=synthetic needs no preparation" in refusal(settings(folder, kind="synthetic"))
+    (folder / "latin.txt").write_bytes("Größe".encode("latin-1"))
+    assert "is not UTF-8 text" in refusal(settings(folder, source=str(folder / "latin.txt")))
+
+
+def test_wrong_jsonl_lines_are_named_with_file_line_and_remedy(folder: Path) -> None:
+    broken = refusal(lines(folder, '{"text": "ok"}', '{"text": '))
+    assert broken == f"{folder}/lines.jsonl line 2 is not valid JSON; fix or remove that line"
+    missing = refusal(lines(folder, '{"body": "x", "n": 3}'))
+    assert "line 1 has no text in field 'text' (fields with text: body); set data.text_key" in missing
+    assert "line 1 is not a JSON object" in refusal(lines(folder, "[1]"))
+    assert "line 1 has no text in field 'text'" in refusal(lines(folder, '{"text": 7}'))
+    assert "line 1 is not valid JSON" in refusal(lines(folder, "[" * 100_000))
+    assert not (folder / "out").exists()
+
+
+def test_a_target_that_holds_other_files_is_never_replaced(folder: Path) -> None:
+    data = settings(folder, path=str(folder / "text"), source="stdlib")
+    assert "holds something else (a.txt); choose another data.path" in refusal(data)
+    with pytest.raises(ConfigError):
+        prepare(data, force=True)
+    assert (folder / "text" / "a.txt").read_text() == TEXTS["a.txt"]
+    assert "holds something else" in refusal(settings(folder, path=str(folder / "text" / "a.txt")))
+
+
+def test_a_corpus_that_cannot_be_trained_on_is_refused_plainly(folder: Path) -> None:
+    data = settings(folder)
+    assert opening(data) == f"data.path={folder}/out does not exist or is no folder; run `{prepare_command(data)}`"
+    prepare(data)
+    assert "fewer than one sequence of model.seq=9999 and its next token" in opening(data, seq=9999)
+    assert "model.vocab=64 is smaller than the" in opening(data, vocab=64)
+    (folder / "out" / TOKENIZER).rename(folder / "gone")
+    assert "is not a whole prepared corpus (no tokenizer.json in it)" in opening(data)
+    (folder / "gone").rename(folder / "out" / TOKENIZER)
+    size = (folder / "out" / TOKENS).stat().st_size
+    os.truncate(folder / "out" / TOKENS, size - 2)
+    assert f"tokens.bin has {size - 2} bytes, but {size} were written" in opening(data) and "--force" in opening(data)
+    record = json.loads((folder / "out" / INDEX).read_text())
+    (folder / "out" / INDEX).write_text(json.dumps(record | {"format": 99}))
+    assert "index.json is damaged or of another version" in opening(data)
+    (folder / "out" / INDEX).write_text("[]")
+    assert "index.json is damaged or of another version" in opening(data)
+
+
+def test_the_remedy_is_a_command_that_a_shell_takes(folder: Path) -> None:
+    assert prepare_command(DataConfig()) == "trireme prepare"
+    spaced = DataConfig(source="my texts", pattern="*.txt", vocab=512)
+    assert prepare_command(spaced) == "trireme prepare 'data.source=my texts' 'data.pattern=*.txt' data.vocab=512"
+
+
+def test_the_verb_prepares_by_overrides_and_answers_in_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"data.source={folder}/text", f"data.path={folder}/out", "data.vocab=300", "--json"]
+    assert verb.main(arguments) == 0
+    assert json.loads(capfd.readouterr().out)["reused"] is False
+    assert verb.main(arguments) == 0
+    assert json.loads(capfd.readouterr().out)["reused"] is True
+    assert verb.main([*arguments, "--force"]) == 0
+    assert json.loads(capfd.readouterr().out)["reused"] is False
+
+
+def test_the_verb_reports_wrong_input_once_with_exit_code_2(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert verb.main([f"data.source={folder}/none", f"data.path={folder}/out"]) == 2
+    output = capfd.readouterr()
+    assert output.out == "" and output.err.startswith("error: data.source=") and output.err.count("\n") == 1
+    with pytest.raises(ConfigError, match=r"data.vocab=256 is below the smallest allowed value; use 257"):
+        verb.main(["data.vocab=256"])
+
+
+def test_the_standard_library_is_a_corpus_of_millions_of_tokens(tmp_path: Path) -> None:
+    done = prepare(DataConfig(source="stdlib", path=str(tmp_path / "std"), vocab=1024))
+    assert done.tokens > 1_000_000 and done.vocab == 1024 and not done.skipped
+    rows = open_dataset(DataConfig(path=str(tmp_path / "std")), ModelConfig(vocab=1024, seq=128), 1, 64).batch(0, 0, 64)
+    text = Tokenizer.from_file(str(tmp_path / "std" / TOKENIZER)).decode(rows.ravel().tolist())
+    assert "import" in text and "def " in text
