@@ -33,6 +33,8 @@ def main(argv: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     with plain_errors():
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(sweep.task())()
+    if sweep.error is not None:
+        raise sweep.error
     return sweep.exit_code
 
 

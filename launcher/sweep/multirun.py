@@ -25,10 +25,15 @@ class Multirun:
     def __init__(self, overrides: Sequence[str]):
         self.overrides = tuple(overrides)
         self.records: list[Record] = []
+        self.error: ConfigError | None = None
 
     def task(self) -> Callable[[Any], float]:
         def train(composed: DictConfig) -> float:
-            return self.run([(self.overrides, to_config(composed))])[0]
+            try:
+                return self.run([(self.overrides, to_config(composed))])[0]
+            except ConfigError as error:  # Hydra would print its own words first
+                self.error = error
+                return math.inf
 
         train.multirun = self  # type: ignore[attr-defined]
         return train
