@@ -62,14 +62,18 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 def to_config(composed: Any) -> Config:
     """The typed form of what Hydra composed. Strict: unknown keys, added with ``+``, are refused as well."""
-    from omegaconf import OmegaConf
-
     with plain_errors():  # section by section: Hydra's own may hold values that are only known later
         sections = {str(name): composed[name] for name in composed if name != "hydra"}
-        data = {k: OmegaConf.to_container(v, resolve=True, throw_on_missing=True) if OmegaConf.is_config(v) else v for k, v in sections.items()}
+        data: dict[str, Any] = {k: _plain(v) for k, v in sections.items()}
     cluster = data.pop("cluster", {})
     config = from_dict(Config, data)
     return dataclasses.replace(config, cluster=cluster_from_dict(cluster))
+
+
+def _plain(value: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
 
 
 def check_overrides(overrides: Sequence[str], *, sweep: bool = False) -> list[str]:
