@@ -7,6 +7,7 @@ how the job stands and, when there is no result, what the place knows of the rea
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -127,8 +128,13 @@ class Backend(ABC):
         Here: from the log files in the trial's directory, for backends that share a file system with the launcher.
         """
 
+        asked, final = float("-inf"), handle is None
+
         def ended() -> bool:
-            return handle is None or self.poll([handle])[0].status.final
+            nonlocal asked, final
+            if handle is not None and not final and time.monotonic() - asked >= self.poll_seconds:
+                asked, final = time.monotonic(), self.poll([handle])[0].status.final
+            return final
 
         return read_logs(job, ended if follow else None)
 

@@ -34,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in ``path``; None when there is no such file, or it is torn, or it holds something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 

@@ -38,6 +38,13 @@ class Locks:
             log.warning("this file system has no locks: do not run the same trials from two launchers at once")
         return True
 
+    def held(self, name: str) -> bool:
+        """Whether another process holds ``name``. Do not ask for a name that this process has locked: it would be freed."""
+        if not self.take(name):
+            return True
+        self.free(name)
+        return False
+
     def free(self, name: str) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _offset(name))
 

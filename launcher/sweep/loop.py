@@ -16,7 +16,7 @@ from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.sweep.files import write_json, write_text
 from launcher.sweep.lock import Locks
 from launcher.sweep.outcome import Verdict, decide, failures_in
-from launcher.sweep.store import Record, Store, stop_key
+from launcher.sweep.store import Record, Store
 from trainer.config import ConfigError, Reason, Status
 
 TICK_SECONDS = 0.1
@@ -66,6 +66,11 @@ class Flight:
             return True
         return self.record.answered and not self.rerun
 
+    @property
+    def under_way(self) -> bool:
+        """Submitted, by this launcher or an earlier one, and not known to have ended."""
+        return self.record.status in (Status.SUBMITTED, Status.RUNNING)
+
     def last_step(self) -> int:
         step = (self.record.last_step() or {}).get("step", 0)
         return step if isinstance(step, int) else 0
@@ -81,11 +86,11 @@ class Loop:
         self._waiting: list[Flight] = []
         self._flying: list[Flight] = []
         self._polled: dict[int, float] = {}  # when each backend was asked last, by id()
-        self._marks_read = 0.0
+        self._marks_read = float("-inf")
 
     def run(self, flights: Iterable[Flight]) -> None:
         """Until all have ended; with ``sweep.follow=false`` until all that may be submitted are."""
-        self._waiting = sorted(flights, key=lambda f: f.record.status not in (Status.SUBMITTED, Status.RUNNING))  # those under way first
+        self._waiting = sorted(flights, key=lambda flight: not flight.under_way)
         while self._waiting or self._flying:
             self._obey()
             self._launch()
@@ -96,6 +101,25 @@ class Loop:
             if self.interrupted and all(flight.backend.outlives_launcher for flight in self._flying):
                 return
             time.sleep(TICK_SECONDS)
+
+    def catch_up(self, flights: Iterable[Flight]) -> None:
+        """One look at trials under way that no launcher follows: settle those that have ended. Nothing is submitted."""
+        for backend, group in _by_backend([flight for flight in flights if self._claim(flight) and flight.under_way]):
+            self._adopt(backend, group)
+        self._poll()
+
+    def end(self, flights: Iterable[Flight]) -> list[Record]:
+        """Stop trials that no launcher runs. Those that another launcher holds are returned."""
+        left = []
+        for flight in flights:
+            if self._claim(flight):
+                self._end(flight, Reason.CANCELLED, "")
+            else:
+                left.append(flight.record)
+        while self._flying:
+            if not self._poll():
+                time.sleep(TICK_SECONDS)
+        return left
 
     # -- stopping -------------------------------------------------------------------------------------------------------
 
@@ -109,14 +133,21 @@ class Loop:
         self._marks_read = time.monotonic()
         stops = self._store.stops()
         for flight in [*self._waiting, *self._flying] if stops else []:
-            wish = stops.get(stop_key(self._sweep)) or stops.get(stop_key(flight.record))
-            if wish is None:
-                continue
-            if flight in self._flying:
+            wish = stops.get(flight.record.id)
+            if wish is not None and flight in self._flying:
                 self._stop([flight], *wish)
-            elif self._claim(flight):  # otherwise whoever runs it obeys
+            elif wish is not None and self._claim(flight):  # otherwise whoever runs it obeys
                 self._waiting.remove(flight)
-                self._finish(flight, Verdict(Status.STOPPED, *wish, flight.record.attempt))
+                self._end(flight, *wish)
+
+    def _end(self, flight: Flight, reason: Reason, detail: str) -> None:
+        """Stop a claimed trial that this launcher has not begun: it may be done, or left under way by an earlier launcher."""
+        if flight.settled:
+            self._release(flight)
+        elif flight.under_way and not self._adopt(flight.backend, [flight]):
+            self._stop([flight], reason, detail)
+        else:
+            self._finish(flight, Verdict(Status.STOPPED, reason, detail, flight.record.attempt))
 
     def _stop(self, flights: Sequence[Flight], reason: Reason, detail: str) -> None:
         for flight in flights:
@@ -140,9 +171,8 @@ class Loop:
                 self._tell(flight.record)
             else:
                 batch.append(flight)
-        under_way = [f for f in batch if f.record.status in (Status.SUBMITTED, Status.RUNNING)]
-        fresh = [f for f in batch if f not in under_way]
-        for backend, flights in _by_backend(under_way):
+        fresh = [f for f in batch if not f.under_way]
+        for backend, flights in _by_backend([f for f in batch if f.under_way]):
             fresh += self._adopt(backend, flights)
         for backend, flights in _by_backend(fresh):
             self._submit(backend, flights)
@@ -306,7 +336,7 @@ class Loop:
 
     def _try_again(self, flight: Flight, verdict: Verdict) -> bool:
         """Whether another attempt is due. Attempts that an earlier launcher left, and those that moved on, are not counted."""
-        if self.interrupted or not verdict.retryable:
+        if not verdict.retryable:
             return False
         if flight.inherited or (verdict.resumable and flight.last_step() > flight.first_step):
             return True

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from launcher.sweep.labels import seconds, short_layout, state, total_steps
+from launcher.results.labels import layout_label
+from launcher.sweep.labels import newest_step, outcome, state, step, total_steps
 from launcher.sweep.loop import Flight, Observer
 from launcher.sweep.store import Record
 from trainer.config import Status
@@ -41,24 +42,12 @@ def _counts(trials: Sequence[Record], to_run: set[str]) -> str:
     return ", ".join([total, *(f"{count} {word}" for word, count in counts.items() if count)])
 
 
-def describe(record: Record) -> str:
-    """One trial's newest step in words: ``step 7  loss 5.83  41.2 ms``; empty before the first."""
-    line = record.last_step() or {}
-    if line.get("attempt", 0) != record.attempt or "step" not in line:
-        return ""
-    words = [f"step {line['step']}"]
-    words += [f"loss {line['loss']:.4g}"] if isinstance(line.get("loss"), (int, float)) else []
-    words += [seconds(line["step_time_s"])] if isinstance(line.get("step_time_s"), (int, float)) else []
-    return "  ".join(words)
+def _ended(record: Record) -> str:
+    return f"{record.id}  {layout_label(record.config.get('layout', {}))}  {outcome(record)}"
 
 
-def verdict(record: Record) -> str:
-    """One line for an ended trial: its layout, state and step time, or why it has none."""
-    line = f"{record.id}  {short_layout(record.config.get('layout', {}))}  {state(record)}"
-    if record.status is Status.DONE:
-        time_s = (record.result() or {}).get("step_time_s")
-        return line + (f"  {seconds(time_s)} a step" if isinstance(time_s, (int, float)) else "")
-    return line + (f": {record.detail}" if record.detail else "")
+def _again(record: Record) -> str:
+    return f"{record.id}  attempt {record.attempt} follows: {record.detail}"
 
 
 class Lines:
@@ -70,9 +59,9 @@ class Lines:
     def on_trial(self, record: Record) -> None:
         if record.status.final:
             self._ended += 1
-            say(f"[{self._ended}/{self._total}] {verdict(record)}")
+            say(f"[{self._ended}/{self._total}] {_ended(record)}")
         elif record.status is Status.PLANNED:
-            say(f"trying {record.id} again (attempt {record.attempt}): {record.detail}")
+            say(_again(record))
 
     def on_poll(self, records: Sequence[Record]) -> None:
         """Nothing: a log is not a screen."""
@@ -85,7 +74,7 @@ class Bars:
     """A bar for the sweep and one for each trial under way; a single trial has only its own."""
 
     def __init__(self, records: Sequence[Record]):
-        label, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+        label, note = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}", markup=False)
         columns = (label, BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), note)
         self._bars = Progress(*columns, console=Console(stderr=True, highlight=False))
         self._total = len(records)
@@ -97,15 +86,15 @@ class Bars:
     def on_trial(self, record: Record) -> None:
         if record.status.final:
             self._drop(record)
-            self._bars.console.print(verdict(record), markup=False)
+            self._bars.console.print(_ended(record), markup=False)
             if self._sweep is not None:
                 self._bars.advance(self._sweep)
         elif record.status is Status.PLANNED:
             self._drop(record)
-            self._bars.console.print(f"trying {record.id} again (attempt {record.attempt}): {record.detail}", markup=False)
+            self._bars.console.print(_again(record), markup=False)
         elif record.id not in self._trials:
-            label = f"{record.id[:8]}  {short_layout(record.config.get('layout', {}))}"
-            self._trials[record.id] = self._bars.add_task(label.replace("[", "\\["), total=total_steps(record), note=record.status.value)
+            label = f"{record.id[:8]}  {layout_label(record.config.get('layout', {}))}"
+            self._trials[record.id] = self._bars.add_task(label, total=total_steps(record), note=record.status.value)
 
     def on_poll(self, records: Sequence[Record]) -> None:
         if time.monotonic() - self._refreshed < _REFRESH_SECONDS:
@@ -113,8 +102,7 @@ class Bars:
         self._refreshed = time.monotonic()
         for record in records:
             if record.id in self._trials:
-                step = (record.last_step() or {}).get("step", 0)
-                self._bars.update(self._trials[record.id], completed=step, note=describe(record) or state(record))
+                self._bars.update(self._trials[record.id], completed=step(record) or 0, note=newest_step(record) or state(record))
 
     def close(self) -> None:
         self._bars.stop()

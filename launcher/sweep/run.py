@@ -46,6 +46,7 @@ def run_sweep(
         _enter(store, locks, name)
         records = _plan(store, name, points)
         flights = _flights(points, records, settings, places, backends)
+        _forget_old_wishes(store, locks, flights)
         watchers = [progress_for(name, records, flights), *observers]
         loop = Loop(store, locks, settings, name, launcher_name(), watchers)
         try:
@@ -66,14 +67,13 @@ def launcher_name() -> str:
 
 
 def _enter(store: Store, locks: Locks, name: str) -> None:
-    """Lock the sweep, waiting for another launcher that runs it, and forget an old wish to stop it."""
+    """Lock the sweep, waiting for another launcher that runs it."""
     key = f"sweep {name}"
     if not locks.take(key):
         holder = store.sweep(name).launcher if name in store.names() else ""
         say(f"sweep {name} is being run by {holder or 'another launcher'}; waiting for it (Ctrl-C leaves it alone)")
         while not locks.take(key):
             time.sleep(0.5)
-    store.forget_stop(name)
 
 
 def _plan(store: Store, name: str, points: Sequence[Point]) -> list[Record]:
@@ -107,6 +107,14 @@ def _flights(
             if not settings.follow and not backend.outlives_launcher:
                 raise ConfigError(f"sweep.follow=false needs a queue, which cluster.backend={cluster.backend} has not; set it to true")
     return [Flight(record, cluster, places[_place(cluster)], settings.rerun) for record, cluster in todo.values()]
+
+
+def _forget_old_wishes(store: Store, locks: Locks, flights: Sequence[Flight]) -> None:
+    """A wish to stop that outlived the launcher it was meant for does not bind this one."""
+    for identifier in store.stops():
+        for flight in flights:
+            if flight.record.id == identifier and not locks.held(identifier):
+                store.forget_stop(flight.record)
 
 
 def _place(cluster: ClusterConfig) -> str:

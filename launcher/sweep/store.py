@@ -3,7 +3,7 @@
     <root>/trials/<id>/trial.json   the launcher's record of a trial; beside it everything the trainer writes
     <root>/sweeps/<name>.json       a sweep: its points in order, each a trial or a pruned combination
     <root>/locks                    who runs what (see lock.py)
-    <root>/stop/                    wishes to stop a trial or a sweep, left for the launcher that is running it
+    <root>/stop/<id>                a wish to stop a trial, left for the launcher that is running it
 
 Trials are global: two sweeps with the same point share the trial.
 """
@@ -212,12 +212,12 @@ class Store:
 
     # -- wishes to stop -------------------------------------------------------------------------------------------------
 
-    def ask_to_stop(self, target: Record | str, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
-        """Leave a mark for the launcher that runs the trial, or the sweep of that name; it obeys within a second."""
-        write_json(self.wishes / stop_key(target), {"reason": reason.value, "detail": detail})
+    def ask_to_stop(self, record: Record, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        """Leave a mark for the launcher that runs the trial; it obeys within a second."""
+        write_json(self.wishes / record.id, {"reason": reason.value, "detail": detail})
 
     def stops(self) -> dict[str, tuple[Reason, str]]:
-        """All marks that ``ask_to_stop`` left, by ``stop_key``: one look at one folder, however many trials there are."""
+        """All marks that ``ask_to_stop`` left, by trial id: one look at one folder, however many trials there are."""
         try:
             names = [name for name in os.listdir(self.wishes) if not name.startswith(".")]
         except FileNotFoundError:
@@ -225,13 +225,8 @@ class Store:
         marks = {name: read_json(self.wishes / name) or {} for name in names}
         return {name: (_reason(mark.get("reason")) or Reason.CANCELLED, str(mark.get("detail", ""))) for name, mark in marks.items()}
 
-    def forget_stop(self, target: Record | str) -> None:
-        (self.wishes / stop_key(target)).unlink(missing_ok=True)
-
-
-def stop_key(target: Record | str) -> str:
-    """The name of the mark for a trial, or for the sweep of that name."""
-    return f"trial-{target.id}" if isinstance(target, Record) else f"sweep-{check_name(target)}"
+    def forget_stop(self, record: Record) -> None:
+        (self.wishes / record.id).unlink(missing_ok=True)
 
 
 def check_name(name: str) -> str:

@@ -1,0 +1,47 @@
+"""``trireme cancel SWEEP|TRIAL``: stop a sweep or a trial, whether or not a launcher is running it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from launcher.sweep.attend import stop
+from launcher.sweep.store import Record, Store
+from trainer.config import Status
+
+HELP = "stop a sweep or a trial"
+
+_PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
+
+
+def main(argv: list[str]) -> int:
+    """0 when everything named has ended; 1 when a launcher has been asked to stop trials and has not answered yet."""
+    parser = argparse.ArgumentParser("trireme cancel", description="Stop a sweep or a trial.")
+    parser.add_argument("target", metavar="SWEEP|TRIAL", help="name of a sweep, or id of a trial or its first digits")
+    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    store = Store(arguments.dir)
+    records = store.sweep(arguments.target).records if arguments.target in store.names() else [store.trial(arguments.target)]
+    unended = [record for record in records if not record.status.final]
+    if not unended:
+        print(f"nothing to stop: {arguments.target} has ended")
+        return 0
+    pending = _wait(store, stop(store, unended))
+    stopped = sum(store.load(record.id).status is Status.STOPPED for record in unended)
+    print(f"{stopped} stopped, {len(unended) - stopped - len(pending)} had ended, {len(pending)} not answered yet")
+    return 1 if pending else 0
+
+
+def _wait(store: Store, records: Sequence[Record]) -> list[Record]:
+    """Wait for the launchers that run ``records`` to obey; returns the trials that have not ended."""
+    if records:
+        holders = sorted({record.launcher for record in records if record.launcher})
+        print(f"asked {', '.join(holders) or 'the launcher'} to stop {len(records)} trials", file=sys.stderr)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    pending = list(records)
+    while pending and time.monotonic() < deadline:
+        time.sleep(0.5)
+        pending = [record for record in pending if not store.load(record.id).status.final]
+    return pending

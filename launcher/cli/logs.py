@@ -1,0 +1,84 @@
+"""``trireme logs TRIAL``: what the ranks of a trial print, at rest or while they run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.backends import backend_for
+from launcher.backends.base import Backend, Job
+from launcher.backends.logs import log_attempts
+from launcher.config.clusters import cluster_from_dict
+from launcher.sweep.store import Record, Store
+from trainer.config import ConfigError, Status
+from trainer.config.errors import listed
+
+HELP = "print or follow a trial's logs"
+
+_WAIT_SECONDS = 0.5
+
+
+def main(argv: list[str]) -> int:
+    """Print the log of the newest attempt; with ``-f`` also of attempts that follow, until the trial ends."""
+    parser = argparse.ArgumentParser("trireme logs", description="What the ranks of a trial print.")
+    parser.add_argument("trial", metavar="TRIAL", help="id of the trial, or its first digits")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the trial has ended")
+    parser.add_argument("--rank", type=int, metavar="R", help="only this rank")
+    parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt (default: the newest)")
+    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    record = Store(arguments.dir).trial(arguments.trial)
+    if arguments.rank is not None and not 0 <= arguments.rank < record.world_size:
+        raise ConfigError(f"--rank {arguments.rank} is not a rank of trial {record.id}; use 0 to {record.world_size - 1}")
+    lines = _follow(Store(arguments.dir), record) if arguments.follow and arguments.attempt is None else _newest(record, arguments.attempt)
+    prefix = f"[{arguments.rank}] " if arguments.rank is not None and record.world_size > 1 else ""
+    for line in lines:
+        if line.startswith(prefix):
+            print(line.removeprefix(prefix), flush=arguments.follow)
+    return 0
+
+
+def _newest(record: Record, attempt: int | None) -> Iterator[str]:
+    """The log of one attempt, as far as it goes."""
+    attempts = log_attempts(record.directory)
+    current = record.status is not Status.PLANNED and attempt in (None, record.attempt)
+    chosen = record.attempt if current else attempt if attempt is not None else max(attempts, default=record.attempt)
+    if attempt is not None and attempt not in attempts and not current:
+        raise ConfigError(f"trial {record.id} has no log of attempt {attempt}" + (f"; there is {listed(attempts)}" if attempts else ""))
+    with_backend = _open(record)
+    try:
+        yield from with_backend.logs(_job(record, chosen), record.handle if current else None)
+    finally:
+        with_backend.close()
+
+
+def _follow(store: Store, record: Record) -> Iterator[str]:
+    """The logs of this attempt and of those that follow it."""
+    shown = -1
+    backend = _open(record)
+    try:
+        while True:
+            record = store.load(record.id)
+            if record.attempt > shown and record.handle is not None:
+                print(f"-- attempt {record.attempt} --", file=sys.stderr)
+                yield from backend.logs(_job(record, record.attempt), record.handle, follow=True)
+                shown = record.attempt
+            elif record.status.final:
+                return
+            else:
+                time.sleep(_WAIT_SECONDS)
+    finally:
+        backend.close()
+
+
+def _open(record: Record) -> Backend:
+    if not record.cluster:
+        raise ConfigError(f"the record of trial {record.id} is gone; its logs are in {Path(record.directory, 'logs')}")
+    return backend_for(cluster_from_dict(record.cluster))
+
+
+def _job(record: Record, attempt: int) -> Job:
+    return Job(record.id, record.sweep, attempt, record.directory, cluster_from_dict(record.cluster), record.world_size)
