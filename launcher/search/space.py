@@ -16,6 +16,7 @@ import numpy as np
 from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE, WORDS
+from launcher.cost.sharding_planner import node_levels, sharding_chains
 from trainer.config import ConfigError, ModelConfig, resolve_model
 from trainer.config.errors import divisors, listed, nearest
 from trainer.config.schema import RECOMPUTE, SCHEDULES
@@ -157,22 +158,13 @@ def _sharded(table: np.ndarray, gpus_per_node: int, levels: str) -> np.ndarray:
     rows = []
     for index, (tensor, data) in enumerate(pairs.tolist()):
         members = table[group.ravel() == index]
-        chains = np.array(sharding_chains(data, max(1, gpus_per_node // tensor), levels))
+        near = max(1, gpus_per_node // tensor)
+        chains = np.array(sharding_chains(data, None if levels == "all" else node_levels(data, near)))
         part = np.repeat(members, len(chains))
         for column, name in enumerate(("params", "grads", "optimizer")):
             part[name] = np.tile(chains[:, column], len(members))
         rows.append(part)
     return np.concatenate(rows) if rows else table
-
-
-def sharding_chains(data: int, replicas_in_node: int, levels: str = "levels") -> list[tuple[int, int, int]]:
-    """(params, grads, optimizer) with params | grads | optimizer | data.
-
-    ``levels``: factors 1, the replicas of one node, and all; between them only the node boundary changes what a collective costs
-    per byte. ``all``: every divisor of ``data``.
-    """
-    factors = divisors(data) if levels == "all" else sorted({1, int(np.gcd(data, replicas_in_node)), data})
-    return [(p, g, o) for o in factors for g in factors if o % g == 0 for p in factors if g % p == 0]
 
 
 def _check(limits: SpaceConfig) -> None:

@@ -1,0 +1,104 @@
+"""Every layout of the space predicted, ordered, and a reason for each that is out. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.config.schema import ClusterConfig, Config
+from launcher.config.search import SpaceConfig
+from launcher.cost.case import Case
+from launcher.cost.layouts import to_layout, to_table
+from launcher.cost.model import Estimate, estimate
+from launcher.cost.prediction import Prediction, case_of, explain
+from launcher.search.space import Space, space
+from trainer.config import LayoutConfig
+
+FITS, EDGE = 0.5, 0.02
+"""A layout with a smaller chance to fit than FITS is at the edge of memory, with a smaller one than EDGE it is out."""
+
+IN, AT_EDGE, MEMORY, DOMINATED = range(4)
+VERDICTS = (
+    "in",
+    "edge: may not fit into memory",
+    "memory: does not fit",
+    "dominated: a layout with the same ranks is as fast and needs no more memory",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layouts of a space with what is predicted of each; ``verdict`` holds an index into ``VERDICTS`` per layout."""
+
+    space: Space
+    case: Case
+    estimate: Estimate
+    verdict: np.ndarray
+
+    @property
+    def order(self) -> np.ndarray:
+        """Rows that are in, fastest first."""
+        return self.fastest(IN)
+
+    def fastest(self, verdict: int) -> np.ndarray:
+        """Rows of one verdict, fastest first."""
+        rows = np.flatnonzero(self.verdict == verdict)
+        return rows[np.argsort(self.estimate.step_time[rows], kind="stable")]
+
+    @property
+    def out(self) -> dict[str, int]:
+        """How many combinations each reason took out: rules, memory, dominated."""
+        counts = Counter(self.space.dropped)
+        counts.update({VERDICTS[code]: int((self.verdict == code).sum()) for code in (MEMORY, DOMINATED)})
+        return {reason: count for reason, count in counts.most_common() if count}
+
+    def layout(self, row: int) -> LayoutConfig:
+        return to_layout(self.space.table[row])
+
+    def prediction(self, row: int) -> Prediction:
+        return explain(self.estimate, row, self.case)
+
+    def find(self, layout: LayoutConfig) -> int | None:
+        """The row of ``layout``, or None when it is not in the space."""
+        wanted = to_table([layout])[0]
+        same = np.ones(len(self.space.table), dtype=bool)
+        for name in self.space.table.dtype.names or ():
+            same &= self.space.table[name] == wanted[name]
+        rows = np.flatnonzero(same)
+        return int(rows[0]) if len(rows) else None
+
+
+def plan(config: Config, limits: SpaceConfig | None = None) -> Plan:
+    """Plan the model, global batch, precision and cluster of ``config``; its layout is not looked at."""
+    found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
+    case = case_of(config.model, found.table, config.run, config.cluster)
+    predicted = estimate(case)
+    return Plan(found, case, predicted, judge(found.table, predicted))
+
+
+def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:
+    """A verdict per layout. What is at the edge of memory is never dominated, since nobody knows yet what dominates it fits."""
+    verdict = np.where(predicted.fits >= FITS, IN, np.where(predicted.fits >= EDGE, AT_EDGE, MEMORY))
+    rows = np.flatnonzero(verdict == IN)
+    front = pareto(table["tensor"][rows] * 2**20 + table["pipeline"][rows], predicted.step_time[rows], predicted.memory_total[rows])
+    verdict[rows[~front]] = DOMINATED
+    return verdict
+
+
+def pareto(group: np.ndarray, time: np.ndarray, memory: np.ndarray) -> np.ndarray:
+    """Which elements are the first of their group in time, or need less memory than all faster ones of their group."""
+    order = np.lexsort((memory, time, group))
+    keep = np.zeros(len(order), dtype=bool)
+    starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if len(order) else np.array([], dtype=int)
+    for start, end in zip(starts, [*starts[1:], len(order)]):
+        need = memory[order[start:end]]
+        least = np.minimum.accumulate(need)
+        keep[order[start:end]] = np.r_[True, need[1:] < least[:-1]]
+    return keep
+
+
+def world(cluster: ClusterConfig) -> str:
+    """``128 x 8 a100_80gb``, for headings."""
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.hardware.name}"
