@@ -1,0 +1,118 @@
+"""The folder of checkpoints: whole or not there, kept to a number, closed to attempts that are over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.checkpoint.folder import CheckpointError, Folder, read_manifest
+from trainer.checkpoint.shards import write_rank
+from trainer.config import ConfigError
+
+FACTS: dict[str, object] = {"model": {}, "extra": {}}
+
+
+def entered(root: Path, attempt: int = 0) -> Folder:
+    folder = Folder(root, attempt, token=f"start{attempt}")
+    folder.enter()
+    return folder
+
+
+def save(folder: Folder, step: int, ranks: int = 1) -> None:
+    for rank in range(ranks):
+        write_rank(folder.workspace(step), rank, [])
+    folder.commit(step, ranks, FACTS, timeout_s=5)
+
+
+def steps(folder: Folder) -> list[int]:
+    return [found.step for found in folder.found()]
+
+
+def test_a_checkpoint_is_seen_only_when_every_rank_has_written(tmp_path: Path) -> None:
+    folder = entered(tmp_path)
+    write_rank(folder.workspace(1), 0, [])
+    with pytest.raises(CheckpointError, match=r"rank 1 did not write its part within 0.1 s"):
+        folder.commit(1, 2, FACTS, timeout_s=0.1)
+    assert steps(folder) == []
+    write_rank(folder.workspace(1), 1, [])
+    folder.commit(1, 2, FACTS, timeout_s=5)
+    assert steps(folder) == [1]
+    assert sorted(p.name for p in folder.found()[0].path.iterdir()) == ["manifest.json", "rank-00000.bin", "rank-00001.bin"]
+
+
+def test_the_newest_comes_first_and_the_later_attempt_counts(tmp_path: Path) -> None:
+    save(entered(tmp_path, 0), 5)
+    save(entered(tmp_path, 0), 12)
+    save(entered(tmp_path, 1), 12)
+    assert [(f.step, f.attempt) for f in entered(tmp_path, 1).found()] == [(12, 1), (12, 0), (5, 0)]
+
+
+def test_only_the_newest_are_kept_and_removal_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = entered(tmp_path)
+    for step in (1, 2, 3, 10):
+        save(folder, step)
+    folder.keep(2)
+    assert steps(folder) == [10, 3]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".attempt-0", "step-00000003-attempt-0", "step-00000010-attempt-0"]
+
+
+def test_an_attempt_that_is_over_neither_commits_nor_removes(tmp_path: Path) -> None:
+    old = entered(tmp_path, 0)
+    save(old, 1)
+    write_rank(old.workspace(9), 0, [])
+    new = entered(tmp_path, 1)
+    save(new, 2)
+    write_rank(old.workspace(9), 0, [])
+    with pytest.raises(CheckpointError, match="attempt 1 has taken over from attempt 0; step 9 is not saved"):
+        old.commit(9, 1, FACTS, timeout_s=5)
+    with pytest.raises(CheckpointError, match="nothing more is removed"):
+        old.keep(1)
+    assert steps(new) == [2, 1]
+
+
+def test_an_older_attempt_cannot_start_after_a_newer_one(tmp_path: Path) -> None:
+    entered(tmp_path, 3)
+    with pytest.raises(ConfigError, match="attempt 3 has started there already, so attempt 1 may not; start with --attempt 3 or more"):
+        entered(tmp_path, 1)
+
+
+def test_what_a_killed_attempt_was_writing_is_cleared_and_never_mixed_in(tmp_path: Path) -> None:
+    dead = entered(tmp_path)
+    write_rank(dead.workspace(4), 1, [])
+    again = Folder(tmp_path, 0, token="another start")
+    again.enter()
+    assert not list(tmp_path.glob(".writing-*"))
+    write_rank(again.workspace(4), 0, [])
+    with pytest.raises(CheckpointError, match="rank 1 did not write"):
+        again.commit(4, 2, FACTS, timeout_s=0.1)
+
+
+def test_saving_a_step_again_replaces_it_whole(tmp_path: Path) -> None:
+    save(entered(tmp_path), 4, ranks=2)
+    folder = Folder(tmp_path, 0, token="another start")
+    save(folder, 4, ranks=1)
+    assert list(read_manifest(folder.found()[0])["files"]) == ["rank-00000.bin"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run.checkpoint.dir=.*/file cannot be written"):
+        entered(tmp_path / "file")
+
+
+def test_a_manifest_that_is_missing_torn_or_of_another_version_is_named(tmp_path: Path) -> None:
+    folder = entered(tmp_path)
+    save(folder, 1)
+    (found,) = folder.found()
+    manifest = found.path / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 77}))
+    with pytest.raises(CheckpointError, match="has format 77; this version reads format 1"):
+        read_manifest(found)
+    manifest.write_text('{"format": 1')
+    with pytest.raises(CheckpointError, match=r"manifest.json cannot be read"):
+        read_manifest(found)
+    manifest.unlink()
+    with pytest.raises(CheckpointError, match=r"has no manifest.json"):
+        read_manifest(found)

@@ -1,0 +1,130 @@
+"""Saving and resuming, as the train loop sees it.
+
+``save`` copies this rank's part of the state and returns; a thread writes it while training goes on. Nothing is exchanged
+between ranks but the files themselves, so saving cannot disturb the collectives of the step. ``resume`` is collective: all
+ranks load the same checkpoint, the newest that is whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint.folder import CheckpointError, Folder, Found, read_manifest
+from trainer.checkpoint.shards import STATES, Reader, Snapshot, piece_of, snapshot, write_rank
+from trainer.config import ConfigError, ModelConfig
+from trainer.parallel.collectives import Group
+from trainer.parallel.parameters import Owned
+
+NOT_SHAPE = ("dropout", "attention", "init_std")
+"""Fields of a model that may differ between a checkpoint and the run that resumes it."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run continues from: completed steps, and whatever else ``save`` was given."""
+
+    step: int
+    extra: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, on one rank. Making one is collective over ``world``."""
+
+    def __init__(self, root: Path, world: Group, model: ModelConfig, attempt: int, keep: int, timeout_s: float) -> None:
+        self.world, self.model, self.keep, self.timeout_s = world, model, keep, timeout_s
+        self.folder = Folder(root, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
+        self._together(self.folder.enter if world.index == 0 else lambda: None)
+        self.writer: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def save(self, step: int, state: Iterable[Owned], extra: dict[str, Any]) -> None:
+        """Begin to save ``step`` completed steps. ``extra`` is small plain data of rank 0 (loss scale and the like).
+
+        Waits for the save before, so that at most one copy of the state is held. ``CheckpointError`` if that one failed.
+        """
+        self.finish()
+        copies = snapshot(state)
+        copied = torch.cuda.Event() if torch.cuda.is_available() else None
+        if copied is not None:
+            copied.record()
+        self.writer = threading.Thread(target=self._write, args=(step, copies, copied, extra), name=f"checkpoint {step}", daemon=True)
+        self.writer.start()
+
+    def finish(self) -> None:
+        """Wait until the last save is on disk, on rank 0 until it is committed. ``CheckpointError`` if it failed."""
+        if self.writer is not None:
+            self.writer.join()
+            self.writer = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def resume(self, state: Iterable[Owned]) -> Resumed | None:
+        """Load the newest whole checkpoint into ``state``, under whatever layout it was written; None if there is none.
+
+        A damaged checkpoint is reported and the one before is taken. ``ConfigError`` if all are damaged, or of another model.
+        """
+        owned = list(state)
+        candidates: list[Found] = self.world.gather_objects(self.folder.found())[0]
+        damage = ""
+        for found in candidates:
+            try:
+                return self._together(lambda found=found: self._load(found, owned))  # type: ignore[misc]
+            except CheckpointError as error:
+                damage = damage or str(error)
+                if self.world.index == 0:
+                    print(f"warning: {error}; trying the checkpoint before", file=sys.stderr)
+        if candidates:
+            raise ConfigError(f"{damage}, and there is no older whole one; restore it, or start anew with run.checkpoint.resume=false")
+        return None
+
+    def _load(self, found: Found, state: list[Owned]) -> Resumed:
+        manifest = read_manifest(found)
+        self._check_model(found, manifest["model"])
+        reader = Reader(found.path, manifest)
+        for owned in state:
+            piece = piece_of(owned)
+            reader.read(piece, {name: getattr(owned, name)[: piece.numel] for name in STATES})
+        return Resumed(manifest["step"], manifest["extra"])
+
+    def _check_model(self, found: Found, saved: dict[str, Any]) -> None:
+        for name, value in asdict(self.model).items():
+            if name not in NOT_SHAPE and saved.get(name) != value:
+                raise ConfigError(
+                    f"checkpoint {found.path} is of another model: model.{name}={saved.get(name)} there, {value} here; "
+                    "give another run.checkpoint.dir, or start anew with run.checkpoint.resume=false"
+                )
+
+    def _write(self, step: int, copies: list[Snapshot], copied: torch.cuda.Event | None, extra: dict[str, Any]) -> None:
+        """The thread's work. What goes wrong is raised by the next ``save`` or ``finish``."""
+        try:
+            if copied is not None:
+                copied.synchronize()
+            write_rank(self.folder.workspace(step), self.world.index, copies)
+            if self.world.index == 0:
+                self.folder.commit(step, self.world.size, {"model": asdict(self.model), "extra": extra}, self.timeout_s)
+                self.folder.keep(self.keep)
+        except OSError as error:
+            self.error = CheckpointError(f"cannot write the checkpoint of step {step} to {self.folder.root}: {error.strerror or error}")
+        except Exception as error:
+            self.error = error
+
+    def _together(self, act: Callable[[], Any]) -> Any:
+        """Do something on every rank; if it fails on one, the same error is raised on all."""
+        result, failure = None, None
+        try:
+            result = act()
+        except (ConfigError, CheckpointError) as error:
+            failure = error
+        failures = [f for f in self.world.gather_objects(failure) if f is not None]
+        if failures:
+            raise failures[0]
+        return result
