@@ -13,8 +13,8 @@ from launcher.cost import matmul
 from launcher.cost.case import Case
 from launcher.cost.shape import Number
 
-FLASH = {"flash1": "flash1", "flash2": "flash2", "flash3": "flash3"}
-SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (9.0, 8.0)}
+FLASH = ("flash1", "flash2")
+SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (14.0, 16.0)}
 """Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted)."""
 DROPOUT_PASSES = (2.5, 2.5)
 
@@ -38,7 +38,7 @@ def _flash(case: Case, kernel: str) -> tuple[Number, Number]:
     fill = 1 + constants.flash_ramp / s.seq
     # heads that do not fill the kernel's power-of-two tiles run as the next one
     head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
-    peak = device.peak(case.precision if case.precision != "fp8" else "bf16")
+    peak = device.peak(case.vector_precision) * (1.0 if case.framework.hopper_attention else device.older_kernels)
     exponential = scores / (device.units * constants.exponentials)
     products = 4 * scores * head / peak
     forward = (products / forward_rate + exponential) * fill + constants.kernel
@@ -50,9 +50,9 @@ def _scores(case: Case, kernel: str) -> tuple[Number, Number]:
     s, constants, device = case.shape, case.constants, case.device
     batch = case.micro_batch * s.heads / case.tensor
     rows = s.seq / case.context
-    precision = "bf16" if case.precision == "fp8" else case.precision
+    precision = case.vector_precision
     product = matmul.seconds(device, precision, constants, rows, s.seq, s.head_width, batch)
-    product = product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)
+    product = (product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)) * matmul.aligned(s.head_width)
     passes = np.asarray(SCORE_PASSES[kernel]) + (np.asarray(DROPOUT_PASSES) if s.dropout else 0)
     move = score_count(case) * case.width / (device.bandwidth * constants.bandwidth)
     return product + passes[0] * move, 2 * product + passes[1] * move

@@ -105,6 +105,15 @@ def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
     return forward, inputs, weights
 
 
+def casts(case: Case) -> Number:
+    """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the product's
+    transpose needs its own copy)."""
+    if case.precision not in ("fp8", "fp4"):
+        return np.zeros_like(case.tokens)
+    elements = sum(share * batch * (m * k + n * k / 2) for m, n, k, batch, share in products(case))
+    return elements * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
+
+
 def _accumulate(case: Case, elements: Number) -> Number:
     """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own."""
     buffer = case.framework.gradient_bytes
@@ -118,11 +127,12 @@ def times(case: Case) -> Times:
     forward, inputs, weights = matrix_seconds(case)
     attention_forward, attention_backward = attention.seconds(case)
     point_forward, point_backward = pointwise.seconds(case)
+    cast = casts(case)
     tensor_forward, tensor_backward = tensor_seconds(case, forward, inputs, weights)
     context_forward, context_backward = context_seconds(case, attention_forward, attention_backward)
     expert = expert_seconds(case)
-    ahead = {MATRICES: forward, ATTENTION: attention_forward, POINTWISE: point_forward}
-    back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward}
+    ahead = {MATRICES: forward, ATTENTION: attention_forward, POINTWISE: point_forward + cast}
+    back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward + cast}
     ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: expert}
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: expert}
     launches = case.framework.kernels_per_block * case.constants.host

@@ -104,6 +104,11 @@ class Case:
         """Full-precision training: no master weights, 4- or 8-byte everything."""
         return BYTES[self.precision] > 2
 
+    @property
+    def vector_precision(self) -> str:
+        """Number format of attention and head: low-precision training keeps them in 16 bits."""
+        return "bf16" if self.precision in ("fp8", "fp4") else self.precision
+
     @cached_property
     def tensor_group(self) -> Group:
         return Group.placed(self.device, self.tensor, 1)

@@ -13,7 +13,6 @@ class Constants:
     """What the mechanisms cost on real machines, as fractions of what the data sheet promises, or in seconds."""
 
     # matrix products
-    sustained: float = 0.90  # rate in a training step / best rate of a single product (clocks sink under load)
     ramp_k: float = 128.0  # inner length at which half of a tile's time is start and end
     wave_weight: float = 0.6  # how much of an incomplete last wave is lost (1 = all of it)
     small_tile: float = 0.80  # rate of a tile of half the size in one direction
@@ -24,9 +23,9 @@ class Constants:
     # attention kernels: fraction of the matrix peak in forward and backward, before the exponentials
     flash1: tuple[float, float] = (0.45, 0.36)
     flash2: tuple[float, float] = (0.75, 0.62)
-    flash3: tuple[float, float] = (0.75, 0.62)
     flash_ramp: float = 300.0  # sequence length at which half of a flash kernel's time is edges
     exponentials: float = 22e9  # exponentials per second and unit
+    cast_bytes: float = 6.0  # bytes moved per element that is brought into 8 bits
     # collectives
     link: float = 0.80  # reached fraction of link bandwidth
     network: float = 0.80  # reached fraction of network bandwidth

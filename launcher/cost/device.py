@@ -19,7 +19,9 @@ class Device:
 
     name: str
     peaks: dict[str, float]  # FLOP/s by precision
-    matrix_efficiency: float  # best measured fraction of the peak
+    best: dict[str, float]  # FLOP/s of the best single product, by precision
+    sustained: float  # rate in a training step / best rate
+    older_kernels: float  # fraction of the peak open to kernels of the generation before
     units: int  # processors that share out the tiles of a matrix product
     memory: float
     bandwidth: float
@@ -42,7 +44,9 @@ class Device:
         return cls(
             name=hardware.name,
             peaks={name: rate * 1e12 for name, rate in hardware.peak_tflops.items()},
-            matrix_efficiency=hardware.matrix_efficiency,
+            best={name: rate * 1e12 for name, rate in hardware.best_tflops.items()},
+            sustained=hardware.sustained,
+            older_kernels=hardware.older_kernels,
             units=hardware.units or 1,
             memory=(hardware.memory_gb or np.inf) * 1e9,
             bandwidth=bandwidth,
@@ -55,9 +59,15 @@ class Device:
         )
 
     def peak(self, precision: str) -> float:
-        """Matrix peak in FLOP/s; a precision without a rate of its own runs at the next wider one that has one."""
+        """Matrix peak in FLOP/s."""
+        return self.peaks[self._nearest(precision, self.peaks)]
+
+    def rate(self, precision: str) -> float:
+        """FLOP/s that large matrix products sustain in training."""
+        name = self._nearest(precision, self.peaks)
+        return self.best.get(name, 0.8 * self.peaks[name]) * self.sustained
+
+    def _nearest(self, precision: str, rates: dict[str, float]) -> str:
+        """A precision without a rate of its own runs at the next wider one that has one, else at the widest."""
         order = ("fp4", "fp8", "bf16", "fp16", "fp32", "fp64")
-        for name in (precision, *order[order.index(precision) :], *order[::-1]):
-            if name in self.peaks:
-                return self.peaks[name]
-        raise ConfigError(f"cluster.hardware={self.name} states no matrix peak at all")
+        return next(name for name in (*order[order.index(precision) :], *order[::-1]) if name in rates)

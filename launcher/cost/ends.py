@@ -23,7 +23,7 @@ def embedding(case: Case) -> tuple[Number, Number]:
 def head(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of final norm, head and loss."""
     s, c, device = case.shape, case.constants, case.device
-    precision = "bf16" if case.precision == "fp8" else case.precision  # the head stays in 16 bits
+    precision = case.vector_precision  # the head stays in 16 bits
     mine = s.vocab / case.tensor
     forward = matmul.seconds(device, precision, c, case.tokens, mine, s.hidden)
     backward = matmul.seconds(device, precision, c, case.tokens, s.hidden, mine) + matmul.seconds(

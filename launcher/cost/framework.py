@@ -17,6 +17,7 @@ class Framework:
     attention: str = "flash2"  # unfused | fused_softmax | flash1 | flash2 | flash3
     fused_norm: bool = True
     pointwise: str = "fused"  # eager | fused (bias, dropout, activation each one kernel) | compiled
+    hopper_attention: bool = False  # attention kernels made for the newest devices (cuDNN, flash 3)
     causal_skip: bool = True  # the attention kernel leaves out what lies above the diagonal
     kernels_per_block: int = 24  # kernels of a block's forward pass
     # numbers
@@ -35,7 +36,8 @@ class Framework:
     tensor_overlap: bool = False
     gradient_overlap: bool = True
     gather_overlap: bool = True
-    pipeline_overlap: bool = False
+    blocking_sends: bool = False  # a rank stands still while it hands activations on
+    split_sends: bool = False  # tensor ranks each send a part of an activation that all of them hold
     reduce_every_micro_batch: bool = False  # FSDP without no_sync: gradients are reduce-scattered after every micro-batch
     gather_again: bool = True  # sharded parameters are dropped after forward and gathered again for backward
 

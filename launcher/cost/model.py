@@ -52,13 +52,15 @@ def step(case: Case, held: stages.Held) -> Parts:
     per_block = add(one.forward, one.backward, one.again)
     embedding, head = ends.embedding(case), ends.head(case)
     blocks, m = held.blocks, case.micro_batches
-    ahead, back = total(one.forward), total(one.backward) + total(one.again)
+    ways = (total(one.forward), total(one.backward) + total(one.again))
     alone = case.pipeline == 1
+    send = transfer(case)
+    wait = send * case.chunks if case.framework.blocking_sends else np.zeros_like(send)
     kinds = pipeline.Stages(
-        first=tuple(blocks.first * way + embedding[i] for i, way in enumerate((ahead, back))),
-        middle=tuple(blocks.middle * way for way in (ahead, back)),
-        last=tuple(blocks.last * way + head[i] + np.where(alone, embedding[i], 0.0) for i, way in enumerate((ahead, back))),
-        send=transfer(case),
+        first=tuple(blocks.first * way + embedding[i] + wait / 2 for i, way in enumerate(ways)),
+        middle=tuple(blocks.middle * way + wait for way in ways),
+        last=tuple(blocks.last * way + head[i] + np.where(alone, embedding[i], wait / 2) for i, way in enumerate(ways)),
+        send=np.where(wait > 0, 0.0, send),
     )
     run = pipeline.run(kinds, case.pipeline, case.chunks, m, case.scheduled("gpipe"), case.scheduled("zero_bubble"))
     per_rank = case.shape.layers / case.pipeline
@@ -66,14 +68,15 @@ def step(case: Case, held: stages.Held) -> Parts:
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
     parts[HEAD] = m * sum(head) / case.pipeline
     idle = run.total - total(parts)
-    parts[TRANSFERS] = np.minimum(run.transfers, np.maximum(idle, 0.0))
+    parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
     parts[BUBBLE] = idle - parts[TRANSFERS]
     return parts | once(case, held, one, run.total)
 
 
 def transfer(case: Case) -> np.ndarray:
     """Seconds to hand a micro-batch's activations to the next stage."""
-    payload = case.tokens * case.shape.hidden * case.width / case.sequence_split
+    split = case.tensor if case.framework.split_sends else case.sequence_split
+    payload = case.tokens * case.shape.hidden * case.width / split
     sent = collectives.send(case.device, case.constants, case.stages_apart, payload)
     return np.where(case.pipeline > 1, sent, 0.0)
 
@@ -96,7 +99,7 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
     crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
     return {
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
-        REDUCE: reductions - hidden_reductions + crowded,
+        REDUCE: reductions - hidden_reductions + crowded + work.tied,
         UPDATE: work.optimizer,
         STEP: np.full_like(busy, c.step),
     }

@@ -24,6 +24,7 @@ class Work:
     scatter: Number  # gradients over the ranks that share parameters: per reduction
     reduce: Number  # gradients over the other levels: once per step
     refresh: Number  # updated parameters: once per step
+    tied: Number  # gradients of the embedding that the first and the last stage share: once per step
     optimizer: Number  # update, norm: once per step
 
 
@@ -47,7 +48,15 @@ def work(case: Case, held: Held) -> Work:
         share = share / size
     replicas = case.data_group(case.data / optimizer, optimizer)
     reduce = reduce + collectives.all_reduce(case.device, case.constants, replicas, share * sent) + _expert_reduce(case, expert, sent)
-    return Work(gather, scatter, reduce, refresh, update(case, dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)))
+    return Work(gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)))
+
+
+def tied_embedding(case: Case, sent: float) -> Number:
+    """The first and the last stage sum the gradients of the matrix that both hold."""
+    payload = case.shape.vocab * case.shape.hidden / case.tensor * sent
+    pair = collectives.Group(2, np.where(case.stages_apart, 1, 2))
+    both = collectives.all_reduce(case.device, case.constants, pair, payload)
+    return np.where((case.pipeline > 1) & case.shape.tied, both, 0.0)
 
 
 def _all(case: Case, group: collectives.Group, payload: Number) -> Number:

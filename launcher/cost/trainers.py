@@ -1,0 +1,69 @@
+"""Known trainers: what is documented, or can be read in their code, about their kernels, number formats and overlap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.cost.framework import Framework
+
+MEGATRON_2021 = Framework(
+    name="Megatron-LM 2021",  # arXiv 2104.04473: fused softmax, bias-GELU and bias-dropout-add; nothing overlapped
+    attention="fused_softmax",
+    causal_skip=False,
+    accumulate_fused=True,
+    gradient_bytes=2,
+    reduce_bytes=2,
+    tensor_overlap=False,
+    gradient_overlap=False,
+    gather_overlap=False,
+    blocking_sends=True,
+    split_sends=True,
+)
+MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap=True)  # arXiv 2205.05198: backward's communication beside products
+MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False)  # pipeline engine of DeepSpeed, ZeRO-1
+NEMO_2022 = replace(MEGATRON_2022, name="NeMo 2022", gradient_bytes=4, reduce_bytes=2, gradient_overlap=True)  # O2: fp32 main gradients
+MEGATRON_CORE = Framework(
+    name="Megatron Core",  # Transformer Engine, distributed optimizer with overlapped reduction and gather, user-buffer TP overlap
+    hopper_attention=True,
+    pointwise="compiled",
+    accumulate_fused=True,
+    reduce_bytes=2,
+    logit_copies=1.0,
+    tensor_overlap=True,
+)
+DEEPSPEED = Framework(
+    name="DeepSpeed ZeRO",
+    attention="fused_softmax",
+    causal_skip=False,
+    gradient_bytes=2,
+    reduce_bytes=2,
+    reduce_every_micro_batch=True,
+)
+ALEPH_ALPHA = Framework(
+    name="Aleph Alpha scaling",  # arXiv 2311.05610; whole logits and 2-byte gradients are inferred from its out-of-memory outcomes
+    pointwise="eager",
+    fused_norm=False,
+    gradient_bytes=2,
+    reduce_bytes=2,
+    sharded_logits=False,
+    gradient_overlap=False,
+    gather_overlap=False,
+)
+FSDP = Framework(
+    name="PyTorch FSDP",
+    pointwise="eager",
+    fused_norm=True,
+    weight_bytes=4,  # sharded master weights are the parameters
+    optimizer_bytes=8,
+    gradient_bytes=4,
+    reduce_bytes=2,
+    sharded_logits=True,
+    selective="per_op",
+    reduce_every_micro_batch=True,
+)
+LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1")
+TORCHTITAN = replace(FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4)
+TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
+INTERNEVO = replace(Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2)
+JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True)
+NANOTRON = replace(Framework(), name="nanotron", gradient_overlap=False, gather_overlap=False)

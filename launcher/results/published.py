@@ -1,0 +1,86 @@
+"""Tables of measurements in the published format: one line per run, columns by name, blank where a source prints nothing.
+
+``read`` is strict about the header and forgiving about cells: a cell that is not a number is unknown. What a row means to the
+cost model is decided in ``launcher.results.questions``.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config import ConfigError
+from trainer.config.errors import listed, nearest
+
+REQUIRED = ("model", "layers", "hidden", "seq", "gpu", "gpus", "tp", "pp", "mbs", "gbs")
+"""Columns without which no row of a table could be predicted."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: its number (from 1, the header not counted) and its cells, blank ones left out."""
+
+    number: int
+    cells: dict[str, str]
+
+    def text(self, name: str) -> str:
+        """A cell, or an empty string."""
+        return self.cells.get(name, "")
+
+    def number_of(self, name: str) -> float | None:
+        """A cell as a finite number, or None."""
+        try:
+            value = float(self.cells[name])
+        except (KeyError, ValueError):
+            return None
+        return value if math.isfinite(value) else None
+
+    def whole(self, name: str) -> int | None:
+        """A cell as a positive whole number, or None."""
+        value = self.number_of(name)
+        return int(value) if value is not None and value == int(value) and value > 0 else None
+
+    def yes(self, name: str) -> bool | None:
+        """A cell that says yes or no."""
+        return {"yes": True, "no": False}.get(self.text(name).lower())
+
+    @property
+    def source(self) -> str:
+        return self.text("source")
+
+    @property
+    def notes(self) -> str:
+        return self.text("notes")
+
+    @property
+    def kernel(self) -> str:
+        """The attention kernel that the notes name ("kernel: NAME;"), or an empty string."""
+        found = re.search(r"kernel: ([^;]+)", self.notes)
+        return found.group(1).strip() if found else ""
+
+
+def read(path: str | Path) -> list[Row]:
+    """All rows of a table. ``ConfigError`` when it cannot be read or its columns are not those of the format."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            _check_columns(path, reader.fieldnames)
+            return [Row(number, _cells(record)) for number, record in enumerate(reader, 1)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot read the table {path}: {error}") from None
+
+
+def _check_columns(path: str | Path, columns: list[str] | None) -> None:
+    if not columns:
+        raise ConfigError(f"{path} is empty; a table of measurements starts with a line of column names")
+    missing = [name for name in REQUIRED if name not in columns]
+    if missing:
+        hint = nearest(missing[0], columns)
+        raise ConfigError(f"{path} has no column {listed(missing).replace(' or ', ' and ')}{hint} (it has: {', '.join(columns)})")
+
+
+def _cells(record: dict[str, str | None]) -> dict[str, str]:
+    return {name: value.strip() for name, value in record.items() if isinstance(name, str) and isinstance(value, str) and value.strip()}

@@ -1,0 +1,93 @@
+"""Who published a measurement, and what that says beyond the cells: the trainer, and what a blank cell means there.
+
+Everything here is documented by the source (paper, README, run scripts); nothing is fitted. A table of the reader's own, whose
+source nobody knows here, is taken to be measured with this project's trainer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from launcher.cost import trainers
+from launcher.cost.framework import TRIREME, Framework
+from launcher.results.published import Row
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """A source: a pattern of its name, its trainer, and its defaults."""
+
+    pattern: str
+    framework: Framework
+    sequence_parallel: bool = False  # where the cell is blank
+    vocab: int | None = None
+    dropout: bool = False
+    sharding: str = ""  # where the cell is blank
+    balanced_ends: bool = False  # embedding and head each take a block's place in the pipeline
+
+
+PUBLISHERS = (
+    Publisher(r"BigScience BLOOM", trainers.MEGATRON_DEEPSPEED, vocab=250000),
+    Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257),
+    Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY),
+    Publisher(r"Efficient Parallelization Layouts", trainers.ALEPH_ALPHA, vocab=128000),
+    Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud|Megatron-LM CI", trainers.MEGATRON_CORE, True, sharding="ZeRO-1"),
+    Publisher(r"torchtitan", trainers.TORCHTITAN, True),
+    Publisher(r"MT-NLG", trainers.MEGATRON_DEEPSPEED, dropout=True),
+    Publisher(r"Megatron-LM SC21", trainers.MEGATRON_2021, dropout=True),
+    Publisher(r"Megatron-LM repository", trainers.MEGATRON_2021, dropout=True),
+    Publisher(r"Korthikanti", trainers.MEGATRON_2022, dropout=True),
+    Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
+    Publisher(r"Vocabulary Parallelism|Zero Bubble|MegaScale", trainers.MEGATRON_CORE),
+    Publisher(r"DeepSpeed", trainers.DEEPSPEED),
+    Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
+    Publisher(r"JAX|Pax|MaxText", trainers.JAX),
+    Publisher(r"nanotron", trainers.NANOTRON, True),
+    Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", trainers.FSDP),
+)
+UNKNOWN = Publisher("", TRIREME)
+
+
+def publisher(row: Row) -> Publisher:
+    """The publisher of a row, with what the row itself says of the trainer."""
+    found = next((p for p in PUBLISHERS if re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
+    return replace(found, framework=_as_noted(row, found.framework))
+
+
+def _as_noted(row: Row, framework: Framework) -> Framework:
+    """The kernels and modes that a row names in its notes and cells."""
+    changes: dict[str, object] = {}
+    if "zero-3" in row.text("zero_stage_or_sharding").lower() and framework.name.startswith("Megatron"):
+        framework = trainers.DEEPSPEED
+    kernel = row.kernel
+    if kernel:
+        changes["attention"] = _kernel(kernel)
+        changes["causal_skip"] = "flash" in kernel
+        changes["fused_norm"] = "RMS" in kernel
+    notes = row.notes.lower()
+    for words, change in NOTES:
+        if re.search(words, notes):
+            changes |= change
+    for words, kind in SELECTIVE:
+        if re.search(words, row.text("recompute").lower()):
+            changes["selective"] = kind
+    return replace(framework, **changes)  # type: ignore[arg-type]
+
+
+def _kernel(name: str) -> str:
+    if not name.startswith("flash"):
+        return "fused_softmax" if name == "fused" else "unfused"
+    return "flash1" if "v1" in name else "flash2"
+
+
+NOTES: tuple[tuple[str, dict[str, object]], ...] = (
+    (r"\beager\b", {"pointwise": "eager"}),
+    (r"async tp", {"tensor_overlap": True}),
+    (r"no overlap", {"gradient_overlap": False, "gather_overlap": False}),
+    (r"no all-reduce overlap", {"gradient_overlap": False, "gather_overlap": False}),
+    (r"no broadcast overlap", {"gather_overlap": False}),
+    (r"fp32 grad accumulation", {"gradient_bytes": 4, "reduce_bytes": 4}),
+)
+SELECTIVE = ((r"per-op|default policy|graph pass", "per_op"), (r"layernorm|moe_act|mla_up_proj", "norms"))
+"""What the words of the recompute column mean."""
