@@ -76,30 +76,28 @@ def read_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return [o for o in objects if isinstance(o.get("step"), int)], start + len(whole)
 
 
-def log_tails(directory: Path, lines: int = 40, files: int = 4) -> dict[str, str]:
-    """The last ``lines`` of the newest attempt's logs, by file name; at most ``files``, those of ranks that failed first."""
-    logs = sorted(directory.glob("logs/attempt*.rank*.log"), key=_attempt_and_rank)
-    if not logs:
-        return {}
-    newest = _attempt_and_rank(logs[-1])[0]
-    failed = {_whole(f, "rank") for f in read_failures(directory)}
+def newest_logs(directory: Path) -> list[Path]:
+    """The logs of the newest attempt, those of ranks that say they failed first, then by rank."""
+    logs = list(directory.glob("logs/attempt*.rank*.log"))
+    newest = max((_attempt_and_rank(log)[0] for log in logs), default=0)
+    failed = {_whole(f, "rank") for f in read_failures(directory) if _whole(f, "attempt") == newest}
     chosen = [log for log in logs if _attempt_and_rank(log)[0] == newest]
-    chosen.sort(key=lambda log: (_attempt_and_rank(log)[1] not in failed, _attempt_and_rank(log)[1]))
-    return {log.name: _tail(log, lines) for log in chosen[:files]}
+    return sorted(chosen, key=lambda log: (_attempt_and_rank(log)[1] not in failed, _attempt_and_rank(log)[1]))
+
+
+def tail(path: Path, at_most: int) -> str:
+    """The last ``at_most`` bytes of a text file, without reading the rest of it; empty when it is gone."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - at_most))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _attempt_and_rank(log: Path) -> tuple[int, int]:
     numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in log.name.split(".")[:2]]
     return numbers[0], numbers[-1]
-
-
-def _tail(path: Path, lines: int, at_most: int = 16_384) -> str:
-    """The end of a text file without reading the rest of it."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - at_most))
-        text = file.read().decode("utf-8", errors="replace")
-    return "\n".join(text.splitlines()[-lines:])
 
 
 def _whole(data: dict[str, Any], name: str) -> int:

@@ -1,0 +1,67 @@
+"""``trireme ui [SWEEP]``: MLflow's page on this machine, open at a sweep's trials, fastest first."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from launcher.results.mirror import Mirror, tracking_of
+from launcher.results.server import LocalServer, ServerError, free_port, runs_page
+from launcher.sweep.store import Store
+from trainer.config import ConfigError
+
+HELP = "open the MLflow page on this machine"
+PORT = 5000
+
+
+def main(argv: list[str]) -> int:
+    """Serve until interrupted. 0 then; 1 when MLflow's server fails."""
+    parser = argparse.ArgumentParser("trireme ui", description="Serve the MLflow page of all sweeps on this machine, until Ctrl-C.")
+    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="the sweep that the printed address shows (default: the newest)")
+    parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
+    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    store = Store(arguments.dir)
+    sweep = store.sweep(arguments.sweep)
+    port = _port(arguments.port)
+    print("bringing MLflow up to date ...", file=sys.stderr)
+    experiment = bring_up_to_date(store, sweep.name)
+    server = tracking_of(sweep).uri
+    if server is not None:
+        print(f"sweep {sweep.name} is tracked at\n  {runs_page(server, experiment, sweep.name)}")
+        return 0
+    return serve(store.root, port, experiment, sweep.name)
+
+
+def bring_up_to_date(store: Store, name: str) -> str:
+    """Copy what no launcher has copied yet, of every sweep; the id of the experiment that holds sweep ``name``."""
+    experiments = {}
+    for sweep in store.names():
+        mirror = Mirror(store.root, sweep)
+        mirror.update()
+        experiments[sweep] = mirror.experiment
+    return experiments[name]
+
+
+def serve(root: Path, port: int, experiment: str, sweep: str) -> int:
+    """Run the server in the foreground: Ctrl-C or SIGTERM ends it and all its processes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with LocalServer(root, port) as server:
+            server.wait_ready()
+            print(f"sweep {sweep}, fastest trial first:\n  {runs_page(server.url, experiment, sweep)}\nCtrl-C ends", flush=True)
+            raise ServerError(f"the MLflow server ended by itself with code {server.wait()}")
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _port(wanted: int | None) -> int:
+    port = free_port(PORT if wanted is None else wanted)
+    if wanted not in (None, 0, port):
+        raise ConfigError(f"--port={wanted} cannot be used on this machine; choose another, or leave it out for a free one")
+    return port

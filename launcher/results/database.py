@@ -1,0 +1,80 @@
+"""MLflow without a service: one SQLite file and an artifact folder beside the trials, opened by one process at a time.
+
+MLflow creates and migrates its tables at first use and breaks when several processes do that at once, so every user of the
+file takes the lock first. mlflow itself is imported only here and in ``mirror.py``, inside functions: it costs a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.sweep.lock import Locks
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the default, 7 with back-off, waits four minutes for a dead server
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+}
+"""Settings of every MLflow process that the launcher starts, unless the user has set them."""
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with ``QUIET`` filled in."""
+    return {**QUIET, **os.environ}
+
+
+def database_uri(root: Path) -> str:
+    return f"sqlite:///{root.absolute() / 'mlflow.db'}"
+
+
+def artifact_folder(root: Path) -> Path:
+    return root.absolute() / "mlartifacts"
+
+
+@contextmanager
+def exclusively(root: Path, patience_s: float = 120.0) -> Iterator[None]:
+    """Hold the folder's MLflow lock. ``TimeoutError`` when another process keeps it longer than ``patience_s``."""
+    locks = Locks(root / "mlflow.lock")
+    deadline = time.monotonic() + patience_s
+    try:
+        while not locks.take("mlflow"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process has been writing to {root / 'mlflow.db'} for {patience_s:g} s")
+            time.sleep(0.1)
+        yield
+    finally:
+        locks.close()
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of ``uri``. With the lock held: for SQLite this creates the tables where there are none."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    client.search_experiments(max_results=1)
+    return client
+
+
+def experiment_id(client: MlflowClient, name: str, artifacts: Path | None) -> str:
+    """The experiment of that name, created or brought back from deletion. ``artifacts``: where its files lie; None: the server's choice."""
+    from mlflow.entities import LifecycleStage
+
+    found: Any = client.get_experiment_by_name(name)
+    if found is None:
+        kind = {"mlflow.experimentKind": "custom_model_development"}  # the page for training runs, not for language-model traces
+        return str(client.create_experiment(name, artifacts.as_uri() if artifacts else None, kind))
+    if found.lifecycle_stage == LifecycleStage.DELETED:
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)

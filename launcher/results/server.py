@@ -1,0 +1,89 @@
+"""An MLflow server over a sweep folder, for one person on this machine: ``trireme ui``, and tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from launcher.results.database import artifact_folder, database_uri, environment
+
+START_S = 120.0
+STOP_S = 5.0
+
+
+class ServerError(RuntimeError):
+    """The MLflow server ended or did not answer; the message says where its words are."""
+
+
+class LocalServer:
+    """``mlflow server`` on loopback with one worker and no job runner: two processes instead of fifteen. The database must exist."""
+
+    def __init__(self, root: Path, port: int):
+        self.url, self._log = f"http://127.0.0.1:{port}", root / "mlflow-server.log"
+        command = [
+            sys.executable, "-m", "mlflow", "server", "--backend-store-uri", database_uri(root), "--artifacts-destination",
+            str(artifact_folder(root)), "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        ]  # fmt: skip
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment(), start_new_session=True
+            )
+
+    def __enter__(self) -> LocalServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def wait_ready(self) -> None:
+        """Until it answers. ``ServerError`` when it ends first, or takes longer than ``START_S``."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ServerError(f"the MLflow server ended with code {self._process.returncode}; see {self._log}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise ServerError(f"the MLflow server did not answer within {START_S:g} s; see {self._log}")
+
+    def wait(self) -> int:
+        """Until it ends by itself; its exit code."""
+        return self._process.wait()
+
+    def close(self) -> None:
+        """End the server and all that it started."""
+        for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, None)):
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(patience)
+            except ProcessLookupError:
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def free_port(wanted: int) -> int:
+    """``wanted`` if nobody listens there, else one that the system gives."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ServerError("this machine has no free port")
+
+
+def runs_page(url: str, experiment: str, sweep: str) -> str:
+    """The address of a sweep's trials in MLflow's page, fastest first: the view that the mirror has saved for it."""
+    return f"{url.rstrip('/')}/#/experiments/{experiment}/runs?viewStateShareKey={sweep}&workflowType=machine_learning"

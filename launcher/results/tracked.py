@@ -1,0 +1,114 @@
+"""What MLflow is told of a sweep and its trials: names and values, as plain data. Pure.
+
+A sweep is a parent run, each of its trials a child run. ``train/...`` are metrics by step, as rank 0 wrote them; the plain
+names (``step_time_s``, ...) are the trial's summary, there once it is done, so that sorting runs by ``step_time_s`` gives
+the ranking.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.results import labels
+from launcher.results.ranking import Measurement, leaders
+from trainer.config import Status, flatten
+
+if TYPE_CHECKING:
+    from launcher.sweep.store import Record, Sweep
+
+SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
+"""Keys of ``result.json`` that become metrics of the run."""
+
+HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")
+"""Configuration that is not a parameter of a trial: where it is mirrored, what may be private, what fills pages."""
+
+RUN_STATUS = {
+    Status.PLANNED: "SCHEDULED", Status.SUBMITTED: "SCHEDULED", Status.RUNNING: "RUNNING", Status.DONE: "FINISHED",
+    Status.FAILED: "FAILED", Status.PRUNED: "KILLED", Status.STOPPED: "KILLED",
+}  # fmt: skip
+
+
+def params(record: Record) -> dict[str, str]:
+    """The resolved configuration, flattened: ``layout.tensor`` -> ``2``. Values as YAML would write them."""
+    flat = flatten({**record.config, **({"cluster": record.cluster} if record.cluster else {})})
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
+
+
+def tags(record: Record, sweep: str) -> dict[str, str]:
+    """What runs are found and filtered by. ``mlflow.source.*`` is what the MLflow page shows as their origin."""
+    layout = labels.layout_label(record.config.get("layout") or {})
+    return {
+        "trial": record.id,
+        "sweep": sweep,
+        "layout": layout,
+        "status": record.status.value,
+        "reason": record.reason.value if record.reason else "",
+        "detail": record.detail[:2000],
+        "attempt": str(record.attempt),
+        "git_commit": record.commit or "",
+        "mlflow.source.git.commit": (record.commit or "").rstrip("+"),
+        "mlflow.source.name": " ".join(["trireme train", *record.overrides])[:2000],
+        "mlflow.runName": f"{layout} {record.id[:6]}" if record.config else f"{record.status.value} {record.id[:6]}",
+    }
+
+
+def step_metrics(line: Mapping[str, Any]) -> list[tuple[str, float, int, int]]:
+    """One line of ``metrics.jsonl`` as (name, value, unix milliseconds, step)."""
+    stamp = int(1000 * line["time"]) if _finite(line.get("time")) else 0
+    values = {name: value for name, value in line.items() if name not in ("attempt", "step", "time") and _number(value)}
+    return [(f"train/{name}", float(value), stamp, line["step"]) for name, value in values.items()]
+
+
+def summary_metrics(record: Record) -> dict[str, float]:
+    """The trial's figures, measured and predicted, once it is done. Only what is known and finite."""
+    predicted = record.predicted or {}
+    found: dict[str, Any] = {f"predicted_{name}": predicted.get(name) for name in ("step_time_s", "memory_bytes")}
+    if record.status is Status.DONE:
+        result = record.result() or {}
+        found |= {name: result.get(name) for name in SUMMARY}
+        found |= {f"memory/{part}": value for part, value in (result.get("memory") or {}).items()}
+        found |= {"loss": (result.get("losses") or [None])[-1]}
+    return {name: float(value) for name, value in found.items() if _finite(value)}
+
+
+def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
+    """The parent run: how many trials stand how, the best layout, and the ranking as its description."""
+    counts = {status.value: sum(m.status is status for m in ranked) for status in Status}
+    best = next(iter(leaders(ranked)), None)
+    named = {"sweep": sweep.name, "trials": ", ".join(f"{count} {status}" for status, count in counts.items() if count)}
+    if best is not None:
+        named |= {"best_trial": best.trial, "best_layout": labels.layout_label(best.layout)}
+    return named | {"mlflow.note.content": markdown(ranked)}
+
+
+def view(sweep: str) -> tuple[str, str]:
+    """An experiment tag by which MLflow's page shows the sweep's trials, fastest first, with the columns that matter."""
+    columns = ["metrics.`step_time_s`", "metrics.`tokens_per_s`", "metrics.`peak_memory_bytes`", "tags.`status`", "tags.`reason`"]
+    state = {
+        "searchFilter": f"tags.sweep = '{sweep}' and tags.trial != ''", "orderByKey": columns[0], "orderByAsc": True, "startTime": "ALL",
+        "lifecycleFilter": "Active", "selectedColumns": columns,
+    }  # fmt: skip
+    return f"mlflow.sharedViewState.{sweep}", json.dumps(state)
+
+
+def markdown(ranked: Sequence[Measurement], rows: int = 30) -> str:
+    """The head of the ranking as a Markdown table, short enough for a tag."""
+    head = ["| | trial | layout | step time | tokens/s | outcome |", "|---|---|---|---|---|---|"]
+    body = [
+        f"| {m.place or ''} | {m.trial} | {labels.layout_label(m.layout)} | {labels.seconds(m.step_time_s)} "
+        f"| {labels.amount(m.tokens_per_s)} | {m.status.value}{': ' + m.reason.value if m.reason else ''} |"
+        for m in ranked[:rows]
+    ]
+    more = [f"\n... and {len(ranked) - rows} more"] if len(ranked) > rows else []
+    return "\n".join([*head, *body, *more])
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _finite(value: Any) -> bool:
+    return _number(value) and math.isfinite(value)

@@ -1,0 +1,240 @@
+"""The MLflow mirror: complete, repeatable without duplicates, and never in the way of a trial."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trial_files import SweepOnDisk, demo_sweep, point, step_times, write_metrics
+
+from launcher.results import database, tracking
+from launcher.results.measurements import measure
+from launcher.results.mirror import OFFSET, PARENT, STATE, Mirror, attempt
+from launcher.results.ranking import rank
+from launcher.results.tracking import MlflowMirror
+from launcher.sweep.store import Point, Store
+from trainer.config import Reason, Status
+
+
+def runs(root: Path, order: str = "metrics.step_time_s ASC") -> list[Any]:
+    client = database.open_client(database.database_uri(root))
+    experiment = client.get_experiment_by_name("trireme")
+    return list(client.search_runs([experiment.experiment_id], order_by=[order]))
+
+
+def children(root: Path) -> dict[str, Any]:
+    """Runs of trials, fastest first, by trial id; a trial with two runs fails here."""
+    found = [run for run in runs(root) if PARENT in run.data.tags]
+    assert len({run.data.tags["trial"] for run in found}) == len(found), "a trial has two runs"
+    return {run.data.tags["trial"]: run for run in found}
+
+
+def history(root: Path, run_id: str, metric: str = "train/loss") -> list[int]:
+    client = database.open_client(database.database_uri(root))
+    return sorted(m.step for m in client.get_metric_history(run_id, metric))
+
+
+def with_uri(planned: Point, uri: str) -> Point:
+    assert planned.config is not None
+    return replace(planned, config=replace(planned.config, tracking=replace(planned.config.tracking, uri=uri)))
+
+
+def test_sweep_is_a_parent_run_and_each_trial_a_child_sorted_like_the_ranking(root: Path) -> None:
+    sweep = demo_sweep(root)
+    Mirror(root, sweep.name).update()
+    parents = [run for run in runs(root) if run.data.tags.get("kind") == "sweep"]
+    assert [run.info.run_name for run in parents] == ["planted"]
+    mirrored = children(root)
+    assert {run.data.tags[PARENT] for run in mirrored.values()} == {parents[0].info.run_id}
+    ranked = [m.trial for m in rank(measure(sweep.records))]
+    assert set(mirrored) == set(ranked)
+    assert list(mirrored)[:3] == ranked[:3], "sorted by the metric step_time_s, MLflow's order is the ranking"
+    assert parents[0].data.tags["best_trial"] == ranked[0]
+
+
+def test_trial_has_its_params_tags_metrics_and_files(root: Path) -> None:
+    sweep = SweepOnDisk(root)
+    record = sweep.done(point(2, 2), 0.2)
+    Mirror(root, sweep.name).update()
+    run = children(root)[record.id]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["layout.tensor"] == "2" and run.data.params["model.tied"] == "true" and run.data.params["cluster.backend"] == "local"
+    assert not [name for name in run.data.params if name.startswith(("tracking", "cluster.env"))]
+    wanted = {"trial": record.id, "sweep": "planted", "layout": "t2 p2 d1 mb1 1f1b", "status": "done", "reason": "", "git_commit": "0123abcd"}
+    assert wanted.items() <= run.data.tags.items()
+    assert run.data.metrics["step_time_s"] == pytest.approx(0.2, rel=0.01)
+    assert run.data.metrics["memory/weights"] == 2e6
+    for name in ("loss", "grad_norm", "step_time_s", "tokens_per_s"):
+        assert history(root, run.info.run_id, f"train/{name}") == list(range(1, 9))
+    client = database.open_client(database.database_uri(root))
+    assert {f.path for f in client.list_artifacts(run.info.run_id)} == {"config.yaml", "trial.json", "result.json", "timeline.json", "logs"}
+    assert len(client.list_artifacts(run.info.run_id, "logs")) == 4
+
+
+def test_failed_and_pruned_trials_say_why(root: Path) -> None:
+    sweep = demo_sweep(root)
+    Mirror(root, sweep.name).update()
+    said = {(run.data.tags["status"], run.info.status): run.data.tags["reason"] for run in children(root).values()}
+    assert said[("failed", "FAILED")] == "out of memory"
+    assert said[("pruned", "KILLED")] == "configuration"
+    assert all("step_time_s" not in run.data.metrics for run in children(root).values() if run.data.tags["status"] != "done")
+
+
+def test_mirroring_again_changes_nothing(root: Path) -> None:
+    demo_sweep(root)
+    mirror = Mirror(root, "planted")
+    mirror.update()
+    before = {trial: (run.info.run_id, history(root, run.info.run_id), run.data.tags) for trial, run in children(root).items()}
+    mirror.update()
+    Mirror(root, "planted").update()
+    assert {trial: (run.info.run_id, history(root, run.info.run_id), run.data.tags) for trial, run in children(root).items()} == before
+    assert len(runs(root)) == len(before) + 1
+
+
+def test_mirror_killed_before_it_noted_its_progress_duplicates_nothing(root: Path) -> None:
+    record = SweepOnDisk(root).done(point(2, 2), 0.2)
+    Mirror(root, "planted").update()
+    run = children(root)[record.id]
+    client = database.open_client(database.database_uri(root))
+    for tag in (OFFSET, STATE):
+        client.delete_tag(run.info.run_id, tag)
+    Mirror(root, "planted").update()
+    assert list(children(root)) == [record.id]
+    for name in ("train/loss", "train/step_time_s"):
+        assert history(root, run.info.run_id, name) == list(range(1, 9))
+    assert history(root, run.info.run_id, "step_time_s") == [0]
+
+
+def test_running_trial_is_followed_line_by_line(root: Path) -> None:
+    sweep = SweepOnDisk(root)
+    record = sweep.add(point(1, 1), Status.RUNNING)
+    mirror = Mirror(root, "planted")
+    mirror.update()
+    run_id = children(root)[record.id].info.run_id
+    write_metrics(record, [1.0, 1.0])
+    with (record.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"attempt": 0, "step": 3, "loss"')
+    mirror.update()
+    assert history(root, run_id) == [1, 2]
+    with (record.directory / "metrics.jsonl").open("a") as file:
+        file.write(': NaN, "time": 1790000009.0}\n')
+    mirror.update()
+    assert history(root, run_id) == [1, 2, 3]
+    record.status, record.reason = Status.FAILED, Reason.NUMERICS
+    sweep.store.save(record)
+    mirror.update()
+    run = children(root)[record.id]
+    assert (run.info.status, run.data.tags["reason"]) == ("FAILED", "numerics")
+
+
+def test_trial_shared_by_two_sweeps_is_in_both(root: Path) -> None:
+    first, second = SweepOnDisk(root, "first"), SweepOnDisk(root, "second")
+    record = first.done(point(1, 1), 0.2)
+    second.done(point(1, 1), 0.2)
+    for name in ("first", "second"):
+        Mirror(root, name).update()
+    found = [run for run in runs(root) if run.data.tags.get("trial") == record.id]
+    assert sorted(run.data.tags["sweep"] for run in found) == ["first", "second"]
+
+
+def test_launchers_that_start_at_once_make_one_database_and_no_duplicate(tmp_path: Path) -> None:
+    demo_sweep(tmp_path)
+    command = [sys.executable, "-m", "launcher.results.mirror", "--dir", str(tmp_path), "planted"]
+    mirrors = [subprocess.Popen(command, stdin=subprocess.DEVNULL, env=database.environment()) for _ in range(3)]
+    assert [mirror.wait(120) for mirror in mirrors] == [0, 0, 0]
+    assert len(children(tmp_path)) == 6
+    assert len(runs(tmp_path)) == 7
+
+
+def test_mirror_killed_halfway_is_completed_by_the_next(root: Path) -> None:
+    sweep = SweepOnDisk(root)
+    for micro_batch in (1, 2):
+        for tensor, pipeline in ((1, 1), (2, 1), (1, 2), (2, 2)):
+            sweep.done(point(tensor, pipeline, micro_batch=micro_batch), 0.2)
+    observer = MlflowMirror(root, "planted")
+    observer.on_trial(sweep.records[0])
+    assert observer._process is not None
+    deadline = time.monotonic() + 60
+    while not any((root / "mlartifacts").glob("*/artifacts/*")):
+        assert time.monotonic() < deadline, (root / "mlflow.log").read_text()
+        time.sleep(0.01)
+    observer._process.kill()
+    observer._process.wait()
+    Mirror(root, "planted").update()
+    mirrored = children(root)
+    assert set(mirrored) == {record.id for record in sweep.records}
+    assert all(history(root, run.info.run_id) == list(range(1, 9)) for run in mirrored.values())
+    assert all(run.info.status == "FINISHED" for run in mirrored.values())
+
+
+def test_observer_mirrors_the_sweep_and_ends_with_it(root: Path) -> None:
+    sweep = SweepOnDisk(root)
+    observer = MlflowMirror(root, "planted")
+    record = sweep.done(point(1, 1), 0.2)
+    observer.on_trial(record)
+    observer.on_poll([record])
+    observer.close()
+    assert observer._process is not None and observer._process.returncode == 0, (root / "mlflow.log").read_text()
+    assert children(root)[record.id].info.status == "FINISHED"
+
+
+def test_launcher_never_waits_for_a_mirror_that_hangs(root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    record = SweepOnDisk(root).done(point(1, 1), 0.2)
+    monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
+    observer = MlflowMirror(root, "planted")
+    observer.on_trial(record)
+    assert observer._process is not None
+    observer._process.send_signal(signal.SIGSTOP)
+    for _ in range(100_000):  # more than any pipe holds: a write that could block would do so here
+        observer.on_trial(record)
+    observer.on_poll([record])
+    observer.close()
+    assert observer._process.returncode == -signal.SIGKILL
+    assert capfd.readouterr().err.count("MLflow does not have all") == 1
+
+
+def test_launcher_says_once_that_the_mirror_died_and_goes_on(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    record = SweepOnDisk(root).done(point(1, 1), 0.2)
+    observer = MlflowMirror(root, "planted")
+    observer.on_trial(record)
+    assert observer._process is not None
+    observer._process.kill()
+    observer._process.wait()
+    observer.on_poll([record])
+    observer.on_trial(record)
+    observer.close()
+    assert capfd.readouterr().err.count("MLflow does not have all") == 1
+
+
+@pytest.mark.parametrize("kind", ["refuses", "never answers"])
+def test_dead_server_costs_one_bounded_attempt_and_no_record(root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as black_hole:
+        black_hole.bind(("127.0.0.1", 0))
+        if kind == "never answers":
+            black_hole.listen(8)
+        uri = f"http://127.0.0.1:{black_hole.getsockname()[1]}"
+        sweep = SweepOnDisk(root)
+        record = sweep.done(with_uri(point(1, 1), uri), 0.2)
+        assert attempt(Mirror(root, "planted")) is False
+    assert Store(root).trial(record.id).status is Status.DONE
+    assert rank(measure(Store(root).sweep().records))[0].step_time_s == pytest.approx(0.2, rel=0.01)
+
+
+def test_running_trial_on_a_server_is_left_to_rank_0(root: Path, server: str) -> None:
+    sweep = SweepOnDisk(root, "left-to-rank-0")
+    running = sweep.add(with_uri(point(1, 1), server), Status.RUNNING)
+    write_metrics(running, step_times(0.2, 0.02))
+    mirror = Mirror(root, sweep.name)
+    mirror.update()
+    client = database.open_client(server)
+    assert [run.info.run_name for run in client.search_runs([mirror.experiment], f"tags.sweep = '{sweep.name}'")] == [sweep.name]
+    assert not client.search_runs([mirror.experiment], f"tags.trial = '{running.id}'")

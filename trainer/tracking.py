@@ -1,0 +1,207 @@
+"""Rank 0's own mirror: metrics.jsonl to an MLflow server, by a thread that no step ever waits for.
+
+The thread follows the file that the training loop writes anyway, so the loop hands nothing over and nothing piles up in
+memory. Every request has a time limit, every failure lengthens the pause to the next attempt, and after ``FAILURES`` in a
+row the thread gives up; the file stays the truth, and the launcher copies what is missing when the trial has ended.
+
+Six calls of MLflow's REST interface are all that is needed. The MLflow client would cost rank 0 a second of imports that
+compete with the steps being timed, and retries for minutes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import os
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Status, TrackingConfig, TrainConfig, flatten
+from trainer.files import read_json
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 2.0
+REQUEST_S = 5.0
+CLOSE_S = 10.0
+FAILURES = 8
+BATCH = 150
+"""Lines per request: MLflow takes 1000 metrics at once."""
+
+PARENT, OFFSET = "mlflow.parentRunId", "trireme.mirrored_bytes"
+SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
+
+
+@contextmanager
+def forwarding(config: TrainConfig, directory: Path) -> Iterator[None]:
+    """Mirror ``directory/metrics.jsonl`` while the body runs, if ``tracking.uri`` is a server. For rank 0 only.
+
+    ``directory`` is named after the trial. Leaving waits for at most ``CLOSE_S`` seconds, and never raises because of MLflow.
+    """
+    uri = config.tracking.uri or ""
+    if not uri.startswith(("http://", "https://")):
+        yield
+        return
+    forwarder = Forwarder(config, directory)
+    forwarder.start()
+    try:
+        yield
+    except BaseException:
+        forwarder.finish("FAILED")
+        raise
+    forwarder.finish("FINISHED")
+
+
+class Forwarder(threading.Thread):
+    """One trial's run on the server: found by its ``trial`` tag, so that a resumed attempt goes on in the same run."""
+
+    def __init__(self, config: TrainConfig, directory: Path):
+        super().__init__(name="mlflow", daemon=True)
+        self._config, self._directory, self._trial = config, directory, directory.resolve().name
+        self._server = Server(config.tracking)
+        self._ending = threading.Event()
+        self._status = "RUNNING"
+        self._run_id, self._offset = "", 0
+
+    def finish(self, status: str) -> None:
+        """Send what is left, then ``status``; return after ``CLOSE_S`` at the latest."""
+        self._status = status
+        self._ending.set()
+        self.join(CLOSE_S)
+        if self.is_alive():
+            log.warning("MLflow at %s is slow; the rest of this trial stays in %s", self._config.tracking.uri, self._directory)
+
+    def run(self) -> None:
+        failures, last = 0, False
+        while failures < FAILURES and not last:
+            last = self._ending.is_set()
+            try:
+                self._forward(last)
+                failures = 0
+            except (OSError, ValueError, KeyError) as error:  # no answer in time, a refusal, or an answer that makes no sense
+                failures += 1
+                if last or failures in (1, FAILURES):
+                    state = "" if failures < FAILURES else "; given up"
+                    log.warning("MLflow at %s cannot be reached: %s%s", self._config.tracking.uri, error, state)
+            if not last:
+                self._ending.wait(PERIOD_S * 2**failures)
+
+    def _forward(self, last: bool) -> None:
+        if not self._run_id:
+            self._run_id, self._offset = self._open()
+        lines, offset = whole_lines(self._directory / "metrics.jsonl", self._offset)
+        for first in range(0, len(lines), BATCH):
+            metrics = [metric for line in lines[first : first + BATCH] for metric in step_metrics(line)]
+            self._server.call("runs/log-batch", run_id=self._run_id, metrics=metrics)
+        if offset != self._offset:
+            self._server.call("runs/log-batch", run_id=self._run_id, tags=_pairs({OFFSET: str(offset)}))
+            self._offset = offset
+        if last:
+            summary = summary_metrics(read_json(self._directory / "result.json") or {})
+            self._server.call("runs/log-batch", run_id=self._run_id, metrics=summary)
+            self._server.call("runs/update", run_id=self._run_id, status=self._status, end_time=_now())
+
+    def _open(self) -> tuple[str, int]:
+        """The trial's run and how much of the file it holds; a new run with the resolved configuration if there is none."""
+        experiment, parent = self._server.experiment(), self._config.tracking.parent_run
+        query = f"tags.trial = '{self._trial}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
+        found = self._server.call("runs/search", experiment_ids=[experiment], filter=query, max_results=1).get("runs")
+        if found:
+            run_id, tags = found[0]["info"]["run_id"], {tag["key"]: tag["value"] for tag in found[0]["data"].get("tags", [])}
+            self._server.call("runs/update", run_id=run_id, status="RUNNING")
+            return run_id, int(tags.get(OFFSET, 0))
+        tags = {"trial": self._trial, "status": Status.RUNNING.value} | ({PARENT: parent} if parent else {})
+        run = self._server.call("runs/create", experiment_id=experiment, start_time=_now(), run_name=self._trial, tags=_pairs(tags))
+        run_id = run["run"]["info"]["run_id"]
+        params = [pair for pair in _pairs(flatten(self._config)) if not pair["key"].startswith("tracking.")]
+        for first in range(0, len(params), 100):
+            self._server.call("runs/log-batch", run_id=run_id, params=params[first : first + 100])
+        return run_id, 0
+
+
+class Server:
+    """The REST interface of an MLflow tracking server. Credentials come from the variables that MLflow's own client reads."""
+
+    def __init__(self, tracking: TrackingConfig):
+        parts = urllib.parse.urlsplit(tracking.uri or "")
+        self._base = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/api/2.0/mlflow/"
+        self._experiment = tracking.experiment
+        user = parts.username or os.environ.get("MLFLOW_TRACKING_USERNAME")
+        password, token = parts.password or os.environ.get("MLFLOW_TRACKING_PASSWORD", ""), os.environ.get("MLFLOW_TRACKING_TOKEN")
+        self._headers = {"Content-Type": "application/json"}
+        if user:
+            self._headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        elif token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._tls = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
+        if os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("1", "true"):
+            self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+
+    def call(self, method: str, **body: Any) -> dict[str, Any]:
+        """POST ``body``; the answer. ``OSError`` when the server is away or refuses, with its words."""
+        return self._send(urllib.request.Request(self._base + method, json.dumps(body).encode(), self._headers))
+
+    def experiment(self) -> str:
+        """The id of the configured experiment, created if there is none."""
+        url = f"{self._base}experiments/get-by-name?{urllib.parse.urlencode({'experiment_name': self._experiment})}"
+        try:
+            return str(self._send(urllib.request.Request(url, headers=self._headers))["experiment"]["experiment_id"])
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+        return str(self.call("experiments/create", name=self._experiment)["experiment_id"])
+
+    def _send(self, request: urllib.request.Request) -> dict[str, Any]:
+        with urllib.request.urlopen(request, timeout=REQUEST_S, context=self._tls) as answer:
+            return dict(json.loads(answer.read() or b"{}"))
+
+
+def step_metrics(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One line of metrics.jsonl as MLflow metrics ``train/<name>``; the launcher's mirror uses the same names and times."""
+    stamp, step = int(1000 * line.get("time", 0)), line["step"]
+    names = [name for name in line if name not in ("attempt", "step", "time") and isinstance(line[name], (int, float))]
+    return [{"key": f"train/{name}", "value": _json_number(line[name]), "timestamp": stamp, "step": step} for name in names]
+
+
+def summary_metrics(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The figures of a finished trial."""
+    values = {name: result.get(name) for name in SUMMARY} if result.get("status") == Status.DONE.value else {}
+    known = {name: value for name, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)}
+    return [{"key": name, "value": value, "timestamp": _now(), "step": 0} for name, value in known.items()]
+
+
+def whole_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The lines of ``path`` that were completed since byte ``offset``, and the offset after them. A shorter file was started anew."""
+    try:
+        with path.open("rb") as file:
+            start = file.seek(offset if offset <= path.stat().st_size else 0)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    whole = data[: data.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], start + len(whole)
+
+
+def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"key": name, "value": value if isinstance(value, str) else json.dumps(value)} for name, value in values.items()]
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no NaN; MLflow reads it, and infinity, from text."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _now() -> int:
+    return int(1000 * time.time())
