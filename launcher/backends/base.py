@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Job:
     cluster: ClusterConfig
     world_size: int  # ranks the layout occupies; at most cluster.world_size
     max_parallel: int = 0  # jobs of the sweep that may run at once, 0 = any; for backends that throttle
+    config: Mapping[str, Any] | None = field(default=None, compare=False)  # what config.yaml holds, for whoever sends it along
+    avoid: tuple[str, ...] = ()  # nodes that were at fault in earlier attempts
 
     @property
     def name(self) -> str:
@@ -43,6 +45,11 @@ class Job:
     @property
     def config_path(self) -> Path:
         return self.directory / "config.yaml"
+
+    @property
+    def request_path(self) -> Path:
+        """Where the text of the request is kept, as it was submitted."""
+        return self.directory / "logs" / f"attempt{self.attempt}.submitted.txt"
 
     def log_path(self, rank: int) -> Path:
         """Standard output and error of one rank."""
@@ -68,6 +75,7 @@ class JobState:
     started: float | None = None  # unix seconds, when it is known
     nodes: tuple[str, ...] = ()
     attempt: int | None = None  # the attempt that runs, where the place itself starts jobs again (Slurm's requeue)
+    bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempt avoids them
 
 
 Handle = dict[str, Any]

@@ -57,7 +57,8 @@ class Flight:
 
     def job(self, max_parallel: int) -> Job:
         record = self.record
-        return Job(record.id, record.sweep, record.attempt, record.directory, self.cluster, record.world_size, max_parallel)
+        avoid = sorted({node for attempt in record.history for node in attempt.get("bad_nodes", ())})
+        return Job(record.id, record.sweep, record.attempt, record.directory, self.cluster, record.world_size, max_parallel, tuple(avoid))
 
     @property
     def settled(self) -> bool:
@@ -241,7 +242,8 @@ class Loop:
         record = flight.record
         record.attempt += 1 if record.status.final else 0  # what an earlier attempt left is never taken for this one's
         request = flight.backend.render(self._job(flight))
-        for name, text in {f"logs/attempt{record.attempt}.submitted.txt": request.text, **request.files}.items():
+        write_text(request.job.request_path, request.text)
+        for name, text in request.files.items():
             write_text(record.directory / name, text)
         record.status, record.reason, record.detail = Status.SUBMITTED, None, ""
         record.handle, record.launcher, record.sweep = None, self._launcher, self._sweep
@@ -325,7 +327,7 @@ class Loop:
             status = Status.FAILED if reason is Reason.CANNOT_START else Status.STOPPED
             verdict = Verdict(status, reason, detail or verdict.detail, verdict.attempt)
         elif self._try_again(flight, verdict):
-            self._remember(record, verdict)
+            self._remember(record, verdict, state.bad_nodes)
             record.attempt, record.status = verdict.attempt + 1, Status.PLANNED
             record.reason, record.detail, record.handle = verdict.reason, verdict.detail, None
             self._store.save(record)
@@ -361,9 +363,9 @@ class Loop:
         flight.claimed = False
 
     @staticmethod
-    def _remember(record: Record, verdict: Verdict) -> None:
+    def _remember(record: Record, verdict: Verdict, bad_nodes: Sequence[str] = ()) -> None:
         reason = verdict.reason.value if verdict.reason else None
-        entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
+        entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail, "bad_nodes": list(bad_nodes)}
         record.history.append(entry | {"started": record.started or record.submitted, "ended": time.time(), "nodes": list(record.nodes)})
 
     def _job(self, flight: Flight) -> Job:
