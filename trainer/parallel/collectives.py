@@ -2,12 +2,11 @@
 
 A ``Group`` of one rank makes no call and counts nothing, so code that uses it needs no case for it. Calls return a
 ``Pending``; ``wait`` on it makes the result usable (on CUDA it orders streams, it does not block the host). The time the
-host spends in ``wait`` is the exposed part of communication on CPU.
+stream or host spends there is the exposed part of communication.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.clock import Clock
 from trainer.failure import CommunicationError
 
 # torch 2.13 renamed the flat collectives and warns about the old names
@@ -30,16 +30,17 @@ SUM = dist.ReduceOp.SUM
 
 @dataclass
 class Ledger:
-    """What one rank has communicated: calls and payload bytes by (group, operation), and seconds spent waiting.
+    """What one rank has communicated: calls and bytes by (group, operation), and when it had to wait for it.
 
     The payload is the full tensor of an all_gather or reduce_scatter (all shards), the tensor of an all_reduce, and what is
     sent of a point-to-point message. ``wire_bytes`` turns it into what a ring algorithm sends.
     """
 
+    clock: Clock
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
-    waited_s: float = 0.0
+    waits: list[tuple[Any, Any]] = field(default_factory=list)  # marks of the clock, since the meter last took them
 
     def count(self, group: Group, operation: str, nbytes: int) -> None:
         """Count one call. A ring all_reduce of n bytes over g ranks sends 2 n (g-1)/g, all_gather and reduce_scatter half of it."""
@@ -53,7 +54,6 @@ class Ledger:
         self.calls.clear()
         self.payload.clear()
         self.wire.clear()
-        self.waited_s = 0.0
 
 
 @dataclass
@@ -69,13 +69,14 @@ class Pending:
         """Return when the result can be used; ``CommunicationError`` when it never will be."""
         if self.work is None:
             return
-        start = time.perf_counter()
+        clock = self.group.ledger.clock
+        start = clock.mark()
         try:
             self.work.wait()
         except (RuntimeError, ValueError) as error:
             raise self.group.failed(self.operation, error) from error
         self.work, self.keep = None, ()
-        self.group.ledger.waited_s += time.perf_counter() - start
+        self.group.ledger.waits.append((start, clock.mark()))
 
 
 @dataclass
@@ -148,12 +149,10 @@ class Group:
             return Pending(None, self, operation)
         if counted is not None:
             self.ledger.count(self, operation, counted.numel() * counted.element_size())
-        start = time.perf_counter()
         try:
             work = call()
         except (RuntimeError, ValueError) as error:
             raise self.failed(operation, error) from error
-        self.ledger.waited_s += time.perf_counter() - start
         return Pending(work, self, operation, keep)
 
 
@@ -163,7 +162,7 @@ class World:
     def __init__(self, rank: int, size: int, device: torch.device, address: str, port: int, timeout_s: float):
         self.rank, self.size, self.device = rank, size, device
         self.timeout = timedelta(seconds=timeout_s)
-        self.ledger = Ledger()
+        self.ledger = Ledger(Clock(device))
         self.group = Group("world", tuple(range(size)), rank, self.ledger)
         if size > 1:
             self._connect(address, port)

@@ -16,16 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.models.layers import Init
+
 BLOCK = 1 << 20
 """Elements of the global tensor that share one random generator."""
-
-
-@dataclass(frozen=True)
-class Init:
-    """How a parameter starts: normal with ``std`` around 0, or the constant ``value`` when ``std`` is 0."""
-
-    std: float = 0.0
-    value: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +49,8 @@ class ParameterRecord:
 class Owned:
     """The part of a local tensor whose optimizer state this rank keeps: flattened elements ``offset`` to ``offset + numel``.
 
-    ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All three are flat views of ``numel`` elements, to be read for a
-    checkpoint and written to when one is loaded. Of the data replicas only those with ``saves`` write it.
+    ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All are flat views of ``numel`` elements; the first three are read
+    for a checkpoint and written to when one is loaded. Of all ranks that keep the same elements, one ``saves``.
     """
 
     record: ParameterRecord
@@ -65,6 +59,7 @@ class Owned:
     weight: Tensor
     exp_avg: Tensor
     exp_avg_sq: Tensor
+    gradient: Tensor
     saves: bool
 
 

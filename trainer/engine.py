@@ -1,0 +1,211 @@
+"""A rank's part of a run: its stretches of the model, their state, and one optimizer step at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.clock import Clock
+from trainer.config import TrainConfig, micro_batches
+from trainer.data import Dataset
+from trainer.failure import NonFinite, OverBudget
+from trainer.layout import Factors, blocks_per_chunk, build
+from trainer.memory import ActivationMeter
+from trainer.meter import Recorder
+from trainer.models.transformer import Transformer
+from trainer.optimizer import AdamW, learning_rate, squared_norm, sum_partial
+from trainer.parallel.collectives import World
+from trainer.parallel.gathering import Gathering
+from trainer.parallel.groups import Groups
+from trainer.parallel.loss import vocabulary_cross_entropy
+from trainer.parallel.pipeline import Boundary, Chunk, Pipeline
+from trainer.parallel.plan import Parallelizer
+from trainer.parallel.sharding import Precision, ShardedState
+from trainer.parallel.tensor import Region
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step leaves behind, the same on every rank."""
+
+    loss: float  # mean over the tokens of the global batch
+    grad_norm: float
+    lr: float
+    stop: bool  # some rank was asked to stop
+    skipped: bool  # the loss or the norm was not finite, and the weights are unchanged
+
+
+class Engine:
+    """Built once from a resolved configuration; every rank of ``world`` builds its own."""
+
+    def __init__(self, config: TrainConfig, world: World, dataset: Dataset):
+        self.config, self.world, self.device, self.dataset = config, world, world.device, dataset
+        layout, model = config.layout, config.model
+        self.groups = Groups.make(world, layout, bool(model.tied))
+        self.precision = Precision.of(config.run.precision)
+        self.clock = Clock(world.device)
+        self.recorder = Recorder(self.clock, world.ledger)
+        self.micro_batches = micro_batches(config)
+        self.tokens_per_step = config.run.global_batch * model.seq
+        self.region = Region(self.groups.tensor, layout.sequence_parallel)
+        factors = Factors.of(layout)
+        self.state = ShardedState(factors, self.groups.at.data, self.groups.levels, self.precision, world.device,
+                                  int(config.run.bucket_mb * 2**20))
+        chunks = self._build_chunks()
+        for bucket in self.state.buckets:
+            bucket.initialize(config.run.seed)
+        self.owned = self.state.owned()
+        self.optimizer = AdamW(config.optimizer, self.owned)
+        seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
+        boundary = Boundary.of((seq, layout.micro_batch, model.hidden), self.region, self.precision.compute, world.device)
+        schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, self.micro_batches)
+        self.pipeline = Pipeline(schedule[self.groups.at.pipeline], chunks, self.state, boundary, self.groups.up, self.groups.down,
+                                 self.recorder)
+        self.activations = self._activation_meter()
+
+    def _build_chunks(self) -> list[Chunk]:
+        """This rank's chunks; state is made for the last one first, because backward starts there."""
+        layout, model, at = self.config.layout, self.config.model, self.groups.at
+        counts = blocks_per_chunk(model, layout)
+        tied, stages = bool(model.tied), layout.pipeline
+        parallelizer = Parallelizer(self.region, self.state, self.precision.compute, self.device, tied=tied,
+                                    apart=tied and stages > 1, first=at.pipeline == 0)
+        models, members = [], []
+        for chunk in range(layout.virtual_pipeline):
+            stage = chunk * stages + at.pipeline
+            start = sum(counts[:stage])
+            with torch.device("meta"):
+                stretch = Transformer(model, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
+            models.append(stretch)
+            members.append(parallelizer.apply(stretch))
+        for own in reversed(members):
+            self.state.add_stretch(own)
+        return [Chunk(stretch, Gathering(self.state, list(stretch.units()))) for stretch in models]
+
+    def _activation_meter(self) -> ActivationMeter:
+        """Counts the first step's activations; ``OverBudget`` here if the states alone exceed ``run.memory_gb``."""
+        states, limit = sum(self.state.nbytes.values()), self.config.run.memory_gb
+        if limit is not None and states > limit * 1e9:
+            raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit:g}")
+        resting = {bucket.shard.untyped_storage().data_ptr() for bucket in self.state.buckets}
+        return ActivationMeter(resting, None if limit is None else int(limit * 1e9) - states)
+
+    def step(self, step: int, stop: bool = False, watch: bool = False) -> StepResult:
+        """Optimizer step number ``step``, from 0. ``stop`` asks all ranks to stop after it; ``watch`` counts activations."""
+        self.recorder.begin()
+        with self.recorder.span("data"):
+            rows = self._rows(step)
+        self.state.begin(self.micro_batches)
+        if watch:
+            with self.activations.watching():
+                losses = self._forward_backward(rows)
+        else:
+            losses = self._forward_backward(rows)
+        with self.recorder.span("backward"):
+            self.state.finish()
+        with self.recorder.span("optimizer"):
+            return self._update(step, losses, stop)
+
+    def _rows(self, step: int) -> Tensor | None:
+        """This replica's rows of the global batch, [micro-batches, s + 1, b]; None where neither tokens nor targets are used."""
+        if all(chunk.model.embedding is None and chunk.model.head is None for chunk in self.pipeline.chunks):
+            return None
+        size = self.config.layout.micro_batch
+        count = self.micro_batches * size
+        batch = torch.from_numpy(self.dataset.batch(step, self.groups.at.data * count, count))
+        return batch.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
+
+    def _forward_backward(self, rows: Tensor | None) -> list[Tensor]:
+        weight, width = 1.0 / self.tokens_per_step, self._vocabulary_width()
+
+        def tokens(micro_batch: int) -> Tensor:
+            assert rows is not None
+            return rows[micro_batch, :-1]
+
+        def loss(logits: Tensor, micro_batch: int) -> Tensor:
+            assert rows is not None
+            return vocabulary_cross_entropy(logits, rows[micro_batch, 1:], weight, self.groups.tensor, width)
+
+        return self.pipeline.step(tokens, loss)
+
+    def _vocabulary_width(self) -> int:
+        """Real columns among this tensor rank's logits."""
+        local = -(-self.config.model.vocab // self.groups.tensor.size)
+        return max(0, min(local, self.config.model.vocab - local * self.groups.tensor.index))
+
+    def _update(self, step: int, losses: list[Tensor], stop: bool) -> StepResult:
+        """Norm, clip and update; one all-reduce joins loss, norm and the wish to stop."""
+        lr, clip = learning_rate(self.config.optimizer, step), self.config.optimizer.clip
+        sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
+        own = torch.zeros(3, dtype=torch.float64, device=self.device)
+        if losses and self.groups.tensor.index == 0:
+            own[0] = torch.stack(losses).double().sum()
+        own[1] = squared_norm(self.owned)
+        own[2] = float(stop)
+        total = own.clone()
+        self.groups.world.all_reduce(total).wait()
+        norm = total[1].sqrt()
+        skip = (~(torch.isfinite(norm) & torch.isfinite(total[0]))).float()
+        factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
+        self.optimizer.step(lr, factor, skip)
+        self.state.restore()
+        loss, _, stops = total.tolist()
+        result = StepResult(loss, norm.item(), lr, stops > 0, bool(skip.item()))
+        if result.skipped:
+            self._not_finite(step, own)
+        return result
+
+    def _not_finite(self, step: int, own: Tensor) -> None:
+        """Name the rank, and stop if that is the policy."""
+        wrong = ["loss" if not torch.isfinite(own[0]) else "gradient"] if not torch.isfinite(own[:2]).all() else []
+        ranks = {rank: what[0] for rank, what in enumerate(self.groups.world.gather_objects(wrong)) if what}
+        rank, what = next(iter(ranks.items()), (self.world.rank, "gradient norm"))
+        message = f"step {step + 1}: the {what} of rank {rank} is not finite"
+        if self.config.run.on_nonfinite == "stop":
+            raise NonFinite(message + "; lower optimizer.lr, or set run.on_nonfinite=skip")
+        if self.world.rank == 0:
+            print(f"warning: {message}; the step is skipped", flush=True)
+
+
+    def extra(self) -> dict[str, float]:
+        """What a checkpoint keeps besides the owned state."""
+        return {"updates": float(self.optimizer.steps)}
+
+    def resume(self, extra: dict[str, float]) -> None:
+        """Continue from ``owned``, which a checkpoint has been read into, and ``extra``."""
+        self.optimizer.steps.fill_(extra["updates"])
+        self.state.restore()
+
+    def memory(self) -> dict[str, int]:
+        """Counted bytes by part: weights, gradients, optimizer, activations."""
+        return self.state.nbytes | {"activations": self.activations.peak}
+
+    def peak_memory(self) -> int:
+        """The device's own peak, or the counted bytes where it keeps no account."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return sum(self.memory().values())
+
+    def recomputed_flops(self) -> float:
+        """FLOPs per step, over all ranks, that recomputation adds."""
+        return 0.0
+
+
+def parameters(engine: Engine) -> dict[str, Tensor]:
+    """Every final parameter whole, on every rank: for tests and exports of small models. Collective."""
+    pieces = [(p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.owned if p.saves]
+    whole: dict[str, Tensor] = {}
+    flats: dict[tuple, Tensor] = {}
+    for rank_pieces in engine.groups.world.gather_objects(pieces):
+        for name, shape, region, local_shape, offset, values in rank_pieces:
+            flat = flats.setdefault((name, shape, region), values.new_zeros(local_shape).flatten())
+            flat[offset : offset + len(values)] = values
+            local = flat.view(local_shape)
+            target = whole.setdefault(name, values.new_zeros(shape))
+            size = tuple(slice(0, stop - start) for start, stop in region)
+            target[tuple(slice(start, stop) for start, stop in region)] = local[size]
+    return whole
+
+

@@ -1,0 +1,213 @@
+"""The run of one rank from its configuration to its result: steps, metrics, timeline, checkpoints, stopping."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint import Checkpoints
+from trainer.config import ConfigError, Reason, Status, TrainConfig, to_dict
+from trainer.data import open_dataset
+from trainer.engine import Engine, StepResult
+from trainer.files import write_json
+from trainer.meter import mean_split, model_flops, spread
+from trainer.parallel.collectives import World
+from trainer.place import Place
+from trainer.timeline import align, write_timeline
+
+
+def train(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
+    """Train a resolved run. Done or stopped; anything else is raised."""
+    asked = StopFlag()
+    device = choose_device(config.run.device, place.local_rank)
+    torch.set_num_threads(config.run.threads)
+    dataset = open_dataset(config.data, config.model, config.run.seed, config.run.global_batch)
+    world = World(place.rank, place.world_size, device, place.address, place.port, config.run.timeout_s)
+    try:
+        return Run(config, Engine(config, world, dataset), out, attempt, asked).to_the_end()
+    finally:
+        world.close()
+
+
+def choose_device(wish: str, local_rank: int) -> torch.device:
+    """``auto`` takes CUDA when there is one. ``ConfigError`` for a CUDA device that does not exist."""
+    if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(f"run.device={wish} needs a CUDA device number {local_rank}, but this host has {torch.cuda.device_count()}; use run.device=cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+class StopFlag:
+    """Set by SIGTERM or SIGUSR2: the scheduler wants the place back."""
+
+    def __init__(self) -> None:
+        self.set = False
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, *_: Any) -> None:
+        self.set = True
+
+
+@dataclass
+class History:
+    """Per completed step, from step 1."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    step_times_s: list[float] = field(default_factory=list)
+    splits: list[dict[str, float]] = field(default_factory=list)  # of this attempt only
+
+    @classmethod
+    def read(cls, metrics: Path, steps: int) -> History:
+        """The first ``steps`` steps as an earlier attempt recorded them; of a step done twice the later line."""
+        lines: dict[int, dict[str, Any]] = {}
+        if steps and metrics.exists():
+            for line in metrics.read_text().splitlines():
+                record = json.loads(line)
+                lines[record["step"]] = record
+        known = [lines[step] for step in range(1, steps + 1) if step in lines]
+        return cls([r["loss"] for r in known], [r["grad_norm"] for r in known], [r["step_time_s"] for r in known])
+
+
+class Run:
+    """The loop around an engine."""
+
+    def __init__(self, config: TrainConfig, engine: Engine, out: Path, attempt: int, asked: StopFlag):
+        self.config, self.engine, self.out, self.attempt, self.asked = config, engine, out, attempt, asked
+        self.world = engine.groups.world
+        self.leads = self.world.index == 0
+        settings = config.run.checkpoint
+        root = Path(settings.dir) if settings.dir else out / "checkpoints"
+        self.checkpoints = None
+        if settings.every:
+            self.checkpoints = Checkpoints(root, self.world, config.model, attempt, settings.keep, config.run.timeout_s)
+        self.history = History()
+
+    def to_the_end(self) -> Status:
+        """Every step that is left."""
+        run, first = self.config.run, self._resume()
+        self.history = History.read(self.out / "metrics.jsonl", first)
+        clock_offset = align(self.world)
+        drawn = min(run.warmup_steps + 1, run.steps - 1)
+        status = Status.DONE
+        for step in range(first, run.steps):
+            start = time.perf_counter()
+            result = self.engine.step(step, stop=self.asked.set, watch=step == first)
+            self.engine.clock.synchronize()
+            self._record(step, result, time.perf_counter() - start)
+            if run.timeline and step == drawn:
+                write_timeline(self.out, step + 1, self.engine, clock_offset)
+            if result.stop and step + 1 < run.steps:
+                status = Status.STOPPED
+            if self._checkpoint_is_due(step + 1, status):
+                self._save(step + 1)
+            if status is Status.STOPPED:
+                break
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
+        self._write_result(status)
+        return status
+
+    def _resume(self) -> int:
+        """Completed steps of the newest checkpoint, loaded; 0 without one."""
+        if self.checkpoints is None or not self.config.run.checkpoint.resume:
+            return 0
+        resumed = self.checkpoints.resume(self.engine.owned)
+        if resumed is None:
+            return 0
+        self.engine.resume(resumed.extra)
+        return min(resumed.step, self.config.run.steps)
+
+    def _checkpoint_is_due(self, steps: int, status: Status) -> bool:
+        if self.checkpoints is None:
+            return False
+        return steps % self.config.run.checkpoint.every == 0 or steps == self.config.run.steps or status is Status.STOPPED
+
+    def _save(self, steps: int) -> None:
+        assert self.checkpoints is not None
+        self.checkpoints.save(steps, self.engine.owned, self.engine.extra())
+
+    def _record(self, step: int, result: StepResult, seconds: float) -> None:
+        history = self.history
+        history.losses.append(result.loss)
+        history.grad_norms.append(result.grad_norm)
+        history.step_times_s.append(seconds)
+        history.splits.append(self.engine.recorder.split())
+        if not self.leads:
+            return
+        line = {"attempt": self.attempt, "step": step + 1, "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr,
+                "step_time_s": seconds, "tokens_per_s": self.engine.tokens_per_step / seconds, "time": time.time()}
+        self.out.mkdir(parents=True, exist_ok=True)
+        with (self.out / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"step {step + 1}/{self.config.run.steps}  loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  {seconds:.3f} s", flush=True)
+
+    def _write_result(self, status: Status) -> None:
+        """``result.json``, from what all ranks measured."""
+        ranks = self.world.gather_objects(self._own_measurements())
+        if not self.leads:
+            return
+        config, history = self.config, self.history
+        skipped = config.run.warmup_steps
+        times = history.step_times_s[skipped:] or history.step_times_s
+        step_time, step_spread = spread(times)
+        reason = Reason.PREEMPTED.value if status is Status.STOPPED else None
+        memory = {part: max(r["memory"][part] for r in ranks) for part in ranks[0]["memory"]}
+        write_json(self.out / "result.json", {
+            "status": status.value, "reason": reason, "message": "stopped on request" if reason else "", "attempt": self.attempt,
+            "losses": history.losses, "grad_norms": history.grad_norms, "step_times_s": history.step_times_s,
+            "step_time_s": step_time, "step_time_spread_s": step_spread, **self._rates(step_time),
+            "step_split_s": mean_split([r["split"] for r in ranks]), "peak_memory_bytes": max(r["peak"] for r in ranks), "memory": memory,
+            "world_size": self.world.size, "layout": to_dict(config.layout), "model": to_dict(config.model),
+            "rank_step_times_s": {str(rank): r["worked_s"] for rank, r in enumerate(ranks)},
+            "communication": ranks[0]["communication"], "versions": versions(), "hosts": sorted({r["host"] for r in ranks}),
+        })
+
+    def _rates(self, step_time: float) -> dict[str, float | None]:
+        """Throughput, and the share of the peak: MFU counts the model's FLOPs, HFU also those of recomputation."""
+        config = self.config
+        if not step_time:
+            return {"tokens_per_s": 0.0, "tflops_per_gpu": 0.0, "mfu": None, "hfu": None}
+        flops = model_flops(config.model, config.run.global_batch)
+        executed = flops + self.engine.recomputed_flops()
+        per_rank, peak = 1e12 * step_time * self.world.size, config.run.peak_tflops
+        return {
+            "tokens_per_s": self.engine.tokens_per_step / step_time, "tflops_per_gpu": flops / per_rank,
+            "mfu": flops / per_rank / peak if peak else None, "hfu": executed / per_rank / peak if peak else None,
+        }
+
+    def _own_measurements(self) -> dict[str, Any]:
+        measured = self.history.splits[self.config.run.warmup_steps :] or self.history.splits
+        split = mean_split(measured) if measured else {}
+        memory = self.engine.memory()
+        ledger = self.engine.world.ledger
+        return {
+            "split": split, "worked_s": sum(s for part, s in split.items() if part != "communication"), "memory": memory,
+            "peak": self.engine.peak_memory(), "host": socket.gethostname(),
+            "communication": {f"{operation} over {group}": {"calls": n, "payload_bytes": ledger.payload[group, operation],
+                                                            "wire_bytes": ledger.wire[group, operation]}
+                              for (group, operation), n in sorted(ledger.calls.items())},
+        }
+
+
+def versions() -> dict[str, str]:
+    """What the run ran on."""
+    try:
+        own = importlib.metadata.version("trireme")
+    except importlib.metadata.PackageNotFoundError:
+        own = "unknown"
+    return {"torch": torch.__version__, "python": platform.python_version(), "trireme": own}
+
+

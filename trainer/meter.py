@@ -1,0 +1,134 @@
+"""What a run measures: where the time of a step goes, model FLOPs, memory by part."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.clock import Clock
+from trainer.config import LayoutConfig, ModelConfig
+from trainer.layout import Action, Kind
+from trainer.parallel.collectives import Ledger
+
+PHASES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "backward", Kind.WEIGHT_GRAD: "backward"}
+"""The part of the step split that a computation belongs to. Sends and receives only start something."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What ran when, as marks of the clock; ``waits`` are the waits for communication inside."""
+
+    phase: str
+    action: Action | None
+    start: Any
+    end: Any
+    waits: slice
+
+
+class Recorder:
+    """Collects the spans of one step."""
+
+    def __init__(self, clock: Clock, ledger: Ledger):
+        self.clock, self.ledger = clock, ledger
+        self.spans: list[Span] = []
+        self.start: Any = None
+        self.host_start = 0.0  # the same moment on the host's clock
+
+    def begin(self) -> None:
+        """A new step starts now."""
+        self.spans, self.start, self.host_start = [], self.clock.mark(), time.perf_counter()
+        self.ledger.waits.clear()
+
+    @contextlib.contextmanager
+    def span(self, action: Action | str) -> Iterator[None]:
+        """Record what runs inside, under the phase of an action or a name."""
+        phase = action if isinstance(action, str) else PHASES.get(action.kind, "communication")
+        start, first = self.clock.mark(), len(self.ledger.waits)
+        yield
+        waits = slice(first, len(self.ledger.waits))
+        self.spans.append(Span(phase, None if isinstance(action, str) else action, start, self.clock.mark(), waits))
+
+    def split(self) -> dict[str, float]:
+        """Seconds of the step by part; ``communication`` is what nothing hid, ``other`` what no span covers."""
+        parts: dict[str, float] = dict.fromkeys(("forward", "backward", "communication", "optimizer", "data"), 0.0)
+        for span in self.spans:
+            waited = sum(self.clock.seconds(*wait) for wait in self.ledger.waits[span.waits])
+            parts["communication"] += waited
+            parts[span.phase] += self.clock.seconds(span.start, span.end) - waited
+        return parts
+
+    def events(self, rank: int, stage_of_rank: int, stages: int, offset_s: float) -> list[dict[str, Any]]:
+        """The step's timeline: times relative to its start, ``offset_s`` later on the common clock."""
+        names = {Kind.SEND_FORWARD: "send", Kind.SEND_BACKWARD: "send", Kind.RECV_FORWARD: "receive", Kind.RECV_BACKWARD: "receive"}
+        events = []
+        for span in self.spans:
+            kind = span.phase if span.action is None else names.get(span.action.kind, span.action.kind.value)
+            chunk = 0 if span.action is None else span.action.chunk
+            start = self.clock.seconds(self.start, span.start) + offset_s
+            # a computation is drawn without the wait for its input at its beginning
+            events.append({
+                "rank": rank, "stage": chunk * stages + stage_of_rank, "chunk": chunk, "kind": kind,
+                "micro_batch": -1 if span.action is None else span.action.micro_batch,
+                "start_s": start + self._leading_wait(span), "end_s": self.clock.seconds(self.start, span.end) + offset_s,
+            })
+        return events
+
+    def _leading_wait(self, span: Span) -> float:
+        waits = self.ledger.waits[span.waits]
+        if not waits or span.action is None or not span.action.kind.computes:
+            return 0.0
+        return self.clock.seconds(span.start, waits[0][1])
+
+
+def model_flops(model: ModelConfig, sequences: int) -> float:
+    """FLOPs of forward and backward of ``sequences`` without recomputation: 2 per multiply-add, backward twice forward.
+
+    Counted are the matrices of the blocks and the head, and q k^T and the weights times v over the whole s x s square (the causal
+    half is not discounted): the convention of Narayanan et al. 2021, equation 3, for any MLP and grouped queries.
+    """
+    return 3.0 * sequences * (model.layers * block_forward_flops(model) + 2.0 * model.seq * model.hidden * model.vocab)
+
+
+def block_forward_flops(model: ModelConfig) -> float:
+    """Forward FLOPs of one block on one sequence."""
+    return 2.0 * model.seq * block_matrix_weights(model) + attention_core_flops(model)
+
+
+def attention_core_flops(model: ModelConfig) -> float:
+    """Forward FLOPs of q k^T and weights times v on one sequence: 4 s^2 h."""
+    return 4.0 * model.seq**2 * model.hidden
+
+
+def block_matrix_weights(model: ModelConfig) -> int:
+    """Elements of a block's matrices."""
+    h, kv, ffn = model.hidden, model.kv_heads or model.heads, model.ffn or 4 * model.hidden
+    up = 2 if model.activation == "swiglu" else 1
+    return h * (2 * h + 2 * kv * (h // model.heads)) + (up + 1) * h * ffn
+
+
+def recomputed_flops(model: ModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
+    """FLOPs that recomputation adds to ``model_flops``: a forward of each recomputed block or attention core."""
+    one = {"none": 0.0, "selective": attention_core_flops(model), "full": block_forward_flops(model)}[layout.recompute]
+    return sequences * recomputed_blocks * one
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median and interquartile range; the range of fewer than two values is 0."""
+    if len(values) < 2:
+        return (values[0] if values else 0.0), 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return middle, high - low
+
+
+def mean_split(splits: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each part over steps."""
+    totals: dict[str, float] = defaultdict(float)
+    for split in splits:
+        for part, seconds in split.items():
+            totals[part] += seconds / len(splits)
+    return dict(totals)

@@ -1,0 +1,1 @@
+"""The networks, written plainly for one process."""

@@ -1,0 +1,42 @@
+"""The groups that a layout needs, made once from the rank grid and handed to whoever communicates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import LayoutConfig
+from trainer.layout import Coordinates, Factors, Grid
+from trainer.parallel.collectives import Group, World
+
+
+@dataclass(frozen=True)
+class Groups:
+    """This rank's groups. Pipeline neighbours have one group per direction, so that each carries tensors in one agreed order."""
+
+    at: Coordinates
+    world: Group
+    tensor: Group
+    up: Group  # pipeline ranks, for sends to a higher one
+    down: Group  # the same ranks, for sends to a lower one
+    levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the data axis (trainer.layout.shards)
+    tied: Group  # first and last pipeline rank, where both hold the embedding's weight; else this rank alone
+
+    @classmethod
+    def make(cls, world: World, layout: LayoutConfig, tied: bool) -> Groups:
+        """All groups, in an order in which every rank makes those it shares with others."""
+        grid, factors = Grid.of(layout), Factors.of(layout)
+        at = grid.coordinates(world.rank)
+        pipeline = grid.group(world.rank, "pipeline")
+        ends = [pipeline[0], pipeline[-1]] if tied and world.rank in (pipeline[0], pipeline[-1]) else [world.rank]
+        return cls(
+            at=at,
+            world=world.group,
+            tensor=world.make_group("tensor", grid.group(world.rank, "tensor")),
+            up=world.make_group("pipeline up", pipeline),
+            down=world.make_group("pipeline down", pipeline),
+            levels={
+                level.name: world.make_group(f"data {level.name}", grid.level_group(world.rank, level.size, level.stride))
+                for level in factors.levels
+            },
+            tied=world.make_group("tied", sorted(set(ends))),
+        )

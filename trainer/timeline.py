@@ -1,0 +1,48 @@
+"""One step of all ranks on one clock, for the report to draw beside the simulated schedule."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.files import write_json
+from trainer.parallel.collectives import Group
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+ROUNDS = 5
+
+
+def align(world: Group) -> float:
+    """Seconds to add to this rank's ``time.perf_counter`` to get rank 0's. Collective.
+
+    Ranks of one host share that clock. Between hosts, all ranks read it after the same barrier, some times over: the median
+    difference is right to a fraction of the barrier's own time.
+    """
+    if world.size == 1:
+        return 0.0
+    readings = []
+    barrier = torch.zeros(1, device="cuda" if torch.distributed.get_backend(world.handle) == "nccl" else "cpu")
+    for _ in range(ROUNDS):
+        world.all_reduce(barrier).wait()
+        barrier.item()
+        readings.append(time.perf_counter())
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else str(world.rank)
+    everyone = world.gather_objects((boot, readings))
+    if everyone[0][0] == boot:
+        return 0.0
+    return statistics.median(first - own for first, own in zip(everyone[0][1], readings))
+
+
+def write_timeline(out: Path, step: int, engine: Any, clock_offset: float) -> None:
+    """``timeline.json`` of the step that has just ended. Collective."""
+    world, layout, recorder = engine.groups.world, engine.config.layout, engine.recorder
+    begins = world.gather_objects(recorder.host_start + clock_offset)
+    shift = recorder.host_start + clock_offset - min(begins)
+    events = recorder.events(world.rank, engine.groups.at.pipeline, layout.pipeline, shift)
+    everyone = world.gather_objects(events)
+    if world.index == 0:
+        write_json(out / "timeline.json", {"step": step, "schedule": layout.schedule, "events": [e for own in everyone for e in own]})
