@@ -18,7 +18,7 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
     from launcher.backends.base import Job
     from launcher.sweep.identity import trial_id
     from launcher.sweep.store import Store
-    from trainer.config import world_size_of
+    from trainer.config import to_dict, world_size_of
 
     for point in points:
         if point.config is None:
@@ -29,7 +29,7 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
         identifier = trial_id(config)
         directory = Store(config.sweep.dir).trials / identifier
         name = config.sweep.name or "dry-run"
-        job = Job(identifier, name, 0, directory, config.cluster, world_size_of(config.layout), config.sweep.max_parallel)
+        job = Job(identifier, name, 0, directory, config.cluster, world_size_of(config.layout), config.sweep.max_parallel, to_dict(config.train_config()))
         print(f"# trial {identifier}: {' '.join(point.overrides)}")
         print(backend.render(job).text + "\n")
         if mode == "server" and hasattr(backend, "validate"):

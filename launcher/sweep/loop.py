@@ -58,7 +58,7 @@ class Flight:
     def job(self, max_parallel: int) -> Job:
         record = self.record
         avoid = sorted({node for attempt in record.history for node in attempt.get("bad_nodes", ())})
-        return Job(record.id, record.sweep, record.attempt, record.directory, self.cluster, record.world_size, max_parallel, tuple(avoid))
+        return Job(record.id, record.sweep, record.attempt, record.directory, self.cluster, record.world_size, max_parallel, record.config, tuple(avoid))
 
     @property
     def settled(self) -> bool:
