@@ -1,0 +1,182 @@
+"""A search over a table of published trials in place of a cluster: the same policy, measured times from the table. Pure.
+
+Rows of one model, sequence length, device and number of devices are one search; they may differ in everything else: layout,
+kernel, batch (times are compared per token). The cost of a trial is counted as a cluster would charge it: ``start_s``, then
+warm-up and measured steps on all devices, where a trial that cannot win is stopped as soon as the search allows it, and one
+that runs out of memory ends in its first step. The grid runs every row to the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.config.schema import HardwareConfig
+from launcher.config.search import SearchConfig
+from launcher.results.answers import answers
+from launcher.results.published import Row
+from launcher.results.questions import Question, Unanswerable, question
+from launcher.search.belief import Candidates, Prior
+from launcher.search.candidates import columns, coordinates
+from launcher.search.policy import FEW_STEPS, Measurement, Policy, Stop, Trial
+from trainer.config import Reason
+
+MIN_ROWS = 5
+"""Rows that ran which a table needs to be worth a search."""
+ATTENTION = ("unfused", "fused_softmax", "flash1", "flash2", "flash3")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one search."""
+
+    name: str
+    questions: list[Question]
+    seconds: np.ndarray  # measured step time per row; inf: did not run
+    out_of_memory: np.ndarray  # whether that was for want of memory
+    tokens: np.ndarray  # tokens of a step and device, per row
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    @property
+    def cost(self) -> np.ndarray:
+        """What the search minimises: seconds per token and device."""
+        return self.seconds / self.tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    """One trial of a replay."""
+
+    row: int  # number in the CSV
+    predicted_s: float  # by the uncorrected cost model
+    measured_s: float | None
+    behind_best: float | None  # fraction by which it is slower than the table's best
+    gpu_hours: float
+    stopped: bool  # it was stopped because it could not win
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a search of one table went."""
+
+    name: str
+    rows: int
+    ran: int
+    steps: list[Step]
+    grid_gpu_hours: float
+    reason: str  # why it stopped
+    tolerance: float
+
+    @property
+    def trials_to_best(self) -> int | None:
+        """Trials until one within the tolerance of the table's best was measured; None: never."""
+        within = (i for i, s in enumerate(self.steps, 1) if s.behind_best is not None and s.behind_best <= self.tolerance)
+        return next(within, None)
+
+    @property
+    def behind(self) -> float:
+        """How far the layout that the search chose is behind the table's best."""
+        return min((s.behind_best for s in self.steps if s.behind_best is not None), default=float("inf"))
+
+    @property
+    def gpu_hours(self) -> float:
+        return sum(step.gpu_hours for step in self.steps)
+
+
+def tables(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> list[Table]:
+    """The searches that ``rows`` contain: groups with at least ``MIN_ROWS`` rows that ran and three different layouts."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gpu", "gpus", "precision")
+    for row in rows:
+        if row.whole("gbs") and (measured_seconds(row) or row.yes("oom") is not None):
+            groups[tuple(row.text(key) for key in keys)].append(row)
+    found = []
+    for group in groups.values():
+        table = _table(group, hardware)
+        layouts = {q.layout.tobytes() + repr(q.framework).encode() for q in table.questions}
+        if np.isfinite(table.seconds).sum() >= MIN_ROWS and len(layouts) >= 3:
+            found.append(table)
+    return found
+
+
+def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, prior: Prior | None = None) -> Replay:
+    """Search ``table`` with trials of ``steps`` steps, ``warmup_steps`` of them not measured."""
+    candidates = _candidates(table)
+    policy = Policy(candidates, settings, prior=prior)
+    best = float(table.cost.min())
+    done: list[Step] = []
+    while isinstance(trial := policy.next(), Trial):
+        step = _measure(table, trial, settings, steps, warmup_steps, float(candidates.seconds[trial.index]), best)
+        cost = table.cost[trial.index]
+        ran = step.measured_s is not None
+        reason = None if ran else Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
+        policy.observe(trial, Measurement(float(cost) if ran else None, reason, gpu_hours=step.gpu_hours))
+        done.append(step)
+    assert isinstance(trial, Stop)
+    grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
+    return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, trial.reason, settings.tolerance)
+
+
+def measured_seconds(row: Row) -> float | None:
+    """The step time that a row prints, or that its throughput implies."""
+    if seconds := row.number_of("step_time_s"):
+        return seconds
+    batch, seq, gpus = row.whole("gbs"), row.whole("seq"), row.whole("gpus")
+    if batch is None or seq is None:
+        return None
+    if total := row.number_of("tokens_per_s_total"):
+        return batch * seq / total
+    if gpus and (each := row.number_of("tokens_per_s_per_gpu")):
+        return batch * seq / (each * gpus)
+    samples = row.number_of("samples_per_s")
+    return batch / samples if samples else None
+
+
+def _table(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> Table:
+    """The rows that the cost model can express."""
+    asked, kept = [], []
+    for row in rows:
+        try:
+            asked.append(question(row, hardware))
+            kept.append(row)
+        except Unanswerable:
+            continue
+    ran = [None if row.yes("oom") else measured_seconds(row) for row in kept]
+    seconds = np.array([s or np.inf for s in ran])
+    tokens = np.array([(r.whole("gbs") or 1) * (r.whole("seq") or 1) / (r.whole("gpus") or 1) for r in kept])
+    first = rows[0]
+    name = f"{first.source.split(' (')[0]}: {first.text('model')} seq {first.text('seq')} {first.text('gpus')} x {first.text('gpu')}"
+    return Table(name, asked, seconds, np.array([row.yes("oom") is True for row in kept]), tokens)
+
+
+def _candidates(table: Table) -> Candidates:
+    predicted = answers(table.questions)
+    parts = np.array([columns({k: np.array([v]) for k, v in a.time.items()}, 1)[0] for a in predicted])
+    layouts = np.array([q.layout for q in table.questions], dtype=table.questions[0].layout.dtype)
+    kernels = [[1.0 * (q.framework.attention == name) for name in ATTENTION] + [1.0 * q.framework.fused_norm] for q in table.questions]
+    memory = np.array([a.memory_bytes for a in predicted])
+    features = np.concatenate([coordinates(layouts), np.array(kernels)], axis=1)
+    return Candidates(parts / table.tokens[:, None], memory, features, table.questions[0].device.memory)
+
+
+def _measure(table: Table, trial: Trial, settings: SearchConfig, steps: int, warmup: int, predicted: float, best: float) -> Step:
+    """What the cluster would have done with ``trial``."""
+    i = trial.index
+    ran = bool(np.isfinite(table.seconds[i]))
+    hopeless = ran and trial.cut_s is not None and table.cost[i] > 1.01 * trial.cut_s
+    hours = _gpu_hours(table, i, settings, min(steps, warmup + FEW_STEPS) if hopeless else steps, predicted)
+    behind = float(table.cost[i] / best - 1) if ran else None
+    measured = float(table.seconds[i]) if ran else None
+    return Step(table.questions[i].row.number, predicted * float(table.tokens[i]), measured, behind, hours, hopeless)
+
+
+def _gpu_hours(table: Table, i: int, settings: SearchConfig, steps: int, predicted: float) -> float:
+    """GPU-hours of a trial of ``steps`` steps; one that does not run ends within its first, as long as it is predicted to take."""
+    one = table.seconds[i] if np.isfinite(table.seconds[i]) else predicted * table.tokens[i]
+    gpus = table.questions[i].row.whole("gpus") or 1
+    return float((settings.start_s + one * (steps if np.isfinite(table.seconds[i]) else 1)) * gpus / 3600)
