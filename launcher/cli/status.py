@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from launcher.backends.base import BackendError
 from launcher.results.labels import layout_label
 from launcher.sweep.attend import catch_up
 from launcher.sweep.labels import duration, elapsed_s, state, step, total_steps
@@ -35,7 +37,10 @@ def main(argv: list[str]) -> int:
         _print([_counts(sweep) for sweep in sweeps], _all_table(sweeps), arguments.json)
         return 0
     sweep = store.sweep(arguments.sweep)
-    catch_up(store, sweep.records)
+    try:
+        catch_up(store, sweep.records)
+    except (BackendError, PermissionError) as error:
+        print(f"as last recorded, since the queue cannot be asked: {error}", file=sys.stderr)
     _print({"sweep": sweep.name, "trials": [_as_json(r) for r in sweep.records]}, _table(sweep), arguments.json)
     return 0
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.backends import backend_for
-from launcher.backends.base import Backend
+from launcher.backends.base import Backend, BackendError
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.sweep.identity import digest
 from launcher.sweep.lock import Locks
@@ -52,6 +52,8 @@ def run_sweep(
         try:
             with _interruptible(loop, name):
                 loop.run(flights)
+        except BackendError as error:
+            say(f"{error}; what is submitted goes on, and the same command follows it again")
         finally:
             for watcher in watchers:
                 watcher.close()

@@ -179,15 +179,13 @@ class Store:
         if name is not None and name not in known:
             raise ConfigError(f"there is no sweep {name!r} in {self.root}{nearest(name, known)}; 'trireme status --all' lists them")
         name = name or known[0]
-        data = read_json(self._sweep_path(name)) or {}
-        points = [point for point in data.get("points", []) if isinstance(point, dict)]
-        records = [record for record in map(self._point_record, points) if record is not None]
-        return Sweep(name, data.get("created", 0.0), data.get("launcher", ""), records)
+        data = self._read_sweep(name)
+        return Sweep(name, data["created"], data["launcher"], [self._point_record(point) for point in data["points"]])
 
     def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
         """Add ``records`` to the sweep. Points it has already keep their place; those not named stay."""
-        data = read_json(self._sweep_path(name)) or {"name": name, "created": time.time(), "points": []}
-        points = {point.get("trial"): point for point in data["points"]}
+        data = self._read_sweep(name)
+        points = {point["trial"]: point for point in data["points"]}
         for record in records:
             pruned = {"reason": record.reason.value, "detail": record.detail} if record.status is Status.PRUNED and record.reason else None
             points[record.id] = {"trial": record.id, "overrides": list(record.overrides), "pruned": pruned}
@@ -196,12 +194,17 @@ class Store:
     def _sweep_path(self, name: str) -> Path:
         return self.sweeps / f"{check_name(name)}.json"
 
-    def _point_record(self, point: dict[str, Any]) -> Record | None:
-        overrides, pruned = tuple(point.get("overrides", ())), point.get("pruned")
-        if pruned:
+    def _read_sweep(self, name: str) -> dict[str, Any]:
+        """What is whole in a sweep's file; of one that is new or damaged, the empty sweep."""
+        data = {"name": name, "created": time.time(), "launcher": "", "points": []} | (read_json(self._sweep_path(name)) or {})
+        points = data["points"] if isinstance(data["points"], list) else []
+        data["points"] = [point for point in points if isinstance(point, dict) and _ID.fullmatch(str(point.get("trial")))]
+        return data
+
+    def _point_record(self, point: dict[str, Any]) -> Record:
+        overrides, pruned = tuple(map(str, point.get("overrides") or ())), point.get("pruned")
+        if isinstance(pruned, dict):
             return self._pruned(overrides, _reason(pruned.get("reason")) or Reason.CONFIGURATION, str(pruned.get("detail", "")))
-        if not _ID.fullmatch(str(point.get("trial"))):
-            return None
         record = self.load(point["trial"])
         record.overrides = overrides
         return record

@@ -1,0 +1,158 @@
+"""What the tests of the sweep share: small resolved trials, backends whose ranks play, a launcher in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
+from launcher.backends.local import LocalBackend
+from launcher.config import resolve
+from launcher.config.schema import ClusterConfig, Config, LocalCluster, SweepConfig
+from launcher.sweep.files import read_json, write_json
+from launcher.sweep.run import Point, run_sweep
+from launcher.sweep.store import Record
+from trainer.config import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status
+
+PROJECT = Path(__file__).parents[2]
+NURSERY = [sys.executable, "-m", "tests.sweep.played"]
+
+
+def trial(behaviour: str = "ok", *, tensor: int = 1, steps: int = 4, seed: int = 1, cluster: ClusterConfig | None = None) -> Config:
+    """A resolved trial of ``tensor`` ranks that behaves as ``played.py`` says."""
+    return resolve(
+        Config(
+            model=ModelConfig(vocab=64),
+            layout=LayoutConfig(tensor=tensor, data=1),
+            data=DataConfig(kind="synthetic", pattern=behaviour),
+            run=RunConfig(steps=steps, seed=seed),
+            cluster=cluster or LocalCluster(gpus_per_node=4),
+        )
+    )
+
+
+def points(*configs: Config) -> list[Point]:
+    return [Point((f"data.pattern={config.data.pattern}", f"run.seed={config.run.seed}"), config) for config in configs]
+
+
+def local(cluster: ClusterConfig) -> Backend:
+    return LocalBackend(cluster, NURSERY)
+
+
+def sweep(runs: Path, *configs: Config, name: str = "demo", backends: Callable[[ClusterConfig], Backend] = local, **settings: Any) -> list[Record]:
+    return run_sweep(name, points(*configs), SweepConfig(dir=str(runs), **settings), backends=backends)
+
+
+def starts(record: Record) -> list[int]:
+    """The attempt of each start of rank 0 of a trial, in order."""
+    path = record.directory / "starts"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [int(attempt) for attempt, rank in map(str.split, lines) if rank == "0"]
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait for something that is bound to happen; its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+    return value
+
+
+class PlayedQueue(Backend):
+    """A queue whose jobs outlive the launcher: a folder with a file for each job and, once it has one, its state.
+
+    ``play`` runs what is queued, as a cluster would. ``moment`` names a method after or before which the launcher's process is
+    killed: ``"before submit"``, ``"after submit"``.
+    """
+
+    poll_seconds = 0.02
+
+    def __init__(self, folder: Path, cluster: ClusterConfig | None = None, moment: str = ""):
+        super().__init__(cluster or LocalCluster())
+        self.folder, self.moment = folder, moment
+        self.calls: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def check(self) -> None:
+        self.calls.append("check")
+
+    def render(self, job: Job) -> Request:
+        return Request(job, f"played {job.name}\n")
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        self.calls.append(f"submit {len(requests)}")
+        if self.moment == "before submit":
+            os.kill(os.getpid(), 9)
+        for request in requests:
+            if (self.folder / "full").exists():
+                raise BackendError("the queue takes no more jobs")
+            path = self.folder / f"{request.job.name}.job"
+            if not path.exists():
+                write_json(path, {"directory": str(request.job.directory), "attempt": request.job.attempt})
+        if self.moment == "after submit":
+            os.kill(os.getpid(), 9)
+        return [{"name": request.job.name} for request in requests]
+
+    def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
+        return {job.name: {"name": job.name} for job in jobs if (self.folder / f"{job.name}.job").exists()}
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobState]:
+        self.calls.append(f"poll {len(handles)}")
+        return [self._state(handle["name"]) for handle in handles]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            if not self._state(handle["name"]).status.final:
+                self.end(handle["name"], JobState(Status.STOPPED, Reason.CANCELLED))
+
+    def end(self, name: str, state: JobState) -> None:
+        write_json(self.folder / f"{name}.state", dataclasses.asdict(state))
+
+    def queued(self) -> dict[str, dict[str, Any]]:
+        """Jobs that have no state yet, by name."""
+        jobs = {path.stem: read_json(path) or {} for path in sorted(self.folder.glob("*.job"))}
+        return {name: job for name, job in jobs.items() if not (self.folder / f"{name}.state").exists()}
+
+    def play(self) -> list[str]:
+        """Run what is queued to its end; the names of the jobs."""
+        ran = []
+        for name, job in self.queued().items():
+            finish(Path(job["directory"]), job["attempt"])
+            self.end(name, JobState(Status.DONE))
+            ran.append(name)
+        return ran
+
+    def _state(self, name: str) -> JobState:
+        data = read_json(self.folder / f"{name}.state")
+        if data is None:
+            known = (self.folder / f"{name}.job").exists()
+            return JobState(Status.SUBMITTED) if known else JobState(Status.FAILED, Reason.NODE, "nobody knows this job")
+        reason = Reason(data["reason"]) if data["reason"] else None
+        return JobState(Status(data["status"]), reason, data["detail"], attempt=data["attempt"])
+
+
+def finish(directory: Path, attempt: int) -> None:
+    """What a trainer leaves behind that ran to its end."""
+    with (directory / "starts").open("a") as stream:
+        stream.write(f"{attempt} 0\n")
+    write_json(directory / "result.json", {"status": "done", "attempt": attempt, "step_time_s": 0.01})
+
+
+def launcher(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """Python code that may use everything in this module, in a process of its own."""
+    code = f"import sys\nfrom pathlib import Path\nfrom tests.sweep.support import *\n{script}"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def trial_json(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "trial.json").read_text()))

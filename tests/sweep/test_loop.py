@@ -1,0 +1,265 @@
+"""The loop against a queue whose jobs outlive the launcher: every trial once, whatever is tried again, stopped or left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.base import JobState
+from launcher.config.schema import ClusterConfig, LocalCluster
+from launcher.sweep.attend import catch_up, stop
+from launcher.sweep.files import write_json
+from launcher.sweep.store import Record, Store
+from tests.sweep.support import PlayedQueue, finish, points, starts, sweep, trial, until
+from trainer.config import ConfigError, Reason, Status
+
+
+class Place:
+    """A queue, and a thread that plays the cluster's part until the test ends."""
+
+    def __init__(self, folder: Path):
+        self.runs, self.queue = folder / "runs", PlayedQueue(folder / "queue")
+        self.store = Store(self.runs)
+        self.playing = True
+
+    def backend(self, _cluster: ClusterConfig) -> PlayedQueue:
+        return self.queue
+
+    def run(self, *seeds: int, **settings: object) -> list[Record]:
+        return sweep(self.runs, *(trial(seed=seed) for seed in seeds), backends=self.backend, **settings)
+
+    def begin(self, *seeds: int, **settings: object) -> tuple[threading.Thread, list[Record]]:
+        """``run`` in a thread; the list is filled when it ends."""
+        records: list[Record] = []
+        thread = threading.Thread(target=lambda: records.extend(self.run(*seeds, **settings)))
+        thread.start()
+        return thread, records
+
+    def serve(self) -> None:
+        while self.playing:
+            self.queue.play()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A queue in which nothing runs unless the test plays it."""
+    place = Place(tmp_path)
+    yield place
+    place.playing = False
+
+
+@pytest.fixture
+def cluster(place: Place) -> Place:
+    """A queue in which everything runs."""
+    threading.Thread(target=place.serve, daemon=True).start()
+    return place
+
+
+def test_every_trial_runs_once_and_a_repetition_runs_nothing(cluster: Place) -> None:
+    records = cluster.run(1, 2, 3)
+    assert [r.status for r in records] == [Status.DONE] * 3
+    again = cluster.run(1, 2, 3)
+    assert [(r.id, r.attempt, starts(r)) for r in again] == [(r.id, 0, [0]) for r in records]
+
+
+def test_a_finished_trial_is_not_run_again_by_another_sweep(cluster: Place) -> None:
+    cluster.run(1, 2, name="one")
+    records = cluster.run(2, 3, name="two")
+    assert [starts(r) for r in records] == [[0], [0]]
+    assert [r.id for r in cluster.store.sweep("one").records][1] == records[0].id
+
+
+def test_points_that_are_the_same_trial_run_once_and_both_get_its_record(cluster: Place) -> None:
+    first, second = cluster.run(1, 1)
+    assert first is second and starts(first) == [0]
+
+
+def test_rerun_measures_again_as_a_newer_attempt(cluster: Place) -> None:
+    cluster.run(1)
+    (record,) = cluster.run(1, rerun=True)
+    assert (record.status, record.attempt, starts(record)) == (Status.DONE, 1, [0, 1])
+
+
+def test_no_more_than_max_parallel_trials_are_submitted_at_once(place: Place) -> None:
+    thread, _ = place.begin(1, 2, 3, max_parallel=2)
+    until(lambda: len(place.queue.queued()) == 2)
+    time.sleep(0.3)
+    assert len(place.queue.queued()) == 2
+    place.queue.play()
+    until(lambda: len(place.queue.queued()) == 1)
+    place.queue.play()
+    thread.join()
+
+
+def test_a_backend_that_throttles_itself_gets_all_trials_in_one_call(cluster: Place) -> None:
+    cluster.queue.throttles = True
+    cluster.run(1, 2, 3, 4, 5, max_parallel=1)
+    assert [call for call in cluster.queue.calls if "submit" in call] == ["submit 5"]
+
+
+def test_many_jobs_are_asked_about_in_one_question(place: Place) -> None:
+    thread, _ = place.begin(1, 2, 3, max_parallel=0)
+    until(lambda: "poll 3" in place.queue.calls)
+    place.queue.play()
+    thread.join()
+
+
+@pytest.mark.parametrize(("reason", "attempts"), [(Reason.NODE, 3), (Reason.PREEMPTED, 3), (Reason.COMMUNICATION, 3), (Reason.OUT_OF_MEMORY, 1),
+                                                  (Reason.CONFIGURATION, 1), (Reason.NUMERICS, 1), (Reason.ERROR, 1), (Reason.TIME_LIMIT, 1)])  # fmt: skip
+def test_only_faults_of_the_place_are_tried_again_and_only_so_often(place: Place, reason: Reason, attempts: int) -> None:
+    thread, records = place.begin(1, retries=2)
+    ended = 0
+    while thread.is_alive():
+        for name in place.queue.queued():
+            place.queue.end(name, JobState(Status.FAILED, reason, "played"))
+            ended += 1
+        time.sleep(0.01)
+    (record,) = records
+    assert ended == attempts and record.attempt == attempts - 1
+    assert (record.status, record.reason, record.detail) == (Status.FAILED, reason, "played")
+    assert [entry["attempt"] for entry in record.history] == list(range(attempts))
+
+
+def test_the_result_of_an_older_attempt_is_not_taken_for_the_newer_ones(place: Place) -> None:
+    """A rank of a lost attempt that lives on writes its result while the next attempt runs."""
+    thread, records = place.begin(1, retries=1)
+    (first,) = until(place.queue.queued)
+    directory = Path(place.queue.queued()[first]["directory"])
+    place.queue.end(first, JobState(Status.FAILED, Reason.NODE))
+    (second,) = until(place.queue.queued)
+    write_json(directory / "result.json", {"status": "done", "attempt": 0, "step_time_s": 123.0})
+    place.queue.end(second, JobState(Status.FAILED, Reason.OUT_OF_MEMORY, "truly"))
+    thread.join()
+    assert (records[0].status, records[0].reason) == (Status.FAILED, Reason.OUT_OF_MEMORY)
+    assert (records[0].result() or {})["attempt"] == 1
+
+
+def test_a_job_started_again_by_its_place_is_followed_under_its_new_attempt(place: Place) -> None:
+    thread, records = place.begin(1)
+    (name,) = until(place.queue.queued)
+    finish(Path(place.queue.queued()[name]["directory"]), attempt=2)
+    place.queue.end(name, JobState(Status.DONE, attempt=2))
+    thread.join()
+    assert (records[0].status, records[0].attempt) == (Status.DONE, 2)
+
+
+def test_one_failing_trial_does_not_hide_the_others(place: Place) -> None:
+    thread, records = place.begin(1, 2, 3, max_parallel=0)
+    names = until(lambda: list(place.queue.queued()) if len(place.queue.queued()) == 3 else [])
+    place.queue.end(names[1], JobState(Status.FAILED, Reason.OUT_OF_MEMORY, "too large"))
+    place.queue.play()
+    thread.join()
+    assert sorted(r.status for r in records) == [Status.DONE, Status.DONE, Status.FAILED]
+    assert [(r.reason, r.detail) for r in records if r.reason] == [(Reason.OUT_OF_MEMORY, "too large")]
+
+
+def test_a_place_that_refuses_jobs_is_the_reason_and_what_it_took_goes_on(place: Place) -> None:
+    (place.queue.folder / "full").touch()
+    (record,) = place.run(1)
+    assert (record.status, record.reason, record.detail) == (Status.FAILED, Reason.CANNOT_START, "the queue takes no more jobs")
+
+
+def test_an_unusable_cluster_is_found_before_anything_is_submitted(place: Place) -> None:
+    def broken() -> None:
+        raise ConfigError("cluster.queue=x does not exist")
+
+    place.queue.check = broken  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"cluster\.queue=x"):
+        place.run(1)
+    assert place.queue.calls == []
+
+
+def test_a_job_that_does_not_start_in_time_is_given_up_with_the_places_words(place: Place) -> None:
+    config = dataclasses.replace(trial(), cluster=LocalCluster(gpus_per_node=4, start_timeout=0.1))
+    (record,) = sweep(place.runs, config, backends=place.backend)
+    assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START)
+    assert record.detail == "did not start within cluster.start_timeout=0.1 s"
+    assert place.queue.queued() == {}
+
+
+def test_submit_and_return_leaves_trials_that_the_same_command_follows(place: Place) -> None:
+    (record,) = place.run(1, follow=False)
+    assert record.status is Status.SUBMITTED
+    place.queue.play()
+    (record,) = place.run(1)
+    assert (record.status, starts(record)) == (Status.DONE, [0])
+
+
+def test_a_trial_left_in_a_queue_is_brought_up_to_date_when_somebody_asks(place: Place) -> None:
+    (record,) = place.run(1, follow=False)
+    catch_up(place.store, [record], place.backend)
+    assert place.store.load(record.id).status is Status.SUBMITTED
+    place.queue.play()
+    catch_up(place.store, [record], place.backend)
+    assert place.store.load(record.id).status is Status.DONE
+
+
+def test_a_trial_left_in_a_queue_is_stopped_there(place: Place) -> None:
+    records = place.run(1, 2, follow=False, max_parallel=1)
+    assert stop(place.store, records, place.backend) == []
+    assert [place.store.load(r.id).status for r in records] == [Status.STOPPED] * 2
+    assert place.queue.queued() == {} and place.store.stops() == {}
+
+
+def test_a_stopped_trial_runs_again_when_the_command_is_repeated(place: Place) -> None:
+    (record,) = place.run(1, follow=False)
+    stop(place.store, [record], place.backend)
+    (record,) = place.run(1, follow=False)
+    place.queue.play()
+    (record,) = place.run(1)
+    assert (record.status, record.attempt, starts(record)) == (Status.DONE, 1, [1])
+
+
+def test_a_wish_to_stop_is_obeyed_within_a_second_and_spares_the_others(place: Place) -> None:
+    thread, records = place.begin(1, 2, max_parallel=0)
+    until(lambda: len(place.queue.queued()) == 2)
+    beaten = place.store.sweep("demo").records[0]
+    place.store.ask_to_stop(beaten, Reason.CANNOT_WIN, "twice as slow as the best")
+    asked = time.monotonic()
+    until(lambda: place.store.load(beaten.id).status.final)
+    assert time.monotonic() - asked < 2.0, "within a second, and a second's grace for a busy machine"
+    place.queue.play()
+    thread.join()
+    assert [(r.status, r.reason) for r in records] == [(Status.STOPPED, Reason.CANNOT_WIN), (Status.DONE, None)]
+    assert records[0].detail == "twice as slow as the best"
+
+
+def test_a_wish_that_outlived_its_launcher_does_not_bind_the_next(cluster: Place) -> None:
+    (record,) = [cluster.store.plan(point, "demo") for point in points(trial(seed=1))]
+    cluster.store.ask_to_stop(record)
+    (record,) = cluster.run(1)
+    assert record.status is Status.DONE
+
+
+class Witness:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Status, int]] = []
+        self.polled = 0
+        self.closed = 0
+
+    def on_trial(self, record: Record) -> None:
+        self.seen.append((record.id, record.status, record.attempt))
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        self.polled = max(self.polled, len(records))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_observers_hear_of_every_change_and_are_closed_once(cluster: Place) -> None:
+    from launcher.config.schema import SweepConfig
+    from launcher.sweep.run import run_sweep
+
+    witness = Witness()
+    (record,) = run_sweep("demo", points(trial()), SweepConfig(dir=str(cluster.runs)), [witness], cluster.backend)
+    assert witness.seen[0] == (record.id, Status.SUBMITTED, 0) and witness.seen[-1] == (record.id, Status.DONE, 0)
+    assert witness.closed == 1
