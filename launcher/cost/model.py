@@ -51,17 +51,8 @@ def step(case: Case, held: stages.Held) -> Parts:
     one = block.times(case)
     per_block = add(one.forward, one.backward, one.again)
     embedding, head = ends.embedding(case), ends.head(case)
-    blocks, m = held.blocks, case.micro_batches
-    ways = (total(one.forward), total(one.backward) + total(one.again))
-    alone = case.pipeline == 1
-    send = transfer(case)
-    wait = send * case.chunks if case.framework.blocking_sends else np.zeros_like(send)
-    kinds = pipeline.Stages(
-        first=tuple(blocks.first * way + embedding[i] + wait / 2 for i, way in enumerate(ways)),
-        middle=tuple(blocks.middle * way + wait for way in ways),
-        last=tuple(blocks.last * way + head[i] + np.where(alone, embedding[i], wait / 2) for i, way in enumerate(ways)),
-        send=np.where(wait > 0, 0.0, send),
-    )
+    m, wait = case.micro_batches, blocking(case)
+    kinds = stage_times(case, held, one)
     run = pipeline.run(kinds, case.pipeline, case.chunks, m, case.scheduled("gpipe"), case.scheduled("zero_bubble"))
     per_rank = case.shape.layers / case.pipeline
     parts = scale(per_block, m * per_rank)
@@ -71,6 +62,25 @@ def step(case: Case, held: stages.Held) -> Parts:
     parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
     parts[BUBBLE] = idle - parts[TRANSFERS]
     return parts | once(case, held, one, run.total)
+
+
+def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
+    """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
+    blocks, embedding, head = held.blocks, ends.embedding(case), ends.head(case)
+    ways = (total(one.forward), total(one.backward) + total(one.again))
+    alone, wait = case.pipeline == 1, blocking(case)
+    return pipeline.Stages(
+        first=tuple(blocks.first * way + embedding[i] + wait / 2 for i, way in enumerate(ways)),
+        middle=tuple(blocks.middle * way + wait for way in ways),
+        last=tuple(blocks.last * way + head[i] + np.where(alone, embedding[i], wait / 2) for i, way in enumerate(ways)),
+        send=np.where(wait > 0, 0.0, transfer(case)),
+    )
+
+
+def blocking(case: Case) -> np.ndarray:
+    """Seconds per micro-batch and direction for which a rank waits for its transfers (trainers whose sends block)."""
+    send = transfer(case)
+    return send * case.chunks if case.framework.blocking_sends else np.zeros_like(send)
 
 
 def transfer(case: Case) -> np.ndarray:
