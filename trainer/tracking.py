@@ -31,12 +31,11 @@ from trainer.files import read_json
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 2.0
+PERIOD_S, LONGEST_PAUSE_S = 2.0, 60.0  # between looks at the file; twice as long after each failure
 REQUEST_S = 5.0
 CLOSE_S = 10.0
-FAILURES = 8
-BATCH = 150
-"""Lines per request: MLflow takes 1000 metrics at once."""
+FAILURES = 20  # in a row: some 15 minutes
+BATCH = 150  # lines per request; MLflow takes 1000 metrics at once
 
 PARENT, OFFSET = "mlflow.parentRunId", "trireme.mirrored_bytes"
 SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
@@ -94,7 +93,7 @@ class Forwarder(threading.Thread):
                     state = "" if failures < FAILURES else "; given up"
                     log.warning("MLflow at %s cannot be reached: %s%s", self._config.tracking.uri, error, state)
             if not last:
-                self._ending.wait(PERIOD_S * 2**failures)
+                self._ending.wait(min(PERIOD_S * 2**failures, LONGEST_PAUSE_S))
 
     def _forward(self, last: bool) -> None:
         if not self._run_id:

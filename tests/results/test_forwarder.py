@@ -1,0 +1,217 @@
+"""Rank 0's mirror to an MLflow server: everything arrives, and no step ever waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trial_files import SweepOnDisk, config, metric_line, point, result_of, step_times, write_json, write_logs, write_metrics
+
+from launcher.results.database import database_uri, experiment_id, open_client
+from launcher.results.mirror import PARENT, Mirror
+from launcher.results.server import LocalServer, free_port
+from launcher.sweep.store import Point, Record
+from trainer import tracking
+from trainer.config import Status, TrainConfig, flatten
+from trainer.tracking import Forwarder, forwarding, whole_lines
+
+
+def tracked_by(uri: str, **tracked: Any) -> TrainConfig:
+    run = config(1, 1).train_config()
+    return replace(run, tracking=replace(run.tracking, uri=uri, **tracked))
+
+
+def train(directory: Path, steps: range, attempt: int = 0, each: Callable[[int], None] = lambda step: None) -> None:
+    """What the training loop does for tracking: append a line a step."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        with (directory / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metric_line(step, 0.1, attempt)) + "\n")
+        each(step)
+
+
+class OnServer:
+    """The one run of a trial on a server."""
+
+    def __init__(self, uri: str, trial: str):
+        self.client = open_client(uri)
+        found = self.client.search_runs([experiment_id(self.client, "trireme", None)], f"tags.trial = '{trial}'")
+        assert len(found) == 1, f"{len(found)} runs of one trial"
+        self.run = found[0]
+
+    def steps(self, name: str = "train/loss") -> list[int]:
+        return sorted(m.step for m in self.client.get_metric_history(self.run.info.run_id, name))
+
+
+@pytest.fixture
+def black_hole() -> Iterator[socket.socket]:
+    """A port that accepts connections and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+        yield listener
+
+
+def test_all_steps_summary_and_params_arrive(server: str, tmp_path: Path) -> None:
+    directory, run = tmp_path / "0000000000a1", tracked_by(server)
+    with forwarding(run, directory):
+        train(directory, range(1, 401))
+        write_json(directory / "result.json", {"status": "done", "step_time_s": 0.25, "mfu": None, "tokens_per_s": 1024.0})
+    found = OnServer(server, directory.name)
+    assert found.steps() == list(range(1, 401))
+    assert found.run.data.metrics["step_time_s"] == 0.25 and "mfu" not in found.run.data.metrics
+    assert found.run.info.status == "FINISHED"
+    wanted = {name: str(value) for name, value in flatten(run).items() if isinstance(value, int) and not isinstance(value, bool)}
+    assert wanted.items() <= found.run.data.params.items()
+    assert not any(name.startswith("tracking") for name in found.run.data.params)
+
+
+def test_steps_arrive_while_the_trial_runs(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "PERIOD_S", 0.05)
+    directory = tmp_path / "0000000000a2"
+    arrived = threading.Event()
+
+    class Watched(Forwarder):
+        def _forward(self, last: bool) -> None:
+            super()._forward(last)
+            if self._offset:
+                arrived.set()
+
+    monkeypatch.setattr(tracking, "Forwarder", Watched)
+    with forwarding(tracked_by(server), directory):
+        train(directory, range(1, 4))
+        assert arrived.wait(60)
+        assert OnServer(server, directory.name).steps() == [1, 2, 3]
+
+
+def test_not_a_number_and_infinity_arrive(server: str, tmp_path: Path) -> None:
+    directory = tmp_path / "0000000000a3"
+    directory.mkdir()
+    (directory / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "grad_norm": Infinity, "time": 1.0}\n')
+    with forwarding(tracked_by(server), directory):
+        pass
+    assert OnServer(server, directory.name).steps() == [1]
+
+
+def test_resumed_attempt_goes_on_in_the_same_run_without_duplicates(server: str, tmp_path: Path) -> None:
+    directory = tmp_path / "0000000000a4"
+    with pytest.raises(RuntimeError, match="preempted"), forwarding(tracked_by(server), directory):
+        train(directory, range(1, 5))
+        raise RuntimeError("preempted")
+    assert OnServer(server, directory.name).run.info.status == "FAILED"
+    with forwarding(tracked_by(server), directory):
+        train(directory, range(5, 9), attempt=1)
+    found = OnServer(server, directory.name)
+    assert found.steps() == list(range(1, 9))
+    assert found.run.info.status == "FINISHED"
+
+
+def test_launcher_adopts_rank_0s_run_and_completes_it_without_duplicates(server: str, tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path, "adopted")
+    planned = point(2, 1)
+    assert planned.config is not None
+    record = sweep.add(Point(planned.overrides, replace(planned.config, tracking=tracked_by(server).tracking)), Status.DONE)
+    with forwarding(tracked_by(server), record.directory):
+        write_metrics(record, step_times(0.2, 0.02))
+        write_json(record.directory / "result.json", result_of(record, step_times(0.2, 0.02)))
+    write_metrics(record, [0.2], first=9)  # a line that rank 0 did not live to send
+    write_logs(record, "ready\n")
+    mirror = Mirror(tmp_path, "adopted")
+    mirror.update()
+    found = OnServer(server, record.id)
+    assert found.steps() == list(range(1, 10))
+    for name in ("step_time_s", "tokens_per_s", "peak_memory_bytes"):
+        assert found.steps(name) == [0], "a figure of the summary was logged twice"
+    assert found.run.data.tags["layout"] == "t2 p1 d2 mb1" and PARENT in found.run.data.tags
+    assert found.run.data.params["cluster.backend"] == "local"
+    assert {f.path for f in found.client.list_artifacts(found.run.info.run_id)} >= {"config.yaml", "result.json", "logs"}
+
+
+def test_no_step_waits_for_a_server_that_never_answers(
+    black_hole: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forwarder is inside its first request during the whole run: had any step waited for it, the run would not have ended."""
+    monkeypatch.setattr(tracking, "REQUEST_S", 600.0)
+    monkeypatch.setattr(tracking, "CLOSE_S", 0.1)
+    directory = tmp_path / "0000000000b1"
+    with forwarding(tracked_by(f"http://127.0.0.1:{black_hole.getsockname()[1]}"), directory):
+        connection, _ = black_hole.accept()
+        assert connection.recv(4096).startswith(b"GET /api/2.0/mlflow/experiments/get-by-name")
+        train(directory, range(1, 51))
+    assert [line["step"] for line in whole_lines(directory / "metrics.jsonl", 0)[0]] == list(range(1, 51))
+    connection.close()
+
+
+def test_forwarder_gives_up_after_a_bounded_number_of_refusals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "PERIOD_S", 1e-4)
+    monkeypatch.setattr(tracking, "LONGEST_PAUSE_S", 1e-3)
+    uri = f"http://127.0.0.1:{free_port(0)}"
+    forwarder = Forwarder(tracked_by(uri), tmp_path)
+    forwarder.start()
+    forwarder.join(60)
+    assert not forwarder.is_alive()
+    said = [record.message.endswith("given up") for record in caplog.records if uri in record.message]
+    assert said == [False, True], "the first refusal and the last are said"
+    forwarder.finish("FINISHED")
+
+
+def test_nothing_is_started_without_a_server(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with forwarding(config(1, 1).train_config(), tmp_path):
+        assert threading.active_count() == before
+
+
+def test_server_killed_mid_run_costs_no_step_and_gets_the_rest_when_it_is_back(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "PERIOD_S", 0.01)
+    monkeypatch.setattr(tracking, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(tracking, "FAILURES", 1000)
+    monkeypatch.setattr(tracking, "CLOSE_S", 60.0)
+    shutil.copy(empty_database / "mlflow.db", tmp_path)
+    experiment_id(open_client(database_uri(tmp_path)), "trireme", None)
+    directory, port = tmp_path / "0000000000c1", free_port(0)
+    first_batch, failed = threading.Event(), threading.Event()
+
+    class Watched(Forwarder):
+        def _forward(self, last: bool) -> None:
+            try:
+                super()._forward(last)
+            except OSError:
+                failed.set()
+                raise
+            if self._offset:
+                first_batch.set()
+
+    monkeypatch.setattr(tracking, "Forwarder", Watched)
+    server = LocalServer(tmp_path, port)
+    server.wait_ready()
+    with forwarding(tracked_by(server.url), directory):
+        train(directory, range(1, 3))
+        assert first_batch.wait(60)
+        os.killpg(server._process.pid, signal.SIGKILL)
+        server.wait()
+        train(directory, range(3, 7))
+        assert failed.wait(60)
+        train(directory, range(7, 9))
+        server = LocalServer(tmp_path, port)
+        server.wait_ready()
+    with server:
+        assert OnServer(server.url, directory.name).steps() == list(range(1, 9))
+
+
+def test_record_of_a_sweep_names_the_directory_that_the_forwarder_reads(tmp_path: Path) -> None:
+    """The run on the server is found by the directory's name, which must be the trial's id."""
+    record: Record = SweepOnDisk(tmp_path).add(point(1, 1))
+    assert record.directory.name == record.id
