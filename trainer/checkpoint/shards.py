@@ -7,7 +7,7 @@ elements, with a checksum each. An imported model has weights only; its moments 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,7 +56,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor, non_blocking=on_cuda)
 
 
-def write_rank(folder: Path, rank: int, snapshots: Sequence[Snapshot]) -> None:
+def write_rank(folder: Path, rank: int, snapshots: Iterable[Snapshot]) -> None:
     """Write one rank's file, and after it the index that says that it is complete."""
     path = folder / f"{rank_file(rank)}.bin"
     with path.open("wb") as file:

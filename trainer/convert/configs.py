@@ -1,0 +1,159 @@
+"""Between ``ModelConfig`` and the ``config.json`` of Hugging Face's GPT-2, LLaMA and BLOOM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config import ConfigError, ModelConfig, resolve_model
+
+ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
+"""GPT-2's ``activation_function``; ours are the tanh form of GELU and Primer's max(x, 0)^2."""
+
+
+def to_config(model: ModelConfig) -> dict[str, Any]:
+    """``config.json`` of a resolved model; ``ConfigError`` if the family's architecture there cannot express it."""
+    _check_expressible(model)
+    common = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32"}
+    return {"gpt": _gpt2, "llama": _llama, "bloom": _bloom}[model.family](model) | common
+
+
+def from_config(config: Mapping[str, Any]) -> ModelConfig:
+    """The resolved model of a ``config.json``; ``ConfigError`` for an architecture or option that we do not have."""
+    read = {"gpt2": _from_gpt2, "llama": _from_llama, "bloom": _from_bloom}.get(str(config.get("model_type")))
+    if read is None:
+        raise ConfigError(f"model_type={config.get('model_type')!r} cannot be imported; use gpt2, llama or bloom")
+    try:
+        return resolve_model(read(config))
+    except KeyError as error:
+        raise ConfigError(f"config.json has no {error.args[0]}, which a {config['model_type']} model needs") from None
+
+
+def _check_expressible(model: ModelConfig) -> None:
+    allowed = {"gpt": tuple(ACTIVATIONS), "llama": ("swiglu",), "bloom": ("gelu",)}[model.family]
+    if model.activation not in allowed:
+        raise ConfigError(
+            f"model.activation={model.activation} cannot be exported with model.family={model.family}; its layout has {allowed[0]}"
+        )
+    if model.family != "llama" and model.kv_heads != model.heads:
+        raise ConfigError(
+            f"model.kv_heads={model.kv_heads} cannot be exported with model.family={model.family}, which has no grouped queries"
+        )
+    if model.family == "bloom" and model.ffn != 4 * model.hidden:
+        raise ConfigError(
+            f"model.ffn={model.ffn} cannot be exported with model.family=bloom, whose MLP is 4 x model.hidden={4 * model.hidden}"
+        )
+
+
+def _gpt2(model: ModelConfig) -> dict[str, Any]:
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
+    return dropout | {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": model.layers,
+        "n_embd": model.hidden,
+        "n_head": model.heads,
+        "n_inner": model.ffn,
+        "n_positions": model.seq,
+        "activation_function": ACTIVATIONS[str(model.activation)],
+        "layer_norm_epsilon": model.norm_eps,
+    }
+
+
+def _llama(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "intermediate_size": model.ffn,
+        "max_position_embeddings": model.seq,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _bloom(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "model_type": "bloom",
+        "architectures": ["BloomForCausalLM"],
+        "n_layer": model.layers,
+        "hidden_size": model.hidden,
+        "n_head": model.heads,
+        "seq_length": model.seq,
+        "layer_norm_epsilon": model.norm_eps,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.dropout,
+        "apply_residual_connection_post_layernorm": False,
+    }
+
+
+def _from_gpt2(config: Mapping[str, Any]) -> ModelConfig:
+    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu"}
+    activation = config.get("activation_function", "gelu_new")
+    if activation not in names:
+        raise ConfigError(f"activation_function={activation!r} cannot be imported; use gelu_new or relu2")
+    _refuse(config, scale_attn_by_inverse_layer_idx=False, scale_attn_weights=True, add_cross_attention=False)
+    return ModelConfig(
+        family="gpt",
+        layers=config["n_layer"],
+        hidden=config["n_embd"],
+        heads=config["n_head"],
+        ffn=config.get("n_inner"),
+        seq=config["n_positions"],
+        vocab=config["vocab_size"],
+        tied=config.get("tie_word_embeddings", True),
+        activation=names[activation],
+        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+def _from_llama(config: Mapping[str, Any]) -> ModelConfig:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ConfigError(f"rope_type={kind!r} cannot be imported; only unscaled rotary positions are trained here")
+    _refuse(
+        config, hidden_act="silu", attention_bias=False, mlp_bias=False, head_dim=config["hidden_size"] // config["num_attention_heads"]
+    )
+    return ModelConfig(
+        family="llama",
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config.get("num_key_value_heads"),
+        ffn=config["intermediate_size"],
+        seq=config["max_position_embeddings"],
+        vocab=config["vocab_size"],
+        tied=config.get("tie_word_embeddings", False),
+        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        norm_eps=config.get("rms_norm_eps", 1e-6),
+    )
+
+
+def _from_bloom(config: Mapping[str, Any]) -> ModelConfig:
+    _refuse(config, apply_residual_connection_post_layernorm=False)
+    hidden = config["hidden_size"] if "hidden_size" in config else config["n_embed"]
+    return ModelConfig(
+        family="bloom",
+        layers=config["n_layer"] if "n_layer" in config else config["num_hidden_layers"],
+        hidden=hidden,
+        heads=config["n_head"] if "n_head" in config else config["num_attention_heads"],
+        seq=config.get("seq_length", 2048),
+        vocab=config["vocab_size"],
+        tied=config.get("tie_word_embeddings", True),
+        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+def _refuse(config: Mapping[str, Any], **required: Any) -> None:
+    """``ConfigError`` for an option that is set to anything but the only value that we have."""
+    for name, value in required.items():
+        if config.get(name) not in (None, value):
+            raise ConfigError(f"{name}={config[name]!r} cannot be imported; only {value!r} is trained here")

@@ -1,0 +1,183 @@
+"""Export a checkpoint's weights to a Hugging Face folder, and import such a folder as the checkpoint of step 0.
+
+Tensors are converted one at a time, so neither direction needs the model in memory more than about one file at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainer.checkpoint.folder import CheckpointError, Folder, Found, read_manifest
+from trainer.checkpoint.pieces import whole
+from trainer.checkpoint.shards import Reader, Snapshot, write_rank
+from trainer.config import ConfigError, ModelConfig, from_dict
+from trainer.convert.configs import from_config, to_config
+from trainer.convert.rules import rules
+from trainer.files import write_json
+from trainer.models.transformer import Transformer
+
+FILE_BYTES = 5 * 10**9
+"""Size at which a new safetensors file is begun."""
+COMPUTED = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq|self_attention\.bias)$")
+"""Names in older files that are no parameters but constants."""
+
+
+def export_weights(checkpoint: Path, target: Path, dtype: torch.dtype = torch.float32, tokenizer: Path | None = None) -> ModelConfig:
+    """Write ``target``: config.json, the weights as safetensors in ``dtype``, and the tokenizer file if one is given.
+
+    ``checkpoint`` is one checkpoint, or a folder of them (the newest is taken). ``ConfigError`` if it cannot be read or its
+    model has no Hugging Face layout, or if ``target`` exists.
+    """
+    found = _find(checkpoint)
+    if target.exists():
+        raise ConfigError(f"{target} exists already; give a folder that does not")
+    try:
+        manifest = read_manifest(found)
+        model = from_dict(ModelConfig, manifest["model"], "model.")
+        config = to_config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        work = target.with_name(f".{target.name}.partial")
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        write_json(work / "config.json", config)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, work / "tokenizer.json")
+        _write_tensors(work, _exported(Reader(found.path, manifest), model, dtype))
+        work.rename(target)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot export to {target}: {error.strerror or error} ({error.filename})") from None
+    return model
+
+
+def import_weights(source: Path, target: Path) -> ModelConfig:
+    """Write the model in the Hugging Face folder ``source`` as the checkpoint of step 0 in the folder ``target``.
+
+    A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. ``ConfigError`` if the folder cannot be read,
+    lacks tensors, has some that no rule takes, or if ``target`` has checkpoints.
+    """
+    try:
+        model = from_config(json.loads((source / "config.json").read_text()))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
+    folder = Folder(target, attempt=0, token=uuid.uuid4().hex[:12])
+    if folder.found():
+        raise ConfigError(f"{target} has checkpoints already; give another folder")
+    with ExitStack() as stack:
+        tensors = _Tensors(source, stack)
+        folder.enter()
+        write_rank(folder.workspace(0), 0, _imported(tensors, model))
+        tensors.check_all_used()
+        folder.commit(0, 1, {"model": asdict(model), "extra": {}}, timeout_s=60)
+    return model
+
+
+def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Global name and shape of every parameter of a model; a tied weight once."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
+
+
+def _find(path: Path) -> Found:
+    if (path / "manifest.json").is_file():
+        return Found(0, 0, path)
+    found = Folder(path, attempt=0, token="").found()
+    if not found:
+        raise ConfigError(f"{path} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
+    return found[0]
+
+
+def _exported(reader: Reader, model: ModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Their names and tensors, one of our parameters at a time."""
+    for rule in rules(model):
+        piece = whole(rule.ours, reader.shapes.get(rule.ours, ()))
+        weight = torch.empty(piece.numel, dtype=dtype)
+        reader.read(piece, {"weight": weight})
+        yield from ((name, part.contiguous()) for name, part in zip(rule.theirs, rule.split(weight.view(piece.shape))))
+
+
+def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """One file, or several of about ``FILE_BYTES`` with an index that says which tensor is where."""
+    files: list[tuple[Path, list[str]]] = []
+    pending: dict[str, Tensor] = {}
+
+    def close() -> None:
+        path = folder / f"part-{len(files)}"
+        save_file(pending, path, metadata={"format": "pt"})
+        files.append((path, list(pending)))
+        pending.clear()
+
+    total = 0
+    for name, tensor in tensors:
+        if pending and sum(t.nbytes for t in pending.values()) + tensor.nbytes > FILE_BYTES:
+            close()
+        pending[name] = tensor
+        total += tensor.nbytes
+    close()
+    if len(files) == 1:
+        files[0][0].rename(folder / "model.safetensors")
+        return
+    places: dict[str, str] = {}
+    for i, (path, names) in enumerate(files, start=1):
+        final = f"model-{i:05d}-of-{len(files):05d}.safetensors"
+        path.rename(folder / final)
+        places |= dict.fromkeys(names, final)
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _imported(tensors: _Tensors, model: ModelConfig) -> Iterator[Snapshot]:
+    expected = shapes(model)
+    for rule in rules(model):
+        shape = expected[rule.ours]
+        parts = [tensors.take(name).to(torch.float32) for name in rule.theirs]
+        if sum(part.numel() for part in parts) != whole(rule.ours, shape).numel:
+            got = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(rule.theirs, parts))
+            raise ConfigError(f"{tensors.source}: {got} do not fill {rule.ours} {list(shape)}; config.json does not describe these weights")
+        yield Snapshot(whole(rule.ours, shape), {"weight": rule.join(parts, shape).contiguous().flatten()})
+
+
+class _Tensors:
+    """The tensors of a folder by name, read when asked for."""
+
+    def __init__(self, source: Path, stack: ExitStack) -> None:
+        self.source = source
+        paths = sorted(source.glob("*.safetensors"))
+        if not paths:
+            raise ConfigError(f"{source} has no .safetensors file; convert its weights to safetensors first")
+        self.files: dict[str, Any] = {}
+        for path in paths:
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(f"{path} cannot be read: {error}") from None
+            self.files |= dict.fromkeys(file.keys(), file)
+        self.used: set[str] = set()
+
+    def take(self, name: str) -> Tensor:
+        """The tensor of that name; the published GPT-2 and BLOOM leave out ``transformer.``."""
+        known = next((n for n in (name, name.removeprefix("transformer.")) if n in self.files), None)
+        if known is None:
+            raise ConfigError(f"{self.source} has no tensor {name}; the files are incomplete or of another architecture")
+        self.used.add(known)
+        return self.files[known].get_tensor(known)
+
+    def check_all_used(self) -> None:
+        """Refuse weights that would be left out: the imported model would not be the same."""
+        left = sorted(n for n in self.files if n not in self.used and not COMPUTED.search(n) and n != "lm_head.weight")
+        if left:
+            raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")
