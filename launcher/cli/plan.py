@@ -1,0 +1,237 @@
+"""``trireme plan``: every layout of a model on a cluster, predicted and sorted, with the reason for each that is out."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+    from launcher.cost import Prediction
+    from launcher.search.plan import Plan
+
+HELP = "predict every layout of a model on a cluster"
+
+DESCRIPTION = """\
+Predicts step time and memory of every layout that obeys the rules: tensor x pipeline x virtual pipeline x micro-batch x schedule x
+recomputation x sequence parallelism x state sharding. Nothing is run. Layouts that no other one with the same ranks beats in both
+time and memory are listed, fastest first. Those that fit into memory with a probability below 50 % are listed apart.
+
+example:
+  trireme plan recipe=gpt3_175b
+  trireme plan hardware=h100 cluster.nodes=16 cluster.gpus_per_node=8 model.layers=40 model.hidden=5120 model.heads=40 \\
+      model.vocab=51200 model.seq=2048 run.global_batch=1024 run.precision=bf16 --explain 1
+"""
+
+
+def main(argv: list[str]) -> int:
+    """0 when a layout fits, 1 when none is likely to."""
+    arguments = parser().parse_args(argv)
+    from launcher.config import compose
+    from launcher.search.plan import plan
+
+    started = time.perf_counter()
+    config = limited(compose(arguments.overrides), arguments.limit)
+    planned = plan(config)
+    seconds = time.perf_counter() - started
+    if arguments.explain:
+        return explain(config, planned, arguments)
+    if arguments.json:
+        print(json.dumps(document(config, planned, arguments.top, seconds), indent=2, allow_nan=False))
+    else:
+        show(config, planned, arguments.top, seconds)
+    return 0 if len(planned.order) else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Overrides are Hydra's; the options are ours."""
+    made = argparse.ArgumentParser("trireme plan", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what differs from conf/config.yaml, in Hydra's grammar")
+    made.add_argument("--top", type=int, default=10, metavar="N", help="how many layouts are listed (default: %(default)s)")
+    made.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    made.add_argument("--explain", metavar="LAYOUT", help="a place of the list (1 = fastest) or a layout's name: its parts, and its timeline as SVG")
+    made.add_argument("--svg", metavar="FILE", help="where the timeline is written (default: timeline.svg)")
+    made.add_argument("--limit", type=float, metavar="GB", help="memory to plan for, per device, in 1e9 bytes (default: the hardware's)")
+    return made
+
+
+def limited(config: Config, limit_gb: float | None) -> Config:
+    """``config`` with another memory budget."""
+    if limit_gb is None:
+        return config
+    if limit_gb <= 0:
+        raise ConfigError(f"--limit={limit_gb:g} must be more than 0 GB")
+    hardware = dataclasses.replace(config.cluster.hardware, memory_gb=limit_gb)
+    return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, hardware=hardware))
+
+
+def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
+    """The tables for people."""
+    from launcher.search.plan import AT_EDGE, FITS
+
+    console = wide_console()
+    console.print(heading(config), highlight=False)
+    if len(planned.order):
+        console.print(table(planned, planned.order[:top], config))
+    else:
+        console.print("no layout is likely to fit into memory; more devices, a smaller model or more recomputation would help")
+    best = planned.estimate.step_time[planned.order[0]] if len(planned.order) else float("inf")
+    edge = [row for row in planned.fastest(AT_EDGE) if planned.estimate.step_time[row] < best][: max(3, top // 3)]
+    if edge:
+        console.print(f"Faster if they fit (probability below {FITS:.0%}):")
+        console.print(table(planned, edge, config))
+    console.print(f"{len(planned.space.table):,} layouts predicted in {seconds:.2f} s; {len(planned.order):,} are in. Out:", highlight=False)
+    for reason, count in planned.out.items():
+        console.print(f"  {count:>10,}  {reason}", highlight=False)
+
+
+def heading(config: Config) -> str:
+    """One line: model, batch, cluster."""
+    from launcher.cost import Shape
+    from launcher.results.labels import amount
+    from launcher.search.plan import world
+
+    size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
+    tokens = amount(config.run.global_batch * config.model.seq)
+    return f"{config.model.family} {size} parameters, {config.run.global_batch} sequences ({tokens} tokens) a step, {config.run.precision}, {world(config.cluster)}"
+
+
+def table(planned: Plan, rows: Any, config: Config) -> Any:
+    """Layouts with what is predicted of them."""
+    from rich import box
+    from rich.table import Table
+
+    from launcher.results.labels import amount, memory, percent
+    from launcher.search.naming import name_of
+
+    made = Table("#", "layout", "step", "tokens/s", "MFU", "memory", "fits", "mostly", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, row in enumerate(rows, 1):
+        predicted = planned.prediction(int(row))
+        tokens = config.run.global_batch * config.model.seq / predicted.step_time_s
+        made.add_row(
+            str(place),
+            name_of(planned.layout(int(row))),
+            f"{predicted.step_time_s:.4g} s",
+            amount(tokens),
+            percent(predicted.mfu),
+            memory(predicted.memory_bytes),
+            f"{predicted.fits:.0%}",
+            mostly(predicted),
+        )
+    return made
+
+
+def mostly(predicted: Prediction) -> str:
+    """The three largest losses: what the step spends on besides matrix products and attention."""
+    useful = ("matrix products", "attention")
+    losses = sorted(((seconds, name) for name, seconds in predicted.time.items() if name not in useful), reverse=True)
+    return ", ".join(f"{name} {seconds / predicted.step_time_s:.0%}" for seconds, name in losses[:3] if seconds > 0.005 * predicted.step_time_s)
+
+
+def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    from launcher.cost import Shape
+    from launcher.search.plan import AT_EDGE
+    from trainer.config import to_dict
+
+    return {
+        "model": to_dict(config.model),
+        "parameters": int(Shape.of(config.model).parameters),
+        "global_batch": config.run.global_batch,
+        "cluster": {"nodes": config.cluster.nodes, "gpus_per_node": config.cluster.gpus_per_node, "hardware": config.cluster.hardware.name},
+        "layouts": [entry(planned, int(row)) for row in planned.order[:top]],
+        "edge": [entry(planned, int(row)) for row in planned.fastest(AT_EDGE)[:top]],
+        "considered": len(planned.space.table),
+        "in": len(planned.order),
+        "out": planned.out,
+        "seconds": seconds,
+    }
+
+
+def entry(planned: Plan, row: int) -> dict[str, Any]:
+    """One layout and its prediction, part by part."""
+    from launcher.search.naming import name_of, overrides_of
+    from trainer.config import to_dict
+
+    predicted, layout = planned.prediction(row), planned.layout(row)
+    return {
+        "name": name_of(layout),
+        "layout": to_dict(layout),
+        "overrides": overrides_of(layout),
+        "step_time_s": predicted.step_time_s,
+        "mfu": predicted.mfu,
+        "memory_bytes": predicted.memory_bytes,
+        "fits": predicted.fits,
+        "time": predicted.time,
+        "memory": predicted.memory,
+    }
+
+
+def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int:
+    """One layout: every second and byte by part, and the simulated pipeline as a picture."""
+    from launcher.cost.timeline import timeline
+    from launcher.search.naming import name_of
+    from launcher.search.picture import draw
+
+    row = chosen(config, planned, arguments.explain)
+    layout, predicted = planned.layout(row), planned.prediction(row)
+    case = dataclasses.replace(planned.case, table=planned.space.table[row : row + 1])
+    picture = Path(arguments.svg or "timeline.svg")
+    picture.write_text(draw(timeline(case), f"{heading(config)}: {name_of(layout)}"))
+    if arguments.json:
+        print(json.dumps(entry(planned, row) | {"timeline": str(picture)}, indent=2, allow_nan=False))
+        return 0
+    console = wide_console()
+    console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}", highlight=False)
+    console.print(parts("time of a step", predicted.time, lambda seconds: f"{seconds:.4g} s"))
+    console.print(parts("memory of the fullest rank", predicted.memory, lambda size: f"{size / 1e9:.2f} GB"))
+    print(f"the simulated pipeline is drawn in {picture}", file=sys.stderr)
+    return 0
+
+
+def chosen(config: Config, planned: Plan, what: str) -> int:
+    """The row that ``--explain`` means: a place in the list, or a layout by name."""
+    from launcher.config import resolve
+    from launcher.search.naming import layout_of
+
+    if what.isdigit():
+        if not 1 <= int(what) <= len(planned.order):
+            raise ConfigError(f"--explain={what} is not a place of the list; it has {len(planned.order)}")
+        return int(planned.order[int(what) - 1])
+    layout = layout_of(what)
+    row = planned.find(layout)
+    if row is None:
+        resolve(dataclasses.replace(config, layout=layout))  # the broken rule says it best
+        raise ConfigError(f"layout {what!r} obeys the rules but is outside of search.space; widen it, as with search.space.sharding=all")
+    return row
+
+
+def parts(title: str, values: dict[str, float], form: Any) -> Any:
+    """A table of parts with shares of the whole, largest first."""
+    from rich import box
+    from rich.table import Table
+
+    whole = sum(values.values())
+    made = Table(title, "", "share", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, value in sorted(values.items(), key=lambda item: -item[1]):
+        if value:
+            made.add_row(name, form(value), f"{value / whole:.1%}")
+    made.add_row("all", form(whole), "")
+    return made
+
+
+def wide_console() -> Any:
+    """A console that does not fold tables when its output goes into a pipe or file."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 200)
+    return console

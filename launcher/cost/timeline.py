@@ -1,0 +1,57 @@
+"""The pipeline of one predicted step, action by action: the trainer's own schedule, simulated with the cost model's times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.cost import block, model, pipeline, stages
+from launcher.cost.case import Case
+from trainer.config.schema import SCHEDULES
+from trainer.layout.schedule import build
+from trainer.layout.simulate import Span, Times, simulate
+
+MOST_SPANS = 20_000
+"""A timeline of more computations than this is shortened to fewer micro-batches: the steady state only repeats."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans per pipeline rank, in seconds from the start of the pipeline, of ``micro_batches`` of the step's ``of``."""
+
+    ranks: list[list[Span]]
+    chunks: int
+    micro_batches: int
+    of: int
+
+
+def timeline(case: Case, split: Sequence[int] | None = None) -> Timeline:
+    """Simulate the single layout of ``case``."""
+    layout = case.table[0]
+    p, v, m = int(layout["pipeline"]), int(layout["virtual_pipeline"]), int(case.micro_batches[0])
+    shown = max(min(m, 2 * p), min(m, MOST_SPANS // (2 * p * v)))
+    times = model.stage_times(case, stages.held(case, split), block.times(case))
+    schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown)
+    return Timeline(simulate(schedule, _per_stage(times, p, v)), v, shown, m)
+
+
+def _per_stage(times: pipeline.Stages, p: int, v: int) -> Times:
+    """Seconds of each global stage: a rank's blocks are spread evenly over its chunks; embedding and head are in the outermost stages."""
+    forward, backward = (_column(_number(times.first[w]), _number(times.middle[w]), _number(times.last[w]), p, v) for w in (0, 1))
+    weight = [times.weight_share * seconds for seconds in backward]
+    rest = [whole - part for whole, part in zip(backward, weight)]
+    return Times(forward, backward, rest, weight, [_number(times.send)] * (p * v))
+
+
+def _column(first: float, middle: float, last: float, p: int, v: int) -> list[float]:
+    """One way through all stages, given what whole ranks take."""
+    others = middle * (v - 1) / v
+    inner = [middle / v] * (p * v)
+    return [last] if p == 1 else [first - others, *inner[1:-1], last - others]
+
+
+def _number(value: object) -> float:
+    return float(np.ravel(np.asarray(value, dtype=float))[0])
+

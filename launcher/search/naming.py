@@ -1,0 +1,61 @@
+"""Layouts by their short names, as tables print them ("t8 p4x2 d32 mb1 interleaved sp recompute-full zero-1"), read back. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from launcher.results.labels import layout_label
+from trainer.config import ConfigError, LayoutConfig, ShardingConfig, to_dict
+from trainer.config.schema import RECOMPUTE, SCHEDULES
+
+DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "mb": "micro_batch"}
+
+
+def name_of(layout: LayoutConfig) -> str:
+    """The label of the tables, with what it leaves out where that matters: uneven stages and partial recomputation."""
+    words = [layout_label(to_dict(layout))]
+    words += ["balanced"] * (layout.balance == "cost")
+    words += [f"every-{layout.recompute_every}"] * (layout.recompute_every > 1)
+    return " ".join(words)
+
+
+def overrides_of(layout: LayoutConfig) -> list[str]:
+    """The Hydra overrides that make ``layout`` out of the default one."""
+    plain, default = to_dict(layout), to_dict(LayoutConfig())
+    changed = [f"layout.{key}={value}" for key, value in plain.items() if key not in ("sharding", "data") and value != default[key]]
+    return changed + [f"layout.sharding.{key}={value}" for key, value in plain["sharding"].items() if value != 1]
+
+
+def layout_of(name: str) -> LayoutConfig:
+    """The layout that ``name`` means. ``ConfigError`` names the word that is not understood."""
+    values: dict[str, Any] = {}
+    for word in name.replace(",", " ").split():
+        values |= _meaning(word, name)
+    sharding = values.pop("sharding", (1, 1, 1))
+    data = values.get("data")
+    if data is None:
+        raise ConfigError(f"layout {name!r} has no data degree; a layout is written like 't8 p4 d16 mb1 sp zero-1'")
+    return LayoutConfig(**values, sharding=ShardingConfig(*(data if factor == "data" else factor for factor in sharding)))
+
+
+def _meaning(word: str, name: str) -> dict[str, Any]:
+    schedule = word.replace("-", "_")
+    if schedule in SCHEDULES:
+        return {"schedule": schedule}
+    if found := re.fullmatch(r"p(\d+)(?:x(\d+))?", word):
+        return {"pipeline": int(found[1]), "virtual_pipeline": int(found[2] or 1)}
+    if found := re.fullmatch(r"(mb|t|d|c|e)(\d+)", word):
+        return {DEGREES[found[1]]: int(found[2])}
+    if found := re.fullmatch(r"every-(\d+)", word):
+        return {"recompute_every": int(found[1])}
+    if found := re.fullmatch(rf"recompute-({'|'.join(RECOMPUTE)})", word):
+        return {"recompute": found[1]}
+    if found := re.fullmatch(r"zero-([123])", word):
+        return {"sharding": ("data" if int(found[1]) == 3 else 1, "data" if int(found[1]) >= 2 else 1, "data")}
+    if found := re.fullmatch(r"shard-(\d+)/(\d+)/(\d+)", word):
+        return {"sharding": tuple(map(int, found.groups()))}
+    words = {"sp": {"sequence_parallel": True}, "balanced": {"balance": "cost"}}
+    if word in words:
+        return words[word]
+    raise ConfigError(f"{word!r} in layout {name!r} means nothing; a layout is written like 't8 p4 d16 mb1 sp zero-1', as 'trireme plan' prints it")
