@@ -143,8 +143,9 @@ class Pipeline:
         self.weight_work[action.chunk, action.micro_batch] = work
 
     def _weight_gradient(self, action: Action) -> None:
-        for work in self.weight_work.pop((action.chunk, action.micro_batch)):
-            work()
+        with torch.no_grad():
+            for work in self.weight_work.pop((action.chunk, action.micro_batch)):
+                work()
 
     def _send(self, action: Action, tensor: Tensor) -> None:
         self.sent.append(self._toward(action.peer).send(self.boundary.parcel(tensor), action.peer))
