@@ -211,7 +211,7 @@ class FlatBucket:
         slot.arrived += 1
         if slot.arrived == self._due(slot):
             self.missing -= 1
-        while self.missing == 0 and self.flushes_left:
+        if self.missing == 0 and self.flushes_left:
             self.flushes += 1
             self.flushes_left -= 1
             self.missing = sum(slot.arrived < self._due(slot) for slot in self.slots)
@@ -227,6 +227,9 @@ class FlatBucket:
             assert self.partial is not None
             piece, whole = self.partial, self.partial
             self.partial = None
+            for slot in self.slots:
+                if slot.fresh:  # its gradient of this micro-batch came early, with those of the one before
+                    slot.view(whole).zero_()
             for level in (self.levels["params"], self.levels["grads"]):
                 if level.size > 1:
                     target = piece.chunk(level.size)[level.index]
