@@ -23,6 +23,7 @@ from launcher.backends.nursery import COMMAND, Brood, Nursery, NurseryError
 from launcher.config.schema import ClusterConfig, LocalCluster
 from trainer.config import ConfigError, Reason, Status
 
+_CLOCK_SECONDS = 2.0  # by how much the kernel's idea of when a process began may differ from ours
 _PORTS = range(20000, 32000)  # below those that the kernel gives to outgoing connections
 _RESUME = 75  # exit code of a rank that stopped after a checkpoint
 _EXPLAINED = (1, 2)  # exit codes of ranks that wrote down why
@@ -35,8 +36,7 @@ class _Running:
     job: Job
     brood: Brood
     port: int
-    started: float
-    forked: float  # when all ranks were known to exist: a process begun later is another one
+    started: float  # unix seconds; all ranks existed by then
     oom_kills: int  # the kernel's counter when the job began
     lost: str = ""  # how the worker process was lost, if it was
 
@@ -110,7 +110,7 @@ class LocalBackend(Backend):
             return _handle(self._running[job.name])
         job.log_path(0).parent.mkdir(parents=True, exist_ok=True)
         port = _free_port(job, {running.port for running in self._running.values() if not running.ended})
-        started, kills = time.time(), oom_kills()
+        kills = oom_kills()
         request = {
             "config": str(job.config_path),
             "out": str(job.directory),
@@ -122,7 +122,7 @@ class LocalBackend(Backend):
             "log": _log_pattern(job),
         }
         brood = self._nursery.start(job.name, request)
-        self._running[job.name] = _Running(job, brood, port, started, time.time(), kills)
+        self._running[job.name] = _Running(job, brood, port, time.time(), kills)
         return _handle(self._running[job.name])
 
     def _listen(self) -> None:
@@ -186,7 +186,6 @@ def _handle(running: _Running) -> Handle:
         "host": socket.gethostname(),
         "pids": list(running.brood.pids.values()),
         "since": running.started,
-        "until": running.forked,
     }
 
 
@@ -198,7 +197,8 @@ def _ranks(handle: Handle) -> list[psutil.Process]:
     for pid in handle.get("pids", []):
         try:
             process = psutil.Process(pid)
-            if process.create_time() < handle["until"] + 2 and process.status() != psutil.STATUS_ZOMBIE:
+            begun_before = process.create_time() < handle["since"] + _CLOCK_SECONDS
+            if begun_before and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.NoSuchProcess:
             continue

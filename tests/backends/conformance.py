@@ -1,0 +1,202 @@
+"""What every backend owes the sweep loop, tried on the real thing with the real trainer.
+
+A backend's test module subclasses ``Conformance`` and has a ``ground`` fixture:
+
+    @pytest.fixture(scope="module")
+    def ground(tmp_path_factory):
+        yield from closing(Ground(make_backend, cluster, folder, unknown=handle_of_no_job))
+
+    class TestSlurm(Conformance):
+        ...  # and what only this backend promises
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.base import Backend, Handle, Job, JobState
+from launcher.config.schema import ClusterConfig
+from launcher.sweep.files import read_json
+from launcher.sweep.outcome import decide, failures_in
+from trainer.config import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status, TrainConfig, resolve, save
+
+MODEL = ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8)
+SHORT = RunConfig(steps=3, warmup_steps=1, global_batch=2, timeline=False, device="cpu")
+LONG = RunConfig(steps=10_000_000, warmup_steps=1, global_batch=2, timeline=False, device="cpu")
+TOO_LARGE = RunConfig(steps=3, warmup_steps=1, global_batch=2, memory_gb=1e-6, device="cpu")
+
+
+@dataclass
+class Ground:
+    """Where the suite runs: how to make the backend, as every new launcher would, and what its jobs need."""
+
+    make: Callable[[], Backend]
+    cluster: ClusterConfig
+    folder: Path  # of the trials; shared with the ranks where the backend shares a file system
+    patience: float = 120.0  # seconds in which anything that is bound to happen happens
+    unknown: Handle = field(default_factory=dict)  # the handle of a job that never was
+    backend: Backend = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.backend = self.make()
+
+    def job(self, run: RunConfig = SHORT, *, ranks: int = 2, attempt: int = 0, name: str = "", **cluster: Any) -> Job:
+        """A new trial on ``ranks`` ranks, with its directory and configuration."""
+        identifier = uuid.uuid4().hex[:12]
+        directory = self.folder / name / identifier
+        directory.mkdir(parents=True)
+        layout = LayoutConfig(tensor=ranks, data=1)
+        config = resolve(TrainConfig(model=MODEL, layout=layout, data=DataConfig(kind="synthetic"), run=run), ranks)
+        save(config, directory / "config.yaml")
+        place = type(self.cluster)(**{**vars(self.cluster), **cluster})
+        return Job(identifier, "conformance", attempt, directory, place, ranks)
+
+    def submit(self, *jobs: Job) -> list[Handle]:
+        return self.backend.submit([self.backend.render(job) for job in jobs])
+
+    def until(self, job: Job, handle: Handle, wanted: Callable[[JobState], bool], backend: Backend | None = None) -> JobState:
+        deadline = time.monotonic() + self.patience
+        while not wanted(state := (backend or self.backend).poll([handle])[0]):
+            assert time.monotonic() < deadline, f"still {state}\n{self.log(job, handle)}"
+            time.sleep(0.05)
+        return state
+
+    def end(self, job: Job, handle: Handle) -> JobState:
+        """Wait for the end of a job and bring home what it left."""
+        state = self.until(job, handle, lambda state: state.status.final)
+        self.backend.collect(job, handle)
+        return state
+
+    def running(self, job: Job, handle: Handle) -> None:
+        """Wait until the ranks of a job make steps."""
+        self.until(job, handle, lambda state: state.status is Status.RUNNING and "step 1" in self.log(job, handle))
+
+    def log(self, job: Job, handle: Handle) -> str:
+        return "\n".join(self.backend.logs(job, handle))
+
+
+class Conformance:
+    """The suite. ``ground`` is a fixture of the subclass's module."""
+
+    def test_rendering_has_no_effect_and_says_the_same_twice(self, ground: Ground) -> None:
+        job = ground.job()
+        before = sorted(job.directory.rglob("*"))
+        assert ground.backend.render(job) == ground.backend.render(job)
+        assert sorted(job.directory.rglob("*")) == before
+        assert ground.backend.find([job]) == {}
+
+    def test_what_would_be_submitted_is_text_that_names_the_trial(self, ground: Ground) -> None:
+        job = ground.job()
+        text = ground.backend.render(job).text
+        assert job.trial in text and "trainer" in text
+
+    def test_a_job_runs_to_its_end_and_leaves_result_and_logs_of_all_ranks(self, ground: Ground) -> None:
+        job = ground.job()
+        (handle,) = ground.submit(job)
+        assert ground.end(job, handle).status is Status.DONE
+        result = read_json(job.directory / "result.json") or {}
+        assert (result["status"], result["attempt"], result["world_size"]) == ("done", 0, 2)
+        assert len(result["losses"]) == SHORT.steps
+        lines = list(ground.backend.logs(job, handle))
+        assert all(line.startswith(("[0] ", "[1] ")) for line in lines)
+        assert any("step 3" in line for line in lines)
+
+    def test_a_handle_is_plain_json_that_serves_another_launcher(self, ground: Ground) -> None:
+        job = ground.job(LONG)
+        (handle,) = ground.submit(job)
+        ground.running(job, handle)
+        again = json.loads(json.dumps(handle))
+        assert again == handle
+        other = ground.make()
+        try:
+            assert other.poll([again])[0].status is Status.RUNNING
+            other.cancel([again])
+            ground.until(job, again, lambda state: state.status.final, other)
+        finally:
+            other.close()
+        assert ground.end(job, handle).status is not Status.DONE
+
+    def test_a_job_of_the_same_name_is_adopted_not_started_twice(self, ground: Ground) -> None:
+        job = ground.job()
+        (first,) = ground.submit(job)
+        (second,) = ground.submit(job)
+        assert ground.end(job, second).status is Status.DONE
+        assert ground.backend.find([job]).get(job.name, first) == first == second
+        metrics = (job.directory / "metrics.jsonl").read_text().splitlines() if (job.directory / "metrics.jsonl").exists() else []
+        assert len(metrics) in (0, SHORT.steps), "one run makes each step once"
+
+    def test_another_attempt_is_another_job(self, ground: Ground) -> None:
+        job = ground.job()
+        (handle,) = ground.submit(job)
+        ground.end(job, handle)
+        later = Job(job.trial, job.sweep, 1, job.directory, job.cluster, job.world_size)
+        (second,) = ground.submit(later)
+        assert second != handle and ground.end(later, second).status is Status.DONE
+        assert (read_json(job.directory / "result.json") or {})["attempt"] == 1
+
+    def test_only_jobs_that_exist_are_found(self, ground: Ground) -> None:
+        job, never = ground.job(LONG), ground.job()
+        (handle,) = ground.submit(job)
+        assert ground.backend.find([job, never]) == {job.name: handle}
+        ground.backend.cancel([handle])
+        ground.end(job, handle)
+
+    def test_many_jobs_are_submitted_and_polled_in_order(self, ground: Ground) -> None:
+        jobs = [ground.job(ranks=1), ground.job(TOO_LARGE, ranks=1), ground.job(ranks=1)]
+        handles = ground.submit(*jobs)
+        for job, handle in zip(jobs, handles):
+            ground.end(job, handle)
+        states = ground.backend.poll(handles)
+        assert [state.status for state in states] == [Status.DONE, Status.FAILED, Status.DONE]
+        assert [s.status for s in ground.backend.poll(handles[::-1])] == [Status.DONE, Status.FAILED, Status.DONE]
+        assert ground.backend.poll([]) == []
+
+    def test_a_trial_that_does_not_fit_fails_for_that_reason(self, ground: Ground) -> None:
+        job = ground.job(TOO_LARGE)
+        (handle,) = ground.submit(job)
+        state = ground.end(job, handle)
+        verdict = decide(job.attempt, state, read_json(job.directory / "result.json"), failures_in(job.directory))
+        assert (verdict.status, verdict.reason) == (Status.FAILED, Reason.OUT_OF_MEMORY), state
+
+    def test_a_cancelled_job_ends_and_cancelling_again_is_no_error(self, ground: Ground) -> None:
+        job = ground.job(LONG)
+        (handle,) = ground.submit(job)
+        ground.running(job, handle)
+        ground.backend.cancel([handle])
+        assert ground.end(job, handle).status is not Status.DONE
+        ground.backend.cancel([handle, handle])
+        ground.backend.cancel([])
+
+    def test_a_job_that_nobody_knows_is_a_fault_of_the_place(self, ground: Ground) -> None:
+        (state,) = ground.backend.poll([ground.unknown])
+        assert (state.status, state.reason) == (Status.FAILED, Reason.NODE) and state.detail
+        ground.backend.cancel([ground.unknown])
+
+    def test_following_the_logs_ends_with_the_job_and_misses_nothing(self, ground: Ground) -> None:
+        job = ground.job()
+        (handle,) = ground.submit(job)
+        followed = sorted(ground.backend.logs(job, handle, follow=True))
+        assert ground.backend.poll([handle])[0].status is Status.DONE
+        assert followed == sorted(ground.backend.logs(job, handle))
+        assert any("step 3" in line for line in followed)
+
+    @pytest.mark.parametrize("hostile", ["a b", "$(touch owned)", "`touch owned`", "'; touch owned; '", '"{rank}"', "a\\b&|<>*?#"])
+    def test_hostile_strings_reach_the_ranks_as_data(self, ground: Ground, hostile: str) -> None:
+        job = ground.job(name=hostile, ranks=1, env={"HOSTILE": hostile})
+        (handle,) = ground.submit(job)
+        assert ground.end(job, handle).status is Status.DONE, ground.log(job, handle)
+        assert not list(Path.cwd().glob("owned")) and not list(ground.folder.rglob("owned"))
+
+
+def closing(ground: Ground) -> Iterator[Ground]:
+    """For the fixture: ``yield from closing(Ground(...))``."""
+    yield ground
+    ground.backend.close()

@@ -1,0 +1,144 @@
+"""Processes of this machine: the conformance suite, and what only this backend promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.backends import backend_for, local
+from launcher.backends.base import BackendError
+from launcher.backends.local import LocalBackend
+from launcher.backends.memory import oom_kills
+from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
+from launcher.sweep.files import read_json
+from tests.backends.conformance import LONG, Conformance, Ground, closing
+from trainer.config import ConfigError, Reason, Status
+
+CLUSTER = LocalCluster(gpus_per_node=2)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    unknown = {"job": "trireme-000000000000-0", "host": socket.gethostname(), "pids": [], "since": 0.0}
+    yield from closing(Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path_factory.mktemp("trials"), unknown=unknown))
+
+
+class TestLocal(Conformance):
+    def test_the_printed_commands_run_the_same_trial_by_hand(self, ground: Ground) -> None:
+        job = ground.job()
+        assert subprocess.run(["sh", "-c", ground.backend.render(job).text], cwd=job.directory).returncode == 0
+        assert (read_json(job.directory / "result.json") or {})["world_size"] == 2
+        assert job.log_path(1).exists()
+
+    def test_ranks_do_not_import_torch_again(self, ground: Ground) -> None:
+        job = ground.job(LONG)
+        (handle,) = ground.submit(job)
+        parents = {psutil.Process(pid).ppid() for pid in handle["pids"]}
+        assert len(parents) == 1 and "trainer.nursery" in psutil.Process(parents.pop()).cmdline()
+        ground.backend.cancel([handle])
+        ground.end(job, handle)
+
+    def test_trials_that_run_at_once_meet_at_different_ports(self, ground: Ground) -> None:
+        jobs = [ground.job(), ground.job()]
+        handles = ground.submit(*jobs)
+        assert [ground.end(job, handle).status for job, handle in zip(jobs, handles)] == [Status.DONE] * 2
+
+    def test_a_port_in_use_is_passed_over(self, ground: Ground) -> None:
+        job = ground.job()
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", local._first_port(job)))
+            taken.listen()
+            (handle,) = ground.submit(job)
+            assert ground.end(job, handle).status is Status.DONE
+
+    def test_a_killed_rank_is_a_fault_of_the_place_and_ends_its_peers(self, ground: Ground) -> None:
+        job = ground.job(LONG)
+        (handle,) = ground.submit(job)
+        ground.running(job, handle)
+        os.kill(handle["pids"][1], signal.SIGKILL)
+        state = ground.end(job, handle)
+        assert (state.status, state.reason, state.detail) == (Status.FAILED, Reason.NODE, "rank 1 was killed from outside (SIGKILL)")
+        assert not any(psutil.pid_exists(pid) for pid in handle["pids"])
+
+    def test_a_rank_that_the_kernel_killed_for_memory_is_out_of_host_memory(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = ground.job(LONG)
+        (handle,) = ground.submit(job)
+        ground.running(job, handle)
+        os.kill(handle["pids"][0], signal.SIGKILL)
+        counter = oom_kills()
+        monkeypatch.setattr(local, "oom_kills", lambda: counter + 1)  # the kernel's killer cannot be called in a test
+        assert ground.end(job, handle).reason is Reason.HOST_MEMORY
+
+    def test_a_crashed_rank_is_an_error_that_names_the_signal(self, ground: Ground) -> None:
+        job = ground.job(LONG)
+        (handle,) = ground.submit(job)
+        ground.running(job, handle)
+        os.kill(handle["pids"][1], signal.SIGSEGV)
+        state = ground.end(job, handle)
+        assert (state.reason, state.detail) == (Reason.ERROR, "rank 1 crashed (SIGSEGV)")
+
+
+def test_closing_the_backend_leaves_no_rank_behind(tmp_path: Path) -> None:
+    ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
+    job = ground.job(LONG)
+    (handle,) = ground.submit(job)
+    ground.backend.close()
+    assert not any(psutil.pid_exists(pid) for pid in handle["pids"])
+
+
+def test_a_lost_worker_process_fails_its_trials_and_is_replaced(tmp_path: Path) -> None:
+    ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
+    job = ground.job(LONG)
+    (handle,) = ground.submit(job)
+    ground.running(job, handle)
+    os.kill(psutil.Process(handle["pids"][0]).ppid(), signal.SIGKILL)
+    state = ground.end(job, handle)
+    assert (state.status, state.reason) == (Status.FAILED, Reason.NODE) and "ended with code -9" in state.detail
+    again = ground.job()
+    (handle,) = ground.submit(again)
+    assert ground.end(again, handle).status is Status.DONE
+    ground.backend.close()
+
+
+def test_a_worker_process_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:
+    backend = LocalBackend(CLUSTER, [sys.executable, "-c", "import sys; sys.exit('no torch here')"])
+    ground = Ground(lambda: backend, CLUSTER, tmp_path)
+    with pytest.raises(BackendError, match="ended with code 1: no torch here"):
+        ground.submit(ground.job())
+    backend.close()
+
+
+def test_a_process_id_given_to_another_process_is_not_taken_for_a_rank() -> None:
+    backend = backend_for(CLUSTER)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        handle = {"job": "trireme-000000000000-0", "host": socket.gethostname(), "pids": [other.pid], "since": time.time() - 3600}
+        assert backend.poll([handle])[0].status is Status.FAILED
+        backend.cancel([handle])
+        assert other.poll() is None, "and not ended in its place"
+        other.communicate()
+
+
+def test_an_image_is_refused_and_the_remedy_named() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.container\.image='x' cannot be used with cluster\.backend=local.*null"):
+        backend_for(LocalCluster(container=ContainerConfig(image="x"))).check()
+
+
+@pytest.mark.parametrize(("limit", "capacity"), [(None, 6), (4, 4)])
+def test_the_processes_of_all_trials_are_limited_by_the_cluster(limit: int | None, capacity: int) -> None:
+    assert backend_for(LocalCluster(nodes=2, gpus_per_node=3, max_processes=limit)).capacity() == capacity
+
+
+def test_a_missing_package_of_a_backend_is_a_plain_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "launcher.backends.slurm", None)
+    monkeypatch.setattr("launcher.backends._BACKENDS", {"slurm": ("not_installed_here", "X")})
+    with pytest.raises(ConfigError, match=r"cluster\.backend=slurm needs the Python package 'not_installed_here'.*pip install 'trireme\[slurm\]'"):
+        backend_for(ClusterConfig(backend="slurm"))
