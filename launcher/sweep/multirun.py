@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.config import Config, locate_data, resolve, to_config
 from launcher.config.compose import plain_errors
+from launcher.config.schema import SweepConfig
+from launcher.results.tracking import MlflowMirror
+from launcher.sweep.progress import say
 from launcher.sweep.run import Point, run_sweep
 from trainer.config import ConfigError, Status
 
@@ -50,8 +54,10 @@ class Multirun:
 
             print_requests(points, dry_run)
             return [math.inf] * len(points)
-        records = run_sweep(settings.name or sweep_name(self.overrides), points, settings)
+        name = settings.name or sweep_name(self.overrides)
+        records = run_sweep(name, points, settings, [MlflowMirror(settings.dir, name)])
         self.records += records
+        _say_what_next(name, records, settings)
         return [_objective(record) for record in records]
 
     @property
@@ -77,6 +83,15 @@ def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[
         result.return_value = value
         returns.append(result)
     return returns
+
+
+def _say_what_next(name: str, records: Sequence[Record], settings: SweepConfig) -> None:
+    """The commands that a person is likely to want now, with this sweep's name filled in."""
+    where = f"{name}" + (f" --dir {shlex.quote(settings.dir)}" if settings.dir != SweepConfig().dir else "")
+    failed = [r for r in records if r.status is Status.FAILED]
+    if failed:
+        say(f"{len(failed)} of {len(records)} trials failed; see: trireme logs {failed[0].id}" + where.removeprefix(name))
+    say(f"ranking: trireme rank {where}    page: trireme report {where}    MLflow: trireme ui {where}")
 
 
 def sweep_name(overrides: Sequence[str]) -> str:
