@@ -46,7 +46,7 @@ class ExpectConfig:
     """What is published of a recipe's layout, for the tests that hold the cost model to it."""
 
     step_time_s: Optional[float] = key(None, "published step time in seconds", minimum=0)
-    tflops_per_gpu: Optional[float] = key(None, "published TFLOP/s per GPU", minimum=0)
-    flops: str = key("model", "what TFLOP/s count: model (no recomputation) or hardware (as executed)", choices=("model", "hardware"))
+    trainer: Optional[str] = key(None, "trainer that it was measured with: a name of launcher.cost.trainers; null = this project's")
+    overrides: list[str] = key(list, "what the published run did otherwise than the recipe, as overrides")
     tolerance: float = key(0.15, "how far the prediction may be from it, as a fraction", minimum=0)
     source: Optional[str] = key(None, "where it is published")
