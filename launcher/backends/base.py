@@ -117,7 +117,10 @@ class Backend(ABC):
 
     @abstractmethod
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
-        """How the jobs stand, in order, in one question. A job that nobody knows any more is ``failed`` with reason ``node``."""
+        """How the jobs stand, in order, in one question. A job that nobody knows any more is ``failed`` with reason ``node``.
+
+        ``BackendError`` when nobody answers now; jobs then stand as they did, and the question is asked again.
+        """
 
     @abstractmethod
     def cancel(self, handles: Sequence[Handle]) -> None:

@@ -29,7 +29,8 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
         identifier = trial_id(config)
         directory = Store(config.sweep.dir).trials / identifier
         name = config.sweep.name or "dry-run"
-        job = Job(identifier, name, 0, directory, config.cluster, world_size_of(config.layout), config.sweep.max_parallel, to_dict(config.train_config()))
+        ranks = world_size_of(config.layout)
+        job = Job(identifier, name, 0, directory, config.cluster, ranks, config.sweep.max_parallel, to_dict(config.train_config()))
         print(f"# trial {identifier}: {' '.join(point.overrides)}")
         print(backend.render(job).text + "\n")
         if mode == "server" and hasattr(backend, "validate"):

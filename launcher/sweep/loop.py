@@ -58,7 +58,8 @@ class Flight:
     def job(self, max_parallel: int) -> Job:
         record = self.record
         avoid = sorted({node for attempt in record.history for node in attempt.get("bad_nodes", ())})
-        return Job(record.id, record.sweep, record.attempt, record.directory, self.cluster, record.world_size, max_parallel, record.config, tuple(avoid))
+        place = (record.directory, self.cluster, record.world_size)
+        return Job(record.id, record.sweep, record.attempt, *place, max_parallel, record.config, tuple(avoid))
 
     @property
     def settled(self) -> bool:
@@ -120,6 +121,7 @@ class Loop:
         while self._flying:
             if not self._poll():
                 time.sleep(TICK_SECONDS)
+            self._stop(self._flying, Reason.CANCELLED, "")  # those whose place did not answer
         return left
 
     # -- stopping -------------------------------------------------------------------------------------------------------
@@ -152,9 +154,17 @@ class Loop:
 
     def _stop(self, flights: Sequence[Flight], reason: Reason, detail: str) -> None:
         for flight in flights:
-            if flight.stop is None:
+            if flight.stop is None and self._cancel(flight):
                 flight.stop = (reason, detail)
-                flight.backend.cancel([_handle(flight)])
+
+    def _cancel(self, flight: Flight) -> bool:
+        """False when the place does not answer now; it is asked again as long as there is a reason to."""
+        try:
+            flight.backend.cancel([_handle(flight)])
+        except BackendError as error:
+            self._note([flight], str(error))
+            return False
+        return True
 
     # -- submitting -----------------------------------------------------------------------------------------------------
 
@@ -267,9 +277,13 @@ class Loop:
         for backend, flights in _by_backend(self._flying):
             if time.monotonic() - self._polled.get(id(backend), float("-inf")) < backend.poll_seconds:
                 continue
-            states = backend.poll([_handle(flight) for flight in flights])
             self._polled[id(backend)] = time.monotonic()
             asked = True
+            try:
+                states = backend.poll([_handle(flight) for flight in flights])
+            except BackendError as error:  # nobody answers now: no reason to think that anything has changed
+                self._note(flights, str(error))
+                continue
             for flight, state in zip(flights, states, strict=True):
                 ended |= self._update(flight, state)
         if asked:
@@ -283,8 +297,12 @@ class Loop:
         if state.attempt is not None and state.attempt > record.attempt:
             record.attempt = state.attempt
         if state.status.final or self._lingers(flight, state) or self._waits_too_long(flight, state):
+            try:
+                flight.backend.collect(self._job(flight), _handle(flight))
+            except BackendError as error:  # it has ended, but its result is out of reach: look again later
+                self._note([flight], str(error))
+                return False
             self._flying.remove(flight)
-            flight.backend.collect(self._job(flight), _handle(flight))
             self._settle(flight, state)
             return True
         seen = (state.status, state.started or record.started, state.nodes or record.nodes, state.detail)
@@ -303,18 +321,23 @@ class Loop:
         flight.result_seen = flight.result_seen or time.monotonic()
         if time.monotonic() - flight.result_seen < _LINGER_SECONDS:
             return False
-        flight.backend.cancel([_handle(flight)])
-        return True
+        return self._cancel(flight)
 
     def _waits_too_long(self, flight: Flight, state: JobState) -> bool:
         """A job that did not start within ``cluster.start_timeout`` is given up, as one that cannot start."""
         limit, since = flight.cluster.start_timeout, flight.record.submitted or time.time()
         if state.status is not Status.SUBMITTED or not limit or time.time() - since < limit:
             return False
-        flight.backend.cancel([_handle(flight)])
         words = f": {state.detail}" if state.detail else ""
         flight.stop = (Reason.CANNOT_START, f"did not start within cluster.start_timeout={limit:g} s{words}")
-        return True
+        return self._cancel(flight)
+
+    def _note(self, flights: Sequence[Flight], detail: str) -> None:
+        """Record words about trials that go on as they are."""
+        for flight in flights:
+            if flight.record.detail != detail:
+                flight.record.detail = detail
+                self._store.save(flight.record)
 
     # -- ending ---------------------------------------------------------------------------------------------------------
 
@@ -365,8 +388,9 @@ class Loop:
     @staticmethod
     def _remember(record: Record, verdict: Verdict, bad_nodes: Sequence[str] = ()) -> None:
         reason = verdict.reason.value if verdict.reason else None
-        entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail, "bad_nodes": list(bad_nodes)}
-        record.history.append(entry | {"started": record.started or record.submitted, "ended": time.time(), "nodes": list(record.nodes)})
+        entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
+        times = {"started": record.started or record.submitted, "ended": time.time()}
+        record.history.append(entry | times | {"nodes": list(record.nodes), "bad_nodes": list(bad_nodes)})
 
     def _job(self, flight: Flight) -> Job:
         return flight.job(self._settings.max_parallel)

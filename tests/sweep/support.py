@@ -70,7 +70,8 @@ class PlayedQueue(Backend):
     """A queue whose jobs outlive the launcher: a folder with a file for each job and, once it has one, its state.
 
     ``play`` runs what is queued, as a cluster would. ``moment`` names a method after or before which the launcher's process is
-    killed: ``"before submit"``, ``"after submit"``.
+    killed: ``"before submit"``, ``"after submit"``. While the folder holds a file ``down`` nobody answers; with one named ``full`` jobs
+    are refused.
     """
 
     poll_seconds = 0.02
@@ -106,12 +107,21 @@ class PlayedQueue(Backend):
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         self.calls.append(f"poll {len(handles)}")
+        self._answer()
         return [self._state(handle["name"]) for handle in handles]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
+        self._answer()
         for handle in handles:
             if not self._state(handle["name"]).status.final:
                 self.end(handle["name"], JobState(Status.STOPPED, Reason.CANCELLED))
+
+    def collect(self, job: Job, handle: Handle) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        if (self.folder / "down").exists():
+            raise BackendError("the queue does not answer")
 
     def end(self, name: str, state: JobState) -> None:
         write_json(self.folder / f"{name}.state", dataclasses.asdict(state))

@@ -165,6 +165,21 @@ def test_a_place_that_refuses_jobs_is_the_reason_and_what_it_took_goes_on(place:
     assert (record.status, record.reason, record.detail) == (Status.FAILED, Reason.CANNOT_START, "the queue takes no more jobs")
 
 
+def test_a_queue_that_does_not_answer_is_waited_for_and_its_trials_lose_nothing(place: Place) -> None:
+    thread, records = place.begin(1, 2, max_parallel=0)
+    until(lambda: "poll 2" in place.queue.calls)
+    (place.queue.folder / "down").touch()
+    waiting = place.store.sweep("demo").records[0]
+    until(lambda: place.store.load(waiting.id).detail == "the queue does not answer")
+    place.store.ask_to_stop(waiting)
+    place.queue.end(f"trireme-{waiting.id}-0", JobState(Status.STOPPED, Reason.CANCELLED))
+    place.queue.play()
+    assert thread.is_alive()
+    (place.queue.folder / "down").unlink()
+    thread.join()
+    assert [(r.status, starts(r)) for r in records] == [(Status.STOPPED, []), (Status.DONE, [0])]
+
+
 def test_an_unusable_cluster_is_found_before_anything_is_submitted(place: Place) -> None:
     def broken() -> None:
         raise ConfigError("cluster.queue=x does not exist")
@@ -216,14 +231,12 @@ def test_a_stopped_trial_runs_again_when_the_command_is_repeated(place: Place) -
     assert (record.status, record.attempt, starts(record)) == (Status.DONE, 1, [1])
 
 
-def test_a_wish_to_stop_is_obeyed_within_a_second_and_spares_the_others(place: Place) -> None:
+def test_a_wish_to_stop_is_obeyed_while_others_run_on(place: Place) -> None:
     thread, records = place.begin(1, 2, max_parallel=0)
     until(lambda: len(place.queue.queued()) == 2)
     beaten = place.store.sweep("demo").records[0]
     place.store.ask_to_stop(beaten, Reason.CANNOT_WIN, "twice as slow as the best")
-    asked = time.monotonic()
     until(lambda: place.store.load(beaten.id).status.final)
-    assert time.monotonic() - asked < 2.0, "within a second, and a second's grace for a busy machine"
     place.queue.play()
     thread.join()
     assert [(r.status, r.reason) for r in records] == [(Status.STOPPED, Reason.CANNOT_WIN), (Status.DONE, None)]
