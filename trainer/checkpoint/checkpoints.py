@@ -112,10 +112,11 @@ class Checkpoints:
             if self.world.index == 0:
                 self.folder.commit(step, self.world.size, {"model": asdict(self.model), "extra": extra}, self.timeout_s)
                 self.folder.keep(self.keep)
-        except OSError as error:
-            self.error = CheckpointError(f"cannot write the checkpoint of step {step} to {self.folder.root}: {error.strerror or error}")
         except Exception as error:
-            self.error = error
+            plain = f"cannot write the checkpoint of step {step} to {self.folder.root}: {getattr(error, 'strerror', None) or error}"
+            self.error = error if isinstance(error, CheckpointError) else CheckpointError(plain)
+            if self.world.index:
+                self.folder.give_up(step, self.world.index, self.error)
 
     def _together(self, act: Callable[[], Any]) -> Any:
         """Do something on every rank; if it fails on one, the same error is raised on all."""

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,11 @@ class Folder:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    def give_up(self, step: int, rank: int, error: Exception) -> None:
+        """Tell rank 0 that this rank could not write its part, so that it does not wait; best effort, the disk may be full."""
+        with suppress(OSError):
+            write_json(self.workspace(step) / f"{rank_file(rank)}.json", {"error": str(error)})
+
     def commit(self, step: int, world_size: int, facts: dict[str, Any], timeout_s: float) -> None:
         """Wait until every rank has written its part of ``step``, then make the checkpoint visible (rank 0).
 
@@ -127,6 +133,8 @@ class Folder:
         while True:
             for rank in range(world_size):
                 if rank not in indexes and (index := read_json(work / f"{rank_file(rank)}.json")):
+                    if "error" in index:
+                        raise CheckpointError(f"rank {rank}: {index['error']}")
                     indexes[rank] = index
             if len(indexes) == world_size:
                 return [indexes[rank] for rank in range(world_size)]

@@ -83,7 +83,7 @@ def import_weights(source: Path, target: Path) -> ModelConfig:
         folder.enter()
         write_rank(folder.workspace(0), 0, _imported(tensors, model))
         tensors.check_all_used()
-        folder.commit(0, 1, {"model": asdict(model), "extra": {}}, timeout_s=60)
+        folder.commit(0, 1, {"model": asdict(model), "extra": {"updates": 0.0}}, timeout_s=60)
     return model
 
 

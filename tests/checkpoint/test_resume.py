@@ -1,0 +1,182 @@
+"""A run that is killed or stopped and started again, under the same or another layout, is the run that was not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from farm import Farm, Finished
+
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `doomed`
+
+from trainer.checkpoint.folder import Folder, read_manifest
+from trainer.checkpoint.pieces import whole
+from trainer.checkpoint.shards import STATES, Reader
+
+STEPS = 10
+
+
+def config(directory: Path, precision: str = "fp64", model: dict[str, Any] | None = None, every: int = 5, **layout: Any) -> dict[str, Any]:
+    sharding = dict(zip(("params", "grads", "optimizer"), layout.pop("sharding", (1, 1, 1))))
+    return {
+        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
+        "layout": {"micro_batch": 1, "sharding": sharding} | layout,
+        "data": {"kind": "synthetic"},
+        "optimizer": {"lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS},
+        "run": {
+            "steps": STEPS,
+            "precision": precision,
+            "global_batch": 8,
+            "bucket_mb": 0.01,
+            "timeout_s": 30.0,
+            "checkpoint": {"dir": str(directory), "every": every, "keep": 2},
+        },
+    }
+
+
+def ranks(settings: dict[str, Any]) -> int:
+    layout = settings["layout"]
+    return layout.get("tensor", 1) * layout.get("pipeline", 1) * layout.get("data", 1)
+
+
+def train(farm: Farm, settings: dict[str, Any], attempt: int = 0, out: Path | None = None) -> Finished:
+    return farm.train(settings, ranks(settings), out=out, attempt=attempt)
+
+
+def doom(farm: Farm, function: str, settings: dict[str, Any], **arguments: Any) -> Finished:
+    """Train with one of the ``doomed`` functions, until its end."""
+    out = farm.folder()
+    path = out / "call.json"
+    path.write_text(json.dumps({"call": f"checkpoint.doomed:{function}", "arguments": {"config": settings, **arguments}}))
+    return farm.wait(farm.start(path, ranks(settings), out))
+
+
+def saved(directory: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
+    """Weights and moments after ``step`` steps, whole."""
+    found = next(f for f in Folder(directory, 0, "").found() if f.step == step)
+    reader, state = Reader(found.path, read_manifest(found)), {}
+    for name, shape in reader.shapes.items():
+        for kind in STATES:
+            state[f"{kind} of {name}"] = torch.empty(whole(name, shape).numel, dtype=torch.float64)
+            reader.read(whole(name, shape), {kind: state[f"{kind} of {name}"]})
+    return state
+
+
+def steps(directory: Path) -> list[int]:
+    return [found.step for found in Folder(directory, 0, "").found()]
+
+
+SAME = [
+    {"tensor": 2, "data": 2, "sharding": (1, 1, 2), "sequence_parallel": True},
+    {"pipeline": 2, "data": 2, "sharding": (2, 2, 2)},
+]
+
+
+@pytest.mark.parametrize("layout", SAME, ids=str)
+def test_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(farm: Farm, tmp_path: Path, layout: dict[str, Any]) -> None:
+    straight = train(farm, config(tmp_path / "a", "fp32", **layout)).checked()
+    settings = config(tmp_path / "b", "fp32", **layout)
+    killed = doom(farm, "killed_in_step", settings, step=7, wait_for="step-00000005-attempt-0")
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [5]
+    resumed = train(farm, settings, attempt=1, out=killed.directory).checked()
+    for key in ("losses", "grad_norms"):
+        assert len(resumed.result[key]) == STEPS and resumed.result[key] == straight.result[key]
+    first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+PAIRS = [
+    ("gpt", {}, {"tensor": 2, "pipeline": 2, "data": 2}),
+    ("gpt", {"data": 4, "sharding": (2, 2, 4)}, {"tensor": 2, "sequence_parallel": True}),
+    ("llama", {"tensor": 2, "data": 2, "sharding": (1, 2, 2)}, {"pipeline": 4}),
+    ("bloom", {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved"}, {"data": 2, "sharding": (2, 2, 2)}),
+]
+"""Family (gpt and bloom tie the head to the embedding), layout before, layout after. No tensor degree divides the 101 tokens."""
+
+
+@pytest.mark.parametrize(("family", "before", "after"), PAIRS, ids=str)
+def test_another_layout_resumes_where_the_first_stopped(
+    farm: Farm, tmp_path: Path, family: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    model = {"family": family}
+    straight = train(farm, config(tmp_path / "a", model=model, **before)).checked()
+    (tmp_path / "a" / "step-00000005-attempt-0").rename(tmp_path / "five")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "five").rename(tmp_path / "b" / "step-00000005-attempt-0")
+    resumed = train(farm, config(tmp_path / "b", model=model, **after)).checked()
+    assert resumed.result["losses"] == pytest.approx(straight.result["losses"][5:], rel=1e-10)
+    assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"][5:], rel=1e-10)
+    first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(("rank", "moment"), [(0, "file"), (1, "file"), (0, "commit")])
+def test_a_kill_while_writing_loses_nothing_older(farm: Farm, tmp_path: Path, rank: int, moment: str) -> None:
+    straight = train(farm, config(tmp_path / "a", every=3, data=2, sharding=(1, 1, 2))).checked()
+    settings = config(tmp_path / "b", every=3, data=2, sharding=(1, 1, 2))
+    killed = doom(farm, "killed_while_writing", settings, step=6, rank=rank, moment=moment)
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [3]
+    resumed = train(farm, settings, attempt=1, out=killed.directory).checked()
+    assert resumed.result["losses"] == straight.result["losses"]
+    assert not list((tmp_path / "b").glob(".writing-*"))
+
+
+def test_a_stopped_run_saves_at_once_and_goes_on_from_there(farm: Farm, tmp_path: Path) -> None:
+    straight = train(farm, config(tmp_path / "a", data=2)).checked()
+    settings = config(tmp_path / "b", every=100, data=2)
+    stopped = doom(farm, "stopped_in_step", settings, step=2)
+    assert set(stopped.codes.values()) == {75} and stopped.result["status"] == "stopped"
+    (step,) = steps(tmp_path / "b")
+    assert 3 <= step <= 5
+    resumed = train(farm, settings, attempt=1, out=stopped.directory).checked()
+    assert resumed.result["losses"] == straight.result["losses"]
+
+
+def damaged(farm: Farm, tmp_path: Path, **options: Any) -> dict[str, Any]:
+    """Settings of a run with checkpoints of steps 5 and 10 of which the newest lacks a shard."""
+    settings = config(tmp_path / "c", data=2, **options)
+    train(farm, settings).checked()
+    (tmp_path / "c" / "step-00000010-attempt-0" / "rank-00000.bin").unlink()
+    return settings
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_loaded(farm: Farm, tmp_path: Path) -> None:
+    settings = damaged(farm, tmp_path)
+    resumed = train(farm, settings, attempt=1).checked()
+    assert len(resumed.result["losses"]) == 5
+    assert "rank-00000.bin is missing; trying the checkpoint before" in resumed.logs
+
+
+def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, tmp_path: Path) -> None:
+    settings = damaged(farm, tmp_path)
+    path = tmp_path / "c" / "step-00000005-attempt-0" / "rank-00000.bin"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    refused = train(farm, settings, attempt=1)
+    assert set(refused.codes.values()) == {2}
+    assert "rank-00000.bin is missing, and there is no older whole one" in refused.failure(1)["message"]
+    settings["run"]["checkpoint"]["resume"] = False
+    assert len(train(farm, settings, attempt=2).checked().result["losses"]) == STEPS
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(farm: Farm, tmp_path: Path) -> None:
+    train(farm, config(tmp_path / "c")).checked()
+    refused = train(farm, config(tmp_path / "c", model={"hidden": 64}), attempt=1)
+    assert refused.codes == {0: 2}
+    assert "is of another model: model.hidden=32 there, 64 here" in refused.failure(0)["message"]
+    assert refused.failure(0)["reason"] == "configuration"
+
+
+def test_an_older_attempt_is_turned_away(farm: Farm, tmp_path: Path) -> None:
+    train(farm, config(tmp_path / "c", data=2), attempt=2).checked()
+    refused = train(farm, config(tmp_path / "c", data=2), attempt=1)
+    assert set(refused.codes.values()) == {2}
+    assert "attempt 2 has started there already, so attempt 1 may not" in refused.failure(0)["message"]
