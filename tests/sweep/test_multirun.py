@@ -1,0 +1,94 @@
+"""``trireme train -m`` as a user types it: Hydra composes, every trial is measured once, sweepers get the step times."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
+        "run.global_batch=4", "run.steps=4", "run.warmup_steps=1"]  # fmt: skip
+
+
+def trireme(cwd: Path, *arguments: str, code: int = 0, path: Path | None = None) -> str:
+    """Run the tool in ``cwd``; its standard output. Fails the test when the exit code is another."""
+    env = os.environ | ({"PYTHONPATH": str(path)} if path else {})
+    done = subprocess.run([sys.executable, "-m", "launcher", *arguments], capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stdout
+
+
+def ranked(cwd: Path, *arguments: str) -> list[dict[str, Any]]:
+    return json.loads(trireme(cwd, "rank", "--json", *arguments))
+
+
+def test_a_sweep_is_ranked_by_step_time_and_trained_once(tmp_path: Path) -> None:
+    command = ["train", "-m", *TINY, "layout.tensor=1,2", "layout.pipeline=1,2", "run.memory_gb=1"]
+    trireme(tmp_path, *command)
+    records = ranked(tmp_path)
+    assert [r["status"] for r in records] == ["done", "done", "done", "pruned"]  # tensor=2 pipeline=2 needs 4 ranks of 2
+    assert "needs 4 ranks, but the cluster has 2" in records[-1]["detail"] and records[-1]["reason"] == "configuration"
+    times = [r["step_time_s"] for r in records[:3]]
+    assert times == sorted(times)
+    needed = {"trial", "status", "reason", "layout", "step_time_s", "step_time_spread_s", "tokens_per_s", "peak_memory_bytes", "predicted_step_time_s", "dir"}
+    assert all(needed <= set(r) for r in records)
+    results = [Path(r["dir"]) / "result.json" for r in records[:3]]
+    before = [(p.stat().st_mtime_ns, p.read_bytes()) for p in results]
+    trireme(tmp_path, *command)
+    assert [(p.stat().st_mtime_ns, p.read_bytes()) for p in results] == before
+    assert ranked(tmp_path) == records
+
+
+def test_one_trial_out_of_memory_does_not_hide_the_others(tmp_path: Path) -> None:
+    trireme(tmp_path, "train", "-m", *TINY, "run.memory_gb=0.000001,1", "sweep.name=memory")
+    good, bad = ranked(tmp_path, "memory")
+    assert (good["status"], bad["status"], bad["reason"]) == ("done", "failed", "out of memory")
+    assert "1 of 2" not in bad["detail"] and bad["detail"]
+
+
+def test_a_single_run_that_fails_exits_1(tmp_path: Path) -> None:
+    trireme(tmp_path, "train", *TINY, "run.memory_gb=0.000001", code=1)
+
+
+SWEEPER = '''
+"""Launches one job, then another that depends on the first one's value, then one that fails; notes the values."""
+import json
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+class Adaptive(Sweeper):
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
+
+    def sweep(self, arguments):
+        values = []
+        for index, extra in enumerate(["layout.tensor=1", "layout.tensor=2", "run.memory_gb=0.000001"]):
+            (job,) = self.launcher.launch([[*arguments, extra]], initial_job_idx=index)
+            values.append(job.return_value)
+        with open("values.json", "w") as file:
+            json.dump(values, file)
+
+ConfigStore.instance().store(group="hydra/sweeper", name="adaptive", node={"_target_": "hydra_plugins.adaptive.Adaptive"})
+'''
+
+
+def test_a_sweeper_is_given_each_trials_step_time_and_infinity_for_a_failed_one(tmp_path: Path) -> None:
+    plugins = tmp_path / "path" / "hydra_plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "adaptive.py").write_text(SWEEPER)
+    trireme(tmp_path, "train", "-m", "hydra/sweeper=adaptive", *TINY, "sweep.name=adaptive", path=tmp_path / "path")
+    values = json.loads((tmp_path / "values.json").read_text())
+    records = {r["layout"]["tensor"]: r["step_time_s"] for r in ranked(tmp_path, "adaptive") if r["status"] == "done"}
+    assert values[:2] == [records[1], records[2]]
+    assert values[2] == float("inf")
+
+
+def test_dry_run_prints_every_trial_and_starts_nothing(tmp_path: Path) -> None:
+    out = trireme(tmp_path, "train", "-m", *TINY, "layout.tensor=1,2,4", "--dry-run")
+    assert out.count("# trial ") == 2 and "pruned: layout.tensor=4" in out
+    assert "-m trainer" in out
+    assert not (tmp_path / "runs" / "trials").exists()
