@@ -17,6 +17,7 @@ from trainer.config import ConfigError, Status, load, resolve
 from trainer.failure import classify, root_cause, write_failure
 from trainer.files import write_json
 from trainer.place import Place, discover
+from trainer.tracking import forwarding
 
 EXIT_STOPPED = 75
 
@@ -48,7 +49,8 @@ def _train(path: Path, place: Place, out: Path, attempt: int) -> Status:
     config = resolve(load(path), place.world_size)
     from trainer.loop import train  # torch is imported after the configuration has proved right
 
-    return train(config, place, out, attempt)
+    with forwarding(config, place.rank, out):
+        return train(config, place, out, attempt)
 
 
 def _fail(error: Exception, place: Place, out: Path, attempt: int) -> int:

@@ -42,13 +42,13 @@ SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu"
 
 
 @contextmanager
-def forwarding(config: TrainConfig, directory: Path) -> Iterator[None]:
-    """Mirror ``directory/metrics.jsonl`` while the body runs, if ``tracking.uri`` is a server. For rank 0 only.
+def forwarding(config: TrainConfig, rank: int, directory: Path) -> Iterator[None]:
+    """Mirror ``directory/metrics.jsonl`` while the body runs, on rank 0 and if ``tracking.uri`` is a server.
 
     ``directory`` is named after the trial. Leaving waits for at most ``CLOSE_S`` seconds, and never raises because of MLflow.
     """
     uri = config.tracking.uri or ""
-    if not uri.startswith(("http://", "https://")):
+    if rank != 0 or not uri.startswith(("http://", "https://")):
         yield
         return
     forwarder = Forwarder(config, directory)

@@ -62,6 +62,6 @@ def serve(root: Path, port: int, experiment: str, sweep: str) -> int:
 
 def _port(wanted: int | None) -> int:
     port = free_port(PORT if wanted is None else wanted)
-    if wanted not in (None, 0, port):
+    if wanted and wanted != port:
         raise ConfigError(f"--port={wanted} cannot be used on this machine; choose another, or leave it out for a free one")
     return port

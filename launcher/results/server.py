@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -71,16 +72,19 @@ class LocalServer:
                 continue
 
 
-def free_port(wanted: int) -> int:
-    """``wanted`` if nobody listens there, else one that the system gives."""
-    for port in (wanted, 0):
+def free_port(wanted: int | None = None) -> int:
+    """``wanted`` if nobody listens there, else a free port.
+
+    Not one that the system would give: those are also given to any connection that is opened before the server listens.
+    """
+    for port in [*([wanted] if wanted else []), *random.sample(range(20_000, 32_000), 100)]:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            return port
     raise ServerError("this machine has no free port")
 
 

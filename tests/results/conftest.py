@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from headless import CHROMIUM, Page
 
-from launcher.results.database import database_uri, experiment_id, open_client
+from launcher.results.database import database_uri, open_client
 from launcher.results.server import LocalServer, free_port
 
 
@@ -33,8 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> It
     """The address of a real MLflow server."""
     root = tmp_path_factory.mktemp("server")
     shutil.copy(empty_database / "mlflow.db", root)
-    experiment_id(open_client(database_uri(root)), "trireme", None)
-    with LocalServer(root, free_port(0)) as running:
+    with LocalServer(root, free_port()) as running:
         running.wait_ready()
         yield running.url
 

@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from trial_files import SweepOnDisk, config, metric_line, point, result_of, step_times, write_json, write_logs, write_metrics
 
-from launcher.results.database import database_uri, experiment_id, open_client
+from launcher.results.database import experiment_id, open_client
 from launcher.results.mirror import PARENT, Mirror
 from launcher.results.server import LocalServer, free_port
 from launcher.sweep.store import Point, Record
@@ -25,9 +24,9 @@ from trainer.config import Status, TrainConfig, flatten
 from trainer.tracking import Forwarder, forwarding, whole_lines
 
 
-def tracked_by(uri: str, **tracked: Any) -> TrainConfig:
+def tracked_by(uri: str | None) -> TrainConfig:
     run = config(1, 1).train_config()
-    return replace(run, tracking=replace(run.tracking, uri=uri, **tracked))
+    return replace(run, tracking=replace(run.tracking, uri=uri))
 
 
 def train(directory: Path, steps: range, attempt: int = 0, each: Callable[[int], None] = lambda step: None) -> None:
@@ -63,7 +62,7 @@ def black_hole() -> Iterator[socket.socket]:
 
 def test_all_steps_summary_and_params_arrive(server: str, tmp_path: Path) -> None:
     directory, run = tmp_path / "0000000000a1", tracked_by(server)
-    with forwarding(run, directory):
+    with forwarding(run, 0, directory):
         train(directory, range(1, 401))
         write_json(directory / "result.json", {"status": "done", "step_time_s": 0.25, "mfu": None, "tokens_per_s": 1024.0})
     found = OnServer(server, directory.name)
@@ -87,7 +86,7 @@ def test_steps_arrive_while_the_trial_runs(server: str, tmp_path: Path, monkeypa
                 arrived.set()
 
     monkeypatch.setattr(tracking, "Forwarder", Watched)
-    with forwarding(tracked_by(server), directory):
+    with forwarding(tracked_by(server), 0, directory):
         train(directory, range(1, 4))
         assert arrived.wait(60)
         assert OnServer(server, directory.name).steps() == [1, 2, 3]
@@ -97,18 +96,18 @@ def test_not_a_number_and_infinity_arrive(server: str, tmp_path: Path) -> None:
     directory = tmp_path / "0000000000a3"
     directory.mkdir()
     (directory / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "grad_norm": Infinity, "time": 1.0}\n')
-    with forwarding(tracked_by(server), directory):
+    with forwarding(tracked_by(server), 0, directory):
         pass
     assert OnServer(server, directory.name).steps() == [1]
 
 
 def test_resumed_attempt_goes_on_in_the_same_run_without_duplicates(server: str, tmp_path: Path) -> None:
     directory = tmp_path / "0000000000a4"
-    with pytest.raises(RuntimeError, match="preempted"), forwarding(tracked_by(server), directory):
+    with pytest.raises(RuntimeError, match="preempted"), forwarding(tracked_by(server), 0, directory):
         train(directory, range(1, 5))
         raise RuntimeError("preempted")
     assert OnServer(server, directory.name).run.info.status == "FAILED"
-    with forwarding(tracked_by(server), directory):
+    with forwarding(tracked_by(server), 0, directory):
         train(directory, range(5, 9), attempt=1)
     found = OnServer(server, directory.name)
     assert found.steps() == list(range(1, 9))
@@ -120,7 +119,7 @@ def test_launcher_adopts_rank_0s_run_and_completes_it_without_duplicates(server:
     planned = point(2, 1)
     assert planned.config is not None
     record = sweep.add(Point(planned.overrides, replace(planned.config, tracking=tracked_by(server).tracking)), Status.DONE)
-    with forwarding(tracked_by(server), record.directory):
+    with forwarding(tracked_by(server), 0, record.directory):
         write_metrics(record, step_times(0.2, 0.02))
         write_json(record.directory / "result.json", result_of(record, step_times(0.2, 0.02)))
     write_metrics(record, [0.2], first=9)  # a line that rank 0 did not live to send
@@ -143,7 +142,7 @@ def test_no_step_waits_for_a_server_that_never_answers(
     monkeypatch.setattr(tracking, "REQUEST_S", 600.0)
     monkeypatch.setattr(tracking, "CLOSE_S", 0.1)
     directory = tmp_path / "0000000000b1"
-    with forwarding(tracked_by(f"http://127.0.0.1:{black_hole.getsockname()[1]}"), directory):
+    with forwarding(tracked_by(f"http://127.0.0.1:{black_hole.getsockname()[1]}"), 0, directory):
         connection, _ = black_hole.accept()
         assert connection.recv(4096).startswith(b"GET /api/2.0/mlflow/experiments/get-by-name")
         train(directory, range(1, 51))
@@ -156,7 +155,7 @@ def test_forwarder_gives_up_after_a_bounded_number_of_refusals(
 ) -> None:
     monkeypatch.setattr(tracking, "PERIOD_S", 1e-4)
     monkeypatch.setattr(tracking, "LONGEST_PAUSE_S", 1e-3)
-    uri = f"http://127.0.0.1:{free_port(0)}"
+    uri = f"http://127.0.0.1:{free_port()}"
     forwarder = Forwarder(tracked_by(uri), tmp_path)
     forwarder.start()
     forwarder.join(60)
@@ -166,9 +165,10 @@ def test_forwarder_gives_up_after_a_bounded_number_of_refusals(
     forwarder.finish("FINISHED")
 
 
-def test_nothing_is_started_without_a_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("uri", "rank"), [(None, 0), ("http://127.0.0.1:9", 1), ("sqlite:///x.db", 0)])
+def test_nothing_is_started_without_a_server_or_on_another_rank(tmp_path: Path, uri: str | None, rank: int) -> None:
     before = threading.active_count()
-    with forwarding(config(1, 1).train_config(), tmp_path):
+    with forwarding(tracked_by(uri), rank, tmp_path):
         assert threading.active_count() == before
 
 
@@ -180,8 +180,7 @@ def test_server_killed_mid_run_costs_no_step_and_gets_the_rest_when_it_is_back(
     monkeypatch.setattr(tracking, "FAILURES", 1000)
     monkeypatch.setattr(tracking, "CLOSE_S", 60.0)
     shutil.copy(empty_database / "mlflow.db", tmp_path)
-    experiment_id(open_client(database_uri(tmp_path)), "trireme", None)
-    directory, port = tmp_path / "0000000000c1", free_port(0)
+    directory, port = tmp_path / "0000000000c1", free_port()
     first_batch, failed = threading.Event(), threading.Event()
 
     class Watched(Forwarder):
@@ -197,7 +196,7 @@ def test_server_killed_mid_run_costs_no_step_and_gets_the_rest_when_it_is_back(
     monkeypatch.setattr(tracking, "Forwarder", Watched)
     server = LocalServer(tmp_path, port)
     server.wait_ready()
-    with forwarding(tracked_by(server.url), directory):
+    with forwarding(tracked_by(server.url), 0, directory):
         train(directory, range(1, 3))
         assert first_batch.wait(60)
         os.killpg(server._process.pid, signal.SIGKILL)
