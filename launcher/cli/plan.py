@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli.console import wide_console
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what differs from conf/config.yaml, in Hydra's grammar")
     made.add_argument("--top", type=int, default=10, metavar="N", help="how many layouts are listed (default: %(default)s)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    made.add_argument("--explain", metavar="LAYOUT", help="a place of the list (1 = fastest) or a layout's name: its parts, and its timeline as SVG")
-    made.add_argument("--svg", metavar="FILE", help="where the timeline is written (default: timeline.svg)")
+    made.add_argument("--explain", metavar="LAYOUT", help="a place of the list or a layout's name: its parts and its timeline")
+    made.add_argument("--svg", metavar="FILE", help="where the timeline is drawn (default: timeline.svg)")
     made.add_argument("--limit", type=float, metavar="GB", help="memory to plan for, per device, in 1e9 bytes (default: the hardware's)")
     return made
 
@@ -77,7 +78,7 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     from launcher.search.plan import AT_EDGE, FITS
 
     console = wide_console()
-    console.print(heading(config), highlight=False)
+    console.print(heading(config))
     if len(planned.order):
         console.print(table(planned, planned.order[:top], config))
     else:
@@ -87,9 +88,9 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     if edge:
         console.print(f"Faster if they fit (probability below {FITS:.0%}):")
         console.print(table(planned, edge, config))
-    console.print(f"{len(planned.space.table):,} layouts predicted in {seconds:.2f} s; {len(planned.order):,} are in. Out:", highlight=False)
+    console.print(f"{len(planned.space.table):,} layouts predicted, {len(planned.order):,} are in ({seconds:.2f} s). Out:")
     for reason, count in planned.out.items():
-        console.print(f"  {count:>10,}  {reason}", highlight=False)
+        console.print(f"  {count:>10,}  {reason}")
 
 
 def heading(config: Config) -> str:
@@ -100,7 +101,8 @@ def heading(config: Config) -> str:
 
     size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
     tokens = amount(config.run.global_batch * config.model.seq)
-    return f"{config.model.family} {size} parameters, {config.run.global_batch} sequences ({tokens} tokens) a step, {config.run.precision}, {world(config.cluster)}"
+    batch = f"{config.run.global_batch} sequences ({tokens} tokens) a step"
+    return f"{config.model.family} {size} parameters, {batch}, {config.run.precision}, {world(config.cluster)}"
 
 
 def table(planned: Plan, rows: Any, config: Config) -> Any:
@@ -131,8 +133,9 @@ def table(planned: Plan, rows: Any, config: Config) -> Any:
 def mostly(predicted: Prediction) -> str:
     """The three largest losses: what the step spends on besides matrix products and attention."""
     useful = ("matrix products", "attention")
-    losses = sorted(((seconds, name) for name, seconds in predicted.time.items() if name not in useful), reverse=True)
-    return ", ".join(f"{name} {seconds / predicted.step_time_s:.0%}" for seconds, name in losses[:3] if seconds > 0.005 * predicted.step_time_s)
+    shares = {name: seconds / predicted.step_time_s for name, seconds in predicted.time.items() if name not in useful}
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
 
 
 def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[str, Any]:
@@ -189,7 +192,7 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
         print(json.dumps(entry(planned, row) | {"timeline": str(picture)}, indent=2, allow_nan=False))
         return 0
     console = wide_console()
-    console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}", highlight=False)
+    console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}")
     console.print(parts("time of a step", predicted.time, lambda seconds: f"{seconds:.4g} s"))
     console.print(parts("memory of the fullest rank", predicted.memory, lambda size: f"{size / 1e9:.2f} GB"))
     print(f"the simulated pipeline is drawn in {picture}", file=sys.stderr)
@@ -225,13 +228,3 @@ def parts(title: str, values: dict[str, float], form: Any) -> Any:
             made.add_row(name, form(value), f"{value / whole:.1%}")
     made.add_row("all", form(whole), "")
     return made
-
-
-def wide_console() -> Any:
-    """A console that does not fold tables when its output goes into a pipe or file."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 200)
-    return console

@@ -54,4 +54,3 @@ def _column(first: float, middle: float, last: float, p: int, v: int) -> list[fl
 
 def _number(value: object) -> float:
     return float(np.ravel(np.asarray(value, dtype=float))[0])
-

@@ -45,7 +45,7 @@ def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
         dataclasses.replace(model, dropout=habits.dropout, init_std=round(0.64 / math.sqrt(model.hidden), 6)),
         OptimizerConfig(
             lr=lr,
-            min_lr=lr / 10,
+            min_lr=_two_digits(lr / 10),
             warmup_steps=min(math.ceil(warmup), steps - 1),
             decay_steps=max(1, decay),
             weight_decay=habits.weight_decay,

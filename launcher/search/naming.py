@@ -55,7 +55,8 @@ def _meaning(word: str, name: str) -> dict[str, Any]:
         return {"sharding": ("data" if int(found[1]) == 3 else 1, "data" if int(found[1]) >= 2 else 1, "data")}
     if found := re.fullmatch(r"shard-(\d+)/(\d+)/(\d+)", word):
         return {"sharding": tuple(map(int, found.groups()))}
-    words = {"sp": {"sequence_parallel": True}, "balanced": {"balance": "cost"}}
-    if word in words:
-        return words[word]
-    raise ConfigError(f"{word!r} in layout {name!r} means nothing; a layout is written like 't8 p4 d16 mb1 sp zero-1', as 'trireme plan' prints it")
+    if word == "sp":
+        return {"sequence_parallel": True}
+    if word == "balanced":
+        return {"balance": "cost"}
+    raise ConfigError(f"{word!r} in layout {name!r} means nothing; 'trireme plan' writes layouts like 't8 p4 d16 mb1 1f1b sp zero-1'")

@@ -21,6 +21,8 @@ DAY = 86400.0
 TOKENS_PER_PARAMETER = 20.0
 """Compute-optimal training (Hoffmann et al. 2022, "Chinchilla", table 3)."""
 
+OPTIMAL = "compute-optimal"
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -90,7 +92,7 @@ def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds,
     def choice(parameters: float) -> Choice:
         model = shape_for(family, parameters, vocab, seq)
         planned = count(model) * TOKENS_PER_PARAMETER if tokens is None else tokens
-        name = "compute-optimal (Chinchilla, 20 tokens per parameter)" if tokens is None else "tokens as asked"
+        name = OPTIMAL if tokens is None else "asked"
         return Choice(name, model, planned, seconds(model, planned) / DAY)
 
     guess = 1e9
@@ -111,10 +113,10 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
 
 
 def alternatives(choice: Choice, budget: Budget, seconds: Seconds) -> list[Choice]:
-    """Other ways to spend the same budget: compute-optimal, and models of a half and a quarter of the size trained for longer."""
+    """Other ways to spend the same budget: compute-optimal, and models of a half and a quarter of the size, trained for longer."""
     family, vocab, seq = choice.model.family, choice.model.vocab, choice.model.seq
-    choices = [largest(family, budget, None, seconds, vocab, seq)]
-    for part, name in ((2, "half the size, more tokens"), (4, "a quarter of the size, more tokens")):
+    choices = [] if choice.name == OPTIMAL else [largest(family, budget, None, seconds, vocab, seq)]
+    for part, name in ((2, "half the size"), (4, "a quarter of the size")):
         if choice.parameters / part < SMALLEST:
             continue
         model = shape_for(family, choice.parameters / part, vocab, seq)
