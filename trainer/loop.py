@@ -8,6 +8,7 @@ import platform
 import signal
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,9 @@ class History:
         lines: dict[int, dict[str, Any]] = {}
         if steps and metrics.exists():
             for line in metrics.read_text().splitlines():
-                record = json.loads(line)
-                lines[record["step"]] = record
+                with suppress(ValueError):  # a line that a kill cut short
+                    record = json.loads(line)
+                    lines[record["step"]] = record
         known = [lines[step] for step in range(1, steps + 1) if step in lines]
         return cls([r["loss"] for r in known], [r["grad_norm"] for r in known], [r["step_time_s"] for r in known])
 
@@ -91,7 +93,7 @@ class Run:
         settings = config.run.checkpoint
         root = Path(settings.dir) if settings.dir else out / "checkpoints"
         self.checkpoints = None
-        if settings.every:
+        if settings.every or settings.dir:
             self.checkpoints = Checkpoints(root, self.world, config.model, attempt, settings.keep, config.run.timeout_s)
         self.history = History()
 
@@ -131,9 +133,10 @@ class Run:
         return min(resumed.step, self.config.run.steps)
 
     def _checkpoint_is_due(self, steps: int, status: Status) -> bool:
-        if self.checkpoints is None:
-            return False
-        return steps % self.config.run.checkpoint.every == 0 or steps == self.config.run.steps or status is Status.STOPPED
+        every = self.config.run.checkpoint.every
+        if self.checkpoints is None or status is Status.STOPPED:
+            return self.checkpoints is not None
+        return every > 0 and (steps % every == 0 or steps == self.config.run.steps)
 
     def _save(self, steps: int) -> None:
         assert self.checkpoints is not None

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `doomed`
 from trainer.checkpoint.folder import Folder, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import STATES, Reader
+from trainer.convert import export_weights, import_weights
 
 STEPS = 10
 
@@ -180,3 +181,20 @@ def test_an_older_attempt_is_turned_away(farm: Farm, tmp_path: Path) -> None:
     refused = train(farm, config(tmp_path / "c", data=2), attempt=1)
     assert set(refused.codes.values()) == {2}
     assert "attempt 2 has started there already, so attempt 1 may not" in refused.failure(0)["message"]
+
+
+def test_imported_weights_are_where_a_run_starts(farm: Farm, tmp_path: Path) -> None:
+    """Weights that went to the Hugging Face layout and back train like the checkpoint that they came from, moments forgotten."""
+    train(farm, config(tmp_path / "c", "fp32")).checked()
+    five = tmp_path / "c" / "step-00000005-attempt-0"
+    export_weights(five, tmp_path / "hf")
+    import_weights(tmp_path / "hf", tmp_path / "imported")
+    manifest = json.loads((five / "manifest.json").read_text())
+    for piece in manifest["pieces"]:
+        piece["crc32"] = {"weight": piece["crc32"]["weight"]}
+    (five / "manifest.json").write_text(json.dumps(manifest | {"step": 0, "extra": {"updates": 0.0}}))
+    (tmp_path / "forgetful").mkdir()
+    five.rename(tmp_path / "forgetful" / "step-00000000-attempt-0")
+    runs = [train(farm, config(tmp_path / name, "fp32", every=0, tensor=2)).checked().result for name in ("forgetful", "imported")]
+    assert len(runs[0]["losses"]) == STEPS and runs[0]["losses"] == runs[1]["losses"]
+    assert steps(tmp_path / "imported") == [0], "a run that is not asked to save only reads"

@@ -112,7 +112,7 @@ class CheckpointConfig:
     """Where and how often training state is saved."""
 
     dir: Optional[str] = key(None, "folder of the checkpoints; null = 'checkpoints' in the trial's directory")
-    every: int = key(0, "steps between checkpoints; 0 = none", minimum=0)
+    every: int = key(0, "steps between checkpoints; 0 = none (a given dir is still resumed from)", minimum=0)
     keep: int = key(2, "how many checkpoints are kept", minimum=1)
     resume: bool = key(True, "continue from the newest whole checkpoint when there is one")
 
