@@ -1,12 +1,12 @@
 """A real Slurm of several nodes on this machine (Debian, root), by hand.
 
-    python -m tests.clusters.slurm install
-    eval "$(python -m tests.clusters.slurm start)"       exports SLURM_CONF
-    srun -N4 --ntasks-per-node=2 hostname
-    python -m tests.clusters.slurm kill n2               power cut of a node; or slurmctld, slurmdbd, mariadb, munged
-    python -m tests.clusters.slurm boot n2
-    python -m tests.clusters.slurm cut n3; python -m tests.clusters.slurm plug n3      unplug a node's cable
-    python -m tests.clusters.slurm stop                  ends and removes everything
+python -m tests.clusters.slurm install
+eval "$(python -m tests.clusters.slurm start)"       exports SLURM_CONF
+srun -N4 --ntasks-per-node=2 hostname
+python -m tests.clusters.slurm kill n2               power cut of a node; or slurmctld, slurmdbd, mariadb, munged
+python -m tests.clusters.slurm boot n2
+python -m tests.clusters.slurm cut n3; python -m tests.clusters.slurm plug n3      unplug a node's cable
+python -m tests.clusters.slurm stop                  ends and removes everything
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ VERBS = ("install", "start", "stop", "status", "kill", "boot", "cut", "plug")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.clusters.slurm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.clusters.slurm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("names", nargs="*", help="kill, boot, cut, plug: daemons or nodes")
     parser.add_argument("--number", type=int, default=50, help="tells clusters apart that run at the same time (50)")

@@ -57,7 +57,18 @@ class Cluster:
         for name in ("munged", "mariadb", "slurmdbd", "slurmctld", *self.settings.names):
             self.boot(name)
         self._accounts()
-        wait_for(lambda: UP.issuperset(self.node_states().values()), "all nodes to be idle")
+        self._wait_until_up()
+
+    def mend(self) -> None:
+        """End all jobs and start again whatever was broken."""
+        for node in self.settings.names:
+            self.plug(node)
+        self.start()
+        for job in self.output("squeue", "-h", "-o", "%F").split():
+            self.output("scancel", job)
+        self.output("scontrol", "update", f"nodename={','.join(self.settings.names)}", "state=resume")
+        wait_for(lambda: not self.output("squeue", "-h"), "all jobs to end")
+        self._wait_until_up()
 
     def stop(self) -> None:
         """End everything and remove all traces. Nodes are cut off, jobs and all."""
@@ -83,6 +94,9 @@ class Cluster:
     def plug(self, node: str) -> None:
         self._ip("link", "set", self.settings.namespace(node), "up")
 
+    def _wait_until_up(self) -> None:
+        wait_for(lambda: UP.issuperset(self.node_states().values()), "all nodes to be idle")
+
     # ---------------------------------------------------------------- daemons
 
     def daemon(self, name: str) -> Daemon:
@@ -98,8 +112,14 @@ class Cluster:
         s = self.settings
         socket = str(s.run("munge.sock"))
         command = [
-            "munged", "--foreground", "--force", f"--socket={socket}", f"--key-file={s.directory}/munge.key",
-            f"--pid-file={s.run('munged-own.pid')}", f"--log-file={s.log('munged')}", f"--seed-file={s.directory}/munge.seed",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={socket}",
+            f"--key-file={s.directory}/munge.key",
+            f"--pid-file={s.run('munged-own.pid')}",
+            f"--log-file={s.log('munged')}",
+            f"--seed-file={s.directory}/munge.seed",
         ]
         return Daemon("munged", command, s.directory, lambda: succeeds(["munge", "-n", "-S", socket], self.env))
 
@@ -107,8 +127,17 @@ class Cluster:
         s = self.settings
         socket = f"--socket={s.run('mysql.sock')}"
         command = [
-            "mariadbd", "--no-defaults", "--user=root", f"--datadir={s.directory}/db", socket, "--skip-networking", "--skip-name-resolve",
-            f"--log-error={s.log('mariadb')}", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M", "--innodb-lock-wait-timeout=900",
+            "mariadbd",
+            "--no-defaults",
+            "--user=root",
+            f"--datadir={s.directory}/db",
+            socket,
+            "--skip-networking",
+            "--skip-name-resolve",
+            f"--log-error={s.log('mariadb')}",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-log-file-size=8M",
+            "--innodb-lock-wait-timeout=900",
         ]
         ready = ["mariadb", "--no-defaults", socket, "-e", "select 1"]
         return Daemon("mariadb", command, s.directory, lambda: succeeds(ready, self.env), _without_fsync())
@@ -125,9 +154,22 @@ class Cluster:
     def _node(self, node: str) -> Daemon:
         # not 'ip netns exec': it hides /sys/fs/cgroup. --kill-child: the node dies with the process that is kept track of
         command = [
-            "nsenter", f"--net=/run/netns/{self.settings.namespace(node)}",
-            "unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private",
-            "bash", "-c", NODE, "node", node, str(self.settings.directory / "etc" / "hosts"),
+            "nsenter",
+            f"--net=/run/netns/{self.settings.namespace(node)}",
+            "unshare",
+            "--uts",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+            NODE,
+            "node",
+            node,
+            str(self.settings.directory / "etc" / "hosts"),
         ]
         return Daemon(node, command, self.settings.directory)
 
@@ -155,8 +197,14 @@ class Cluster:
 
     def _create_database(self) -> None:
         command = [
-            "mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={self.settings.directory}/db", "--skip-test-db",
-            "--skip-name-resolve", "--auth-root-authentication-method=socket", "--innodb-log-file-size=8M",
+            "mariadb-install-db",
+            "--no-defaults",
+            "--user=root",
+            f"--datadir={self.settings.directory}/db",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--auth-root-authentication-method=socket",
+            "--innodb-log-file-size=8M",
         ]
         subprocess.run(command, env=self.env | _without_fsync(), check=True, capture_output=True)
 

@@ -10,9 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGES = (
-    "munge", "slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin",
-    "mariadb-server-core", "mariadb-client-core", "libeatmydata1", "iproute2", "util-linux", "procps",
-    "libslurm-dev", "gcc", "libc6-dev",  # the container plugin is compiled
+    "munge",
+    "slurmctld",
+    "slurmd",
+    "slurmdbd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "slurm-wlm-mysql-plugin",
+    "mariadb-server-core",
+    "mariadb-client-core",
+    "libeatmydata1",
+    "iproute2",
+    "util-linux",
+    "procps",
+    "libslurm-dev",
+    "gcc",
+    "libc6-dev",  # the container plugin is compiled
 )
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "sacct", "mariadbd", "ip", "nsenter", "unshare", "cc")
 POLICY = Path("/usr/sbin/policy-rc.d")

@@ -35,6 +35,7 @@ class Daemon:
     directory: Path  # the cluster's; marks the process in its environment
     ready: Callable[[], bool] = lambda: True
     environment: dict[str, str] = field(default_factory=dict)
+    log: str = "output"  # file under log/ that takes its output
 
     @property
     def pid_file(self) -> Path:
@@ -55,10 +56,14 @@ class Daemon:
         if self.pid() is not None:
             return
         command = ["setpriv", "--pdeathsig", "KILL", *self.command] if with_parent else self.command
-        with (self.directory / "log" / "output.log").open("ab") as log:
+        with (self.directory / "log" / f"{self.log}.log").open("ab") as log:
             process = subprocess.Popen(
-                command, env=env | self.environment | {MARK: str(self.directory)},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                command,
+                env=env | self.environment | {MARK: str(self.directory)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.pid_file.write_text(str(process.pid))
         _children.append(process)

@@ -1,0 +1,16 @@
+"""Trials as Slurm jobs: submitted as job arrays through submitit, watched with squeue and sacct, in containers or not.
+
+options.py     what a job asks of Slurm: sbatch options, and how text is quoted for them
+container.py   what the ranks run in: pyxis, Apptainer, an OCI bundle, or nothing
+script.py      the job script of a trial and of an array of trials (job.sh.jinja, array.sh.jinja)
+states.py      from Slurm's words to our statuses and reasons
+errors.py      from Slurm's error texts to one plain line
+client.py      running Slurm's commands
+submission.py  arrays: intent, sbatch, and finding again what was submitted
+watcher.py     one question for the states of all jobs
+backend.py     the backend made of these
+"""
+
+from launcher.backends.slurm.backend import SlurmBackend
+
+__all__ = ["SlurmBackend"]

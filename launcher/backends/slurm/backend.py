@@ -1,0 +1,91 @@
+"""The Slurm backend: what the other modules decide, done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from launcher.backends.base import Backend, Handle, Job, JobState, Request
+from launcher.backends.slurm import container
+from launcher.backends.slurm.client import Client
+from launcher.backends.slurm.errors import Refused, Silent
+from launcher.backends.slurm.script import job_script
+from launcher.backends.slurm.submission import Submission, patiently
+from launcher.backends.slurm.watcher import Watcher
+from launcher.backends.snapshot import Snapshot
+from launcher.config.schema import ClusterConfig
+from launcher.config.slurm import SlurmCluster
+from trainer.config import Reason, Status
+
+
+class SlurmBackend(Backend):
+    """Jobs of one Slurm cluster. A handle holds the job's id in its array, the array's name and the first attempt."""
+
+    throttles = True
+
+    def __init__(self, cluster: ClusterConfig, snapshot: Snapshot | None = None):
+        assert isinstance(cluster, SlurmCluster)
+        super().__init__(cluster)
+        self.poll_seconds = cluster.poll_seconds
+        self._slurm = cluster
+        self._client = Client(cluster)
+        self._submission = Submission(self._client)
+        self._watcher = Watcher(self._client)
+        self._snapshot = snapshot or Snapshot()
+
+    def check(self) -> None:
+        self._client.check()
+        container.check(self._slurm, self._client)
+
+    def render(self, job: Job) -> Request:
+        assert isinstance(job.cluster, SlurmCluster)
+        code = self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None
+        return Request(job, job_script(job, job.cluster, code))
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        if self._slurm.code == "image":
+            return self._submission.submit(requests, "image")
+        for root in {_root(request.job) for request in requests}:
+            self._snapshot.write(root)
+        return self._submission.submit(requests, self._snapshot.digest)
+
+    def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
+        return self._submission.find(jobs)
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobState]:
+        states = [_with_bad_nodes(handle, state) for handle, state in zip(handles, self._watcher.states(handles), strict=True)]
+        # what can never start must not start after all, when nobody looks any more
+        self.cancel(
+            [handle for handle, state in zip(handles, states, strict=True) if state.reason is Reason.CANNOT_START and state.started is None]
+        )
+        return states
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        ids = [handle["job_id"] for handle in handles]
+        for start in range(0, len(ids), 500):
+            with suppress(Refused):  # unknown, or ended meanwhile
+                patiently(partial(self._client.output, "scancel", *ids[start : start + 500]))
+
+    def validate(self, request: Request) -> str:
+        """What Slurm would say to the script now, without submitting it."""
+        try:
+            return self._client.output("sbatch", "--test-only", str(request.job.request_path))
+        except (Refused, Silent) as error:
+            return str(error)
+
+
+def _root(job: Job) -> Path:
+    """The folder of all trials, arrays and snapshots."""
+    return job.directory.parent.parent
+
+
+def _with_bad_nodes(handle: Handle, state: JobState) -> JobState:
+    """Nodes that the health check of the job's last attempt found bad."""
+    if state.status is not Status.FAILED or state.reason is not Reason.NODE:
+        return state
+    path = Path(handle["directory"]) / "logs" / f"attempt{state.attempt or handle['attempt']}.bad-nodes"
+    names = tuple(path.read_text().split()) if path.exists() else ()
+    return replace(state, bad_nodes=names, detail=f"{state.detail}: {', '.join(names)}" if names else state.detail)

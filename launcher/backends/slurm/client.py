@@ -1,0 +1,76 @@
+"""Slurm's commands as functions: run without a shell, in an environment of their own, with their errors explained."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from launcher.backends.slurm.errors import Refused, Silent, explain
+from launcher.config.slurm import SlurmCluster
+from trainer.config import ConfigError
+
+PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
+_PATIENCE_SECONDS = 60.0
+_OF_AN_OUTER_JOB = re.compile(
+    r"(?!SLURM_CONF$)(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|PMI|PMIX)_|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
+)
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without what an outer job or user defaults would add to ours: a launcher may itself run in a job."""
+    return {name: value for name, value in environment.items() if not _OF_AN_OUTER_JOB.match(name)}
+
+
+class Client:
+    """Asks one Slurm, for jobs of one cluster configuration."""
+
+    def __init__(self, cluster: SlurmCluster):
+        self.cluster = cluster
+
+    def output(self, *command: str) -> str:
+        """Standard output. ``Silent`` when Slurm cannot be asked now, ``Refused`` when it says no; one plain line each."""
+        try:
+            done = subprocess.run(
+                command, env=clean_environment(os.environ), capture_output=True, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, timeout=_PATIENCE_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {_PATIENCE_SECONDS:g} s") from None
+        if done.returncode:
+            raise explain(done.stderr, self.cluster)
+        return done.stdout
+
+    @cached_property
+    def configuration(self) -> dict[str, str]:
+        """What ``scontrol show config`` says."""
+        pairs = (line.partition(" = ") for line in self.output("scontrol", "show", "config").splitlines())
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    @property
+    def max_array_size(self) -> int:
+        """Jobs that one array may hold: Slurm's own number bounds the index, which starts at 0."""
+        return int(self.configuration.get("MaxArraySize", "1001"))
+
+    def configuration_folder(self) -> Path:
+        return Path(self.configuration.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
+
+    def check(self) -> None:
+        """``ConfigError`` when there is no Slurm here, or none that answers."""
+        missing = [name for name in PROGRAMS if shutil.which(name) is None]
+        if missing:
+            raise ConfigError(
+                f"cluster.backend=slurm, but this machine has no {missing[0]}; run this on a login node of the cluster, or "
+                "use cluster=local"
+            )
+        named = os.environ.get("SLURM_CONF")
+        if named and not Path(named).exists():  # every command of Slurm would wait a minute for it
+            raise ConfigError(f"SLURM_CONF={named} does not exist; correct or unset it")
+        try:
+            self.output("scontrol", "ping")
+        except (Silent, Refused) as error:
+            raise ConfigError(f"{error}; once it answers, start the same command again") from None

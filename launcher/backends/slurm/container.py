@@ -1,0 +1,137 @@
+"""What the ranks of a Slurm job run in: pyxis, Apptainer, Slurm's own OCI bundles, or nothing. Rendering is pure; ``check`` looks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.backends.slurm.client import Client
+from launcher.config.schema import ContainerConfig
+from launcher.config.slurm import SlurmCluster
+from trainer.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """How a container shows in the command line: further options of srun, and what stands before the ranks' command."""
+
+    srun: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+def runtime(container: ContainerConfig) -> str:
+    """pyxis, apptainer, oci or none; ``auto`` goes by the image: X.sif, a folder (OCI bundle), else pyxis."""
+    if container.image is None:
+        return "none"
+    if container.runtime != "auto":
+        return container.runtime
+    if container.image.endswith(".sif"):
+        return "apptainer"
+    is_path = container.image.startswith(("/", "./", "../"))
+    return "oci" if is_path and not container.image.endswith(".sqsh") else "pyxis"
+
+
+def interpreter(cluster: SlurmCluster) -> str:
+    """The Python that runs the ranks."""
+    return cluster.python or (sys.executable if runtime(cluster.container) == "none" else "python3")
+
+
+def wrapping(cluster: SlurmCluster, folders: list[str]) -> Wrapping:
+    """``folders`` are mounted where they are, beside the mounts that the configuration asks for."""
+    container = cluster.container
+    image = container.image or ""
+    mounts = [*container.mounts, *(f"{folder}:{folder}" for folder in folders if f"{folder}:{folder}" not in container.mounts)]
+    match runtime(container):
+        case "pyxis":
+            return Wrapping(
+                srun=(f"--container-image={image}", f"--container-mounts={','.join(map(_mount, mounts))}", *_pyxis_flags(container))
+            )
+        case "apptainer":
+            binds = [f"--bind={_mount(mount)}" for mount in mounts]
+            devices = [] if cluster.gpu_request == "none" else ["--nv"]
+            place = [] if container.workdir is None else [f"--pwd={container.workdir}"]
+            return Wrapping(
+                command=("apptainer", "exec", *devices, *binds, *place, *(["--writable-tmpfs"] if container.writable else []), image)
+            )
+        case "oci":
+            return Wrapping(srun=(f"--container={image}",))
+    return Wrapping()
+
+
+def _pyxis_flags(container: ContainerConfig) -> list[str]:
+    flags = ["--container-writable" if container.writable else "--container-readonly", "--no-container-mount-home"]
+    return flags if container.workdir is None else [*flags, f"--container-workdir={container.workdir}"]
+
+
+def _mount(mount: str) -> str:
+    """A mount as pyxis and Apptainer read it: neither can express a comma, and colons separate."""
+    source, _, rest = mount.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in mount:
+        raise ConfigError(
+            f"cluster.container.mounts holds {mount!r}, which is not SRC:DST or SRC:DST:ro with absolute paths without ',' and ':'"
+        )
+    return mount
+
+
+# ---------------------------------------------------------------- before submission
+
+
+def check(cluster: SlurmCluster, client: Client) -> None:
+    """``ConfigError`` if the container cannot work: no runtime, no image, no mount. What only compute nodes hold is not looked for."""
+    container = cluster.container
+    chosen = runtime(container)
+    if container.image is None:
+        if container.runtime not in ("auto", "none"):
+            raise ConfigError(
+                f"cluster.container.runtime={container.runtime} without an image; give cluster.container.image, or choose cluster=slurm"
+            )
+        return
+    if chosen == "none":
+        raise ConfigError("cluster.container.runtime=none, but there is an image; set cluster.container.image=null, or another runtime")
+    if container.image.startswith(("/", "./", "../")) and not Path(container.image).exists():
+        raise ConfigError(
+            f"cluster.container.image={container.image} does not exist on this machine; give a file that the nodes share with it"
+        )
+    for mount in container.mounts:
+        if not Path(_mount(mount).partition(":")[0]).exists():
+            raise ConfigError(
+                f"cluster.container.mounts: {mount.partition(':')[0]} does not exist on this machine; create it, or remove the mount"
+            )
+    {"pyxis": _check_pyxis, "apptainer": _check_apptainer, "oci": _check_oci}[chosen](cluster, client)
+
+
+def _check_pyxis(cluster: SlurmCluster, client: Client) -> None:
+    if "--container-image" not in client.output("srun", "--help"):
+        raise ConfigError(
+            "cluster.container.runtime=pyxis, but this Slurm's srun has no --container-image (the pyxis plugin is not installed, or not in "
+            "plugstack.conf); use cluster.container.runtime=apptainer or oci, or cluster.container.image=null"
+        )
+
+
+def _check_apptainer(cluster: SlurmCluster, client: Client) -> None:
+    if not cluster.setup and shutil.which("apptainer") is None:
+        raise ConfigError(
+            "cluster.container.runtime=apptainer, but there is no 'apptainer' on PATH; install it, load it with "
+            "cluster.setup=['module load apptainer'], or use another cluster.container.runtime"
+        )
+
+
+def _check_oci(cluster: SlurmCluster, client: Client) -> None:
+    """Without oci.conf Slurm would run the ranks on the host, without a word."""
+    if cluster.launch == "srun":
+        raise ConfigError(
+            "cluster.launch=srun cannot be used with an OCI bundle, in which Slurm runs one task per node; set cluster.launch=torchrun"
+        )
+    if cluster.container.mounts:
+        raise ConfigError("cluster.container.mounts cannot be used with an OCI bundle; write them into the bundle's config.json")
+    if not (client.configuration_folder() / "oci.conf").exists():
+        raise ConfigError(
+            f"cluster.container.runtime=oci, but there is no oci.conf in {client.configuration_folder()}, without which Slurm would run "
+            "the ranks on the host; ask the site for it, or use another cluster.container.runtime"
+        )
+    bundle = Path(cluster.container.image or "")
+    if not (bundle / "config.json").exists():
+        raise ConfigError(f"cluster.container.image={bundle} is not an OCI bundle (it holds no config.json)")

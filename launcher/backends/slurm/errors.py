@@ -1,0 +1,152 @@
+"""Slurm's error texts as one plain line each: the cause, the key that holds it, the remedy. Pure.
+
+Two kinds are told apart: a *refusal*, which only another configuration can change, and *silence*, which passes: the
+controller or munge is down, or does not answer in time.
+"""
+
+from __future__ import annotations
+
+import re
+
+from launcher.config.slurm import SlurmCluster
+
+
+class Refused(RuntimeError):
+    """Slurm says no. ``str(error)`` is one plain line."""
+
+
+class Silent(RuntimeError):
+    """Slurm cannot be asked just now. ``str(error)`` is one plain line."""
+
+
+SILENCE = (
+    ("Unable to contact slurm controller", "the controller (slurmctld) does not answer"),
+    ("Did you start munged", "munge is not running on this machine"),
+    ("Munge encode failed", "munge does not answer on this machine"),
+    ("Socket timed out", "the controller (slurmctld) is overloaded"),
+    ("Zero Bytes were transmitted", "the controller ended the connection (it is restarting, or this machine has another munge key)"),
+    ("Transport endpoint is not connected", "the controller ended the connection"),
+    ("Communication connection failure", "the controller (slurmctld) does not answer"),
+    ("temporarily unable to accept job", "the controller is full of jobs for now (MaxJobCount)"),
+    ("Problem talking to the database", "the accounting daemon (slurmdbd) does not answer"),
+    ("Slurm temporarily", "the controller asks to come back later"),
+)
+
+REFUSALS = (
+    # what Slurm says, the cause with the values of keys, the remedy
+    (
+        r"[Ii]nvalid partition",
+        "cluster.partition={partition} does not exist",
+        "`sinfo -s` lists the partitions",
+    ),
+    (
+        r"account or account/partition",
+        "cluster.account={account} may not be charged by this user, or not in cluster.partition={partition}",
+        "`sacctmgr show associations user=$USER` lists what may",
+    ),
+    (
+        r"Invalid qos|QOS",
+        "cluster.qos={qos} does not exist, or the job exceeds its limits ({words})",
+        "`sacctmgr show qos` lists names and limits",
+    ),
+    (
+        r"violates accounting",
+        "the job exceeds a limit of the account ({words})",
+        "ask for fewer nodes or less time, or use another cluster.account",
+    ),
+    (
+        r"time limit is invalid",
+        "cluster.time={time} minutes is more than cluster.partition={partition} allows",
+        "`sinfo -o '%P %l'` shows the limits",
+    ),
+    (
+        r"Memory specification",
+        "no node has cluster.mem_gb={mem_gb}",
+        "`sinfo -o '%n %m'` shows the memory of the nodes in MB",
+    ),
+    (
+        r"generic resource",
+        "GPUs cannot be asked for like this here (cluster.gpu_request={gpu_request}, cluster.gpu_type={gpu_type})",
+        "`sinfo -o '%n %G'` shows what nodes have; sites without GPU accounting need cluster.gpu_request=none",
+    ),
+    (
+        r"More processors requested|Node count specification",
+        "cluster.nodes={nodes} with cluster.gpus_per_node={gpus_per_node} is more than cluster.partition={partition} allows",
+        "use fewer nodes, or another partition",
+    ),
+    (
+        r"node configuration is not available",
+        "no nodes have what is asked for: cluster.nodes={nodes}, gpus_per_node={gpus_per_node}, gpu_type={gpu_type}, cpus={cpus}, "
+        "mem_gb={mem_gb}, constraint={constraint}",
+        "`sinfo -o '%P %D %c %m %G %f'` shows what there is",
+    ),
+    (
+        r"feature spec",
+        "cluster.constraint={constraint} names a feature that no node has",
+        "`sinfo -o '%n %f'` lists the features",
+    ),
+    (
+        r"Invalid node name",
+        "cluster.nodelist={nodelist} or cluster.exclude={exclude} names a node that does not exist",
+        "`sinfo -N` lists the nodes",
+    ),
+    (
+        r"job array spec",
+        "the array of jobs is longer than this Slurm allows now",
+        "start the same command again; its MaxArraySize has changed",
+    ),
+    (
+        r"dependency problem",
+        "cluster.dependency={dependency} is not a dependency that Slurm knows",
+        "write it as afterok:JOB",
+    ),
+    (
+        r"reservation",
+        "cluster.reservation={reservation} does not exist or may not be used",
+        "`scontrol show reservation` lists them",
+    ),
+    (
+        r"partition not available",
+        "cluster.partition={partition} is drained or inactive",
+        "use another partition, or ask the site's staff",
+    ),
+    (
+        r"unrecognized option|invalid option",
+        "cluster.extra or cluster.srun_args holds an option that this Slurm does not have ({words})",
+        "`sbatch --help` and `srun --help` list the options",
+    ),
+    (
+        r"DOS line breaks",
+        "the job script has DOS line ends",
+        "remove carriage returns from cluster.setup",
+    ),
+    (
+        r"cannot stat file|Unable to process configuration|unrecognized key|establish a configuration",
+        "this machine's Slurm is not configured ({words})",
+        "set SLURM_CONF to the cluster's slurm.conf, or run this on a login node",
+    ),
+    (
+        r"Invalid --?\w+|Invalid \w+ spec",
+        "an option has a value that Slurm cannot read ({words})",
+        "correct the key of that name under cluster",
+    ),
+)
+
+
+def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
+    """What Slurm's error output means for the person who configured ``cluster``."""
+    text = plain(words)
+    for pattern, cause in SILENCE:
+        if pattern in words:
+            return Silent(f"Slurm cannot be reached: {cause} (it said: {text})")
+    for pattern, cause, remedy in REFUSALS:
+        if re.search(pattern, words):
+            values = {name: "null" if value is None else value for name, value in vars(cluster).items()}
+            return Refused(f"Slurm refused the job: {cause.format(**values, words=text)}; {remedy}")
+    return Refused(f"Slurm refused the job, saying: {text or 'nothing'}; correct what it names under cluster")
+
+
+def plain(words: str) -> str:
+    """Slurm's own words on one line, without the names of its programs and functions."""
+    lines = (re.sub(r"^(\w+: )?((error|fatal): )?(_?\w+: )*?", "", line.strip()) for line in words.splitlines())
+    return "; ".join(dict.fromkeys(line for line in lines if line))

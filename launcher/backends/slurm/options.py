@@ -1,0 +1,88 @@
+"""What a job asks of Slurm: sbatch options as data, and the quoting of values in ``#SBATCH`` lines. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from launcher.backends.base import Job
+from launcher.config.slurm import SlurmCluster
+from trainer.config import ConfigError
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
+
+
+def shape(job: Job) -> tuple[int, int]:
+    """(nodes, ranks on a full node): as few nodes as hold the ranks of the layout."""
+    per_node = min(job.world_size, job.cluster.gpus_per_node)
+    return math.ceil(job.world_size / per_node), per_node
+
+
+def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
+    """Options of sbatch without their dashes, None for those that take no value. Jobs with equal options can be one array."""
+    nodes, per_node = shape(job)
+    wanted: dict[str, str | int | None] = {
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "reservation": cluster.reservation,
+        "time": cluster.time,
+        "nodes": nodes,
+        "ntasks": job.world_size,  # without --ntasks-per-node Slurm would fill one node after the other with them
+        "ntasks-per-node": per_node,
+        **_gpus(per_node, cluster),
+        "cpus-per-task": cluster.cpus,
+        "mem": None if cluster.mem_gb is None else f"{math.ceil(cluster.mem_gb * 1024)}M",
+        "constraint": cluster.constraint,
+        "nodelist": cluster.nodelist,
+        "exclude": ",".join(filter(None, [cluster.exclude, *job.avoid])) or None,
+        "switches": _switches(cluster),
+        "dependency": cluster.dependency,
+        "comment": cluster.comment if cluster.comment is not None else f"trireme sweep {job.sweep}",
+        "mail-type": cluster.mail_type,
+        "mail-user": cluster.mail_user,
+        "signal": f"B:USR1@{_notice(cluster)}",
+    }
+    chosen: dict[str, str | None] = {name: str(value) for name, value in wanted.items() if value is not None}
+    flags = ["exclusive"] if cluster.exclusive else []
+    return chosen | dict.fromkeys([*flags, "requeue" if cluster.requeues else "no-requeue"])
+
+
+def directives(chosen: dict[str, str | None], extra: list[str]) -> list[str]:
+    """``#SBATCH`` lines; ``extra`` are options as a person writes them."""
+    lines = [f"#SBATCH --{name}" + ("" if value is None else f"={quote(value, name)}") for name, value in chosen.items()]
+    for text in extra:
+        if not text.startswith("-") or not text.isprintable():
+            raise ConfigError(f"cluster.extra holds {text!r}, which is not one option of sbatch on one line; write it as '--name=value'")
+        lines.append(f"#SBATCH {text}")
+    return lines
+
+
+def quote(value: str, name: str) -> str:
+    """``value`` as sbatch reads it back from an ``#SBATCH`` line. Not shell quoting: backslashes count inside quotes of either kind."""
+    if not value.isprintable():
+        raise ConfigError(
+            f"cluster.{name.replace('-', '_')}={value!r} holds a line break or control character, which no option of sbatch may"
+        )
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _gpus(per_node: int, cluster: SlurmCluster) -> dict[str, str]:
+    kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+    if cluster.gpu_request == "gres":
+        return {"gres": f"gpu:{kind}{per_node}"}
+    return {"gpus-per-node": f"{kind}{per_node}"} if cluster.gpu_request == "gpus_per_node" else {}
+
+
+def _switches(cluster: SlurmCluster) -> str | None:
+    if cluster.switches is None:
+        return None
+    wait = cluster.switches_wait
+    return str(cluster.switches) if wait is None else f"{cluster.switches}@{wait}"
+
+
+def _notice(cluster: SlurmCluster) -> int:
+    """Seconds of notice before the end; never more than half of a short time limit, or it would come at the start."""
+    return cluster.stop_signal if cluster.time is None else min(cluster.stop_signal, 30 * cluster.time)

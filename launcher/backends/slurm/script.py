@@ -1,0 +1,135 @@
+"""The scripts that Slurm runs: one for each trial, and one for an array of them. Pure; golden files show them whole."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.base import Job
+from launcher.backends.slurm.container import interpreter, runtime, wrapping
+from launcher.backends.slurm.options import directives, options, shape
+from launcher.backends.slurm.states import ExitCode
+from launcher.config.slurm import SlurmCluster
+from trainer.config import ConfigError
+
+
+class Shell(str):
+    """Shell text that is meant as such: the script's own variables, never a value from outside."""
+
+
+def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
+    """The script of one attempt of a trial. ``code`` is the folder of the launcher's snapshot; None: the image brings its own."""
+    chosen = {"job-name": job.name, **options(job, cluster), "output": "/dev/null"}
+    return _template("job.sh.jinja").render(
+        directives="\n".join(directives(chosen, cluster.extra)),
+        trial=job.trial, attempt=job.attempt, directory=str(job.directory), world_size=job.world_size, per_node=shape(job)[1],
+        environment=_environment(cluster, code), setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
+        launch=launch(cluster), ranks=_ranks(job, cluster, code), health=_health(job, cluster, code) if cluster.health_check else "",
+        requeues=cluster.requeues, codes=ExitCode,
+    )  # fmt: skip
+
+
+def array_script(name: str, jobs: Sequence[Job], cluster: SlurmCluster, after: str | None = None) -> str:
+    """The script of an array of ``jobs``, which have equal options. ``after``: a dependency on top of the configured one."""
+    chosen = options(jobs[0], cluster)
+    limit = jobs[0].max_parallel
+    array = f"0-{len(jobs) - 1}" + (f"%{limit}" if 0 < limit < len(jobs) else "")
+    chosen |= {"job-name": name, "array": array, "output": "/dev/null"}
+    if after is not None:
+        chosen["dependency"] = ",".join(filter(None, [chosen.get("dependency"), after]))
+    return _template("array.sh.jinja").render(
+        directives="\n".join(directives(chosen, cluster.extra)), scripts=[str(job.request_path) for job in jobs], codes=ExitCode
+    )
+
+
+def launch(cluster: SlurmCluster) -> str:
+    """srun or torchrun."""
+    return cluster.launch or ("torchrun" if runtime(cluster.container) == "oci" else "srun")
+
+
+def _environment(cluster: SlurmCluster, code: Path | None) -> dict[str, str]:
+    """Variables of the ranks."""
+    environment = {"OMP_NUM_THREADS": "1", **cluster.env}
+    if code is not None:
+        environment["PYTHONPATH"] = ":".join(filter(None, [str(code), cluster.env.get("PYTHONPATH")]))
+    for name in environment:
+        if not name.isidentifier() or not name.isascii():
+            raise ConfigError(f"cluster.env has {name!r}, which cannot name an environment variable; use letters, digits and '_'")
+    return environment
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _ranks(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
+    """The command that runs all ranks."""
+    log, trial = Shell('"$log"'), Shell('"$trial/config.yaml" --out "$trial" --attempt "$attempt"')
+    trainer = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer", trial]
+    if launch(cluster) == "srun":
+        return _srun(job, cluster, code, shape(job)[1], [trainer])
+    return _srun(job, cluster, code, 1, [["sh", "-c", Shell('"$as_node"'), "node", *_torchrun(job, cluster)], trainer])
+
+
+def _health(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
+    """The command of the health check, which writes the names of bad nodes to a file."""
+    if launch(cluster) != "srun":
+        raise ConfigError(
+            "cluster.health_check needs one task per rank, which cluster.launch=torchrun has not; set cluster.health_check=false"
+        )
+    log, names = Shell('"$log.health"'), Shell('"$log.bad-nodes"')
+    check = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer.health", names]
+    return _srun(job, cluster, code, shape(job)[1], [check])
+
+
+def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, command: Sequence[Sequence[str]]) -> str:
+    """``command``, given in lines, on all nodes; ``per_node`` times on each that is full, or once."""
+    nodes, full = shape(job)
+    once = per_node < full
+    size = [f"--nodes={nodes}", f"--ntasks={nodes if once else job.world_size}", f"--ntasks-per-node={per_node}"]
+    cpus = [f"--cpus-per-task={full * (cluster.cpus or 1)}"] if once else []
+    # --wait and not --kill-on-bad-exit: peers of a rank that stops or fails may still be writing their checkpoint, or why they failed
+    patience = ["--kill-on-bad-exit=0", "--wait=30", "--unbuffered", "--distribution=block"]
+    container = wrapping(cluster, [str(folder) for folder in (job.directory, code) if folder is not None])
+    lines = [
+        ["srun", *size, *cpus, *patience],
+        container.srun,
+        [_one_line(text) for text in cluster.srun_args],
+        container.command,
+        *command,
+    ]
+    return " \\\n  ".join(_text(line) for line in lines if line)
+
+
+def _torchrun(job: Job, cluster: SlurmCluster) -> list[str]:
+    nodes, per_node = shape(job)
+    if nodes * per_node != job.world_size:
+        raise ConfigError(
+            f"cluster.launch=torchrun runs as many ranks on every node, but {job.world_size} ranks do not fill nodes of "
+            f"cluster.gpus_per_node={cluster.gpus_per_node}; use a layout that does, or cluster.launch=srun"
+        )
+    meeting = Shell('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$attempt"')
+    size = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--max-restarts=0"]
+    return [interpreter(cluster), "-m", "torch.distributed.run", *size, "--rdzv-backend=c10d", meeting, "--no-python"]
+
+
+def _text(words: Sequence[str]) -> str:
+    return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)
+
+
+def _one_line(line: str) -> str:
+    if "\n" in line or "\r" in line:
+        raise ConfigError(f"cluster.setup or cluster.srun_args holds {line!r} with a line break; give one line for each entry")
+    return line
+
+
+@cache
+def _template(name: str) -> Any:
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["sh"] = shlex.quote
+    return environment.get_template(name)

@@ -1,0 +1,159 @@
+"""From Slurm's words for how a job stands to our statuses and reasons. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import IntEnum
+
+from launcher.backends.base import JobState
+from trainer.config import Reason, Status
+
+WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+
+ENDED: dict[str, tuple[Status, Reason | None, str]] = {
+    "COMPLETED": (Status.DONE, None, ""),
+    "CANCELLED": (Status.STOPPED, Reason.CANCELLED, "cancelled"),
+    "TIMEOUT": (
+        Status.FAILED,
+        Reason.TIME_LIMIT,
+        "over its time limit (cluster.time) before a checkpoint was saved; allow more time or a larger cluster.stop_signal",
+    ),
+    "DEADLINE": (Status.FAILED, Reason.TIME_LIMIT, "its deadline passed"),
+    "PREEMPTED": (Status.FAILED, Reason.PREEMPTED, "preempted"),
+    "NODE_FAIL": (Status.FAILED, Reason.NODE, "a node failed"),
+    "BOOT_FAIL": (Status.FAILED, Reason.NODE, "a node failed to boot"),
+    "OUT_OF_MEMORY": (Status.FAILED, Reason.HOST_MEMORY, "over its memory limit (cluster.mem_gb)"),
+    "REVOKED": (Status.FAILED, Reason.NODE, "taken over by another cluster"),
+}
+"""Final states of Slurm but FAILED, whose exit code tells more."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the job script that mean something to the launcher."""
+
+    BAD_NODE = 69  # the health check found a bad node
+    UNUSABLE = 73  # the node cannot read the script, or write its log
+    STOPPED = 75  # the ranks saved a checkpoint and stopped, and the job could not put itself back into the queue
+
+
+EXIT_CODES: dict[int, tuple[Reason, str]] = {
+    2: (Reason.CONFIGURATION, "the ranks refused their configuration"),
+    ExitCode.BAD_NODE: (Reason.NODE, "the health check found a bad node"),
+    ExitCode.UNUSABLE: (
+        Reason.CANNOT_START,
+        "its node cannot use the trial's folder; is the folder of trials (sweep.dir) shared with the nodes?",
+    ),
+    ExitCode.STOPPED: (Reason.PREEMPTED, "stopped after a checkpoint, and not put back into the queue by the job itself"),
+    126: (Reason.CANNOT_START, "the interpreter of the ranks (cluster.python) cannot be executed"),
+    127: (Reason.CANNOT_START, "the interpreter of the ranks (cluster.python) was not found"),
+    137: (Reason.NODE, "a rank was killed (SIGKILL); often the node had no memory left"),
+    143: (Reason.NODE, "a rank was ended from outside (SIGTERM)"),
+}
+
+NEVER: dict[str, str] = {
+    "PartitionNodeLimit": "asks for more nodes than cluster.partition allows, or has in service",
+    "PartitionTimeLimit": "cluster.time is more than cluster.partition allows",
+    "BadConstraints": "no nodes meet cluster.constraint",
+    "DependencyNeverSatisfied": "its cluster.dependency can never be satisfied",
+    "InvalidAccount": "cluster.account is not valid",
+    "InvalidQOS": "cluster.qos is not valid",
+    "launch_failed_requeued_held": "could not be launched on its node, and is held",
+}
+"""Reasons for which Slurm lets a job wait for ever."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What squeue or sacct says of one job."""
+
+    name: str
+    state: str  # PENDING, RUNNING, ..., without what Slurm appends ("CANCELLED by 0")
+    reason: str = ""  # why it waits
+    started: float | None = None
+    nodes: str = ""  # as Slurm writes them: n[1-2]
+    restarts: int = 0
+    exit_code: int = 0
+    exit_signal: int = 0
+    steps: frozenset[str] = field(default=frozenset())  # states of its steps
+
+    @property
+    def ended(self) -> bool:
+        return self.state == "FAILED" or self.state in ENDED
+
+
+def judge(row: Row, first_attempt: int) -> JobState:
+    """The state of the job of ``row``, whose first start was ``first_attempt`` of its trial."""
+    attempt, nodes = first_attempt + row.restarts, tuple(expand(row.nodes))
+    if row.state in WAITING or not (row.ended or row.state in ACTIVE):
+        if row.reason in NEVER:
+            return JobState(Status.FAILED, Reason.CANNOT_START, NEVER[row.reason], attempt=attempt)
+        again = "put back into the queue; " if row.restarts else ""
+        return JobState(Status.SUBMITTED, None, again + (f"waits: {row.reason}" if row.reason not in ("", "None") else ""), attempt=attempt)
+    if not row.ended:
+        return JobState(Status.RUNNING, None, "", row.started, nodes, attempt)
+    status, reason, detail = _verdict(row)
+    where = f" ({row.nodes})" if row.nodes and status is not Status.DONE else ""
+    return JobState(status, reason, detail + where, row.started, nodes, attempt)
+
+
+def _verdict(row: Row) -> tuple[Status, Reason | None, str]:
+    if row.state in ENDED:
+        return ENDED[row.state]
+    if "OUT_OF_MEMORY" in row.steps:
+        return ENDED["OUT_OF_MEMORY"]
+    if row.exit_signal == 53:
+        return Status.FAILED, Reason.CANNOT_START, "its node could not start the job script"
+    if row.exit_signal:
+        return Status.FAILED, Reason.NODE, f"the job script was killed by signal {row.exit_signal}"
+    reason, detail = EXIT_CODES.get(row.exit_code, (Reason.ERROR, f"the job ended with exit code {row.exit_code}"))
+    return Status.FAILED, reason, detail
+
+
+# ---------------------------------------------------------------- reading squeue and sacct
+
+QUEUE_FIELDS = ("JobArrayID", "Name", "State", "Reason", "StartTime", "NodeList", "RestartCnt", "exit_code")
+ACCOUNT_FIELDS = ("JobID", "JobName", "State", "ExitCode", "Start", "NodeList")
+
+
+def read_queue(text: str) -> dict[str, Row]:
+    """Rows of ``squeue --array --Format`` with ``QUEUE_FIELDS``, by job id (12_3)."""
+    rows = {}
+    for line in text.splitlines():
+        identifier, name, state, reason, start, nodes, restarts, code = (part.strip() for part in line.split("|")[: len(QUEUE_FIELDS)])
+        status = int(code or 0)  # as of wait(2)
+        rows[identifier] = Row(name, state, reason, _seconds(start), nodes, int(restarts or 0), status >> 8, status & 127)
+    return rows
+
+
+def read_accounts(text: str) -> dict[str, Row]:
+    """Rows of ``sacct --duplicates --parsable2`` with ``ACCOUNT_FIELDS``, by job id: the last run of each, knowing how many were before."""
+    rows: dict[str, Row] = {}
+    for line in text.splitlines():
+        identifier, name, words, code, start, nodes = line.split("|")[: len(ACCOUNT_FIELDS)]
+        job, _, step = identifier.partition(".")
+        state, before = words.split(" ")[0], rows.get(job)
+        if step and before is not None:
+            rows[job] = replace(before, steps=before.steps | {state})
+        elif not step:
+            restarts = before.restarts + 1 if before is not None and before.name == name else 0  # else an older job with the same id
+            exit_code, exit_signal = (int(part) for part in code.split(":"))
+            nodes = "" if nodes == "None assigned" else nodes
+            rows[job] = Row(name, state, "", _seconds(start), nodes, restarts, exit_code, exit_signal)
+    return rows
+
+
+def _seconds(text: str) -> float | None:
+    """Slurm's local time; None for N/A and Unknown."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def expand(nodes: str) -> list[str]:
+    """``n[1-3,7],m2`` as names; what is no list of nodes is one name."""
+    from submitit.slurm.slurm import _parse_node_list
+
+    return list(_parse_node_list(nodes)) if nodes and nodes != "(null)" else []

@@ -1,0 +1,101 @@
+"""The states of all jobs in one question: squeue, then sacct for those that the controller has forgotten.
+
+A controller that does not answer is no failure of the jobs; it is asked less and less often.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from launcher.backends.base import BackendError, Handle, JobState
+from launcher.backends.slurm.client import Client
+from launcher.backends.slurm.errors import Refused, Silent
+from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, Row, judge, read_accounts, read_queue
+from trainer.config import Reason, Status
+
+_LONGEST_PAUSE_SECONDS = 60.0
+_LOST_SECONDS = 120.0
+"""How long a job may be unknown, or known only as unfinished to an accounting that lags behind, before it is lost."""
+
+
+class Watcher:
+    """Remembers how jobs stood, and since when one is missing."""
+
+    def __init__(self, client: Client):
+        self.client = client
+        self._known: dict[str, JobState] = {}  # by array and id: ids begin anew when a controller loses its state
+        self._missing: dict[str, float] = {}
+        self._accounting_answers = False
+        self._pause = 0.0
+        self._silence, self._silent_until = "", 0.0
+
+    def states(self, handles: Sequence[Handle]) -> list[JobState]:
+        """One state for each handle, in order; ``BackendError`` while Slurm is silent."""
+        open_ones = [handle for handle in handles if not self._state(handle).status.final]
+        if open_ones:
+            self._ask(open_ones)
+        return [self._state(handle) for handle in handles]
+
+    def _state(self, handle: Handle) -> JobState:
+        return self._known.get(_key(handle), JobState(Status.SUBMITTED))
+
+    def _ask(self, handles: Sequence[Handle]) -> None:
+        """Bring ``handles`` up to date, unless Slurm was silent a moment ago."""
+        if time.monotonic() < self._silent_until:
+            raise BackendError(self._silence)
+        try:
+            queue = self._queue(handles)
+        except Silent as error:
+            self._pause = min(2 * self._pause or 2.0, _LONGEST_PAUSE_SECONDS)
+            self._silent_until, self._silence = time.monotonic() + self._pause, str(error)
+            raise BackendError(self._silence) from None
+        self._pause = 0.0
+        doubtful = [handle for handle in handles if _doubtful(queue.get(handle["job_id"]), handle)]
+        accounts = self._accounts(doubtful) if doubtful else {}
+        for handle in handles:
+            self._take(handle, queue.get(handle["job_id"]), accounts.get(handle["job_id"]))
+
+    def _take(self, handle: Handle, queued: Row | None, accounted: Row | None) -> None:
+        """The controller is right about jobs that go on, the accounting about those that ended."""
+        queued, accounted = (row if row is not None and row.name == handle["array"] else None for row in (queued, accounted))
+        row = accounted if accounted is not None and accounted.ended else queued
+        if row is not None:
+            self._missing.pop(_key(handle), None)
+            self._known[_key(handle)] = judge(row, handle["attempt"])
+            return
+        # Accounting lags behind, or may be down; what neither has ever heard of is gone.
+        since = self._missing.setdefault(_key(handle), time.monotonic())
+        if (accounted is None and self._accounting_answers) or time.monotonic() - since > _LOST_SECONDS:
+            self._known[_key(handle)] = JobState(Status.FAILED, Reason.NODE, f"Slurm knows nothing of job {handle['job_id']} any more")
+
+    def _queue(self, handles: Sequence[Handle]) -> dict[str, Row]:
+        options = ("--noheader", "--array", "--states=all", "--Format=" + ",".join(f"{field}:|" for field in QUEUE_FIELDS))
+        try:
+            return read_queue(self.client.output("squeue", *options, f"--jobs={_ids(handles)}"))
+        except Refused:  # none of the ids is known to it any more
+            return {}
+
+    def _accounts(self, handles: Sequence[Handle]) -> dict[str, Row]:
+        """Empty when there is no accounting, or none that answers now."""
+        options = ("--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNT_FIELDS)}")
+        try:
+            rows = read_accounts(self.client.output("sacct", *options, f"--jobs={_ids(handles)}"))
+        except (Silent, Refused):
+            self._accounting_answers = False
+            return {}
+        self._accounting_answers = True
+        return rows
+
+
+def _doubtful(row: Row | None, handle: Handle) -> bool:
+    """Whether the accounting may know more: of jobs that are gone, and of those that failed (why their steps did)."""
+    return row is None or row.name != handle["array"] or row.state == "FAILED"
+
+
+def _ids(handles: Iterable[Handle]) -> str:
+    return ",".join(dict.fromkeys(handle["job_id"].partition("_")[0] for handle in handles))
+
+
+def _key(handle: Handle) -> str:
+    return f"{handle['array']} {handle['job_id']}"

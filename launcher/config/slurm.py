@@ -1,0 +1,59 @@
+"""A Slurm cluster: what sbatch, srun and the job script need to know beyond ``ClusterConfig``. All of it is optional."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from launcher.config.schema import ClusterConfig
+from trainer.config.schema import key
+
+
+@dataclass
+class SlurmCluster(ClusterConfig):
+    """Jobs under Slurm. ``nodes`` and ``gpus_per_node`` become --nodes, --ntasks-per-node and the request for GPUs."""
+
+    backend: str = key("slurm", "slurm", choices=("slurm",))
+
+    partition: Optional[str] = key(None, "partition, or several with commas; null = the site's default")
+    account: Optional[str] = key(None, "account to be charged")
+    qos: Optional[str] = key(None, "quality of service")
+    time: Optional[int] = key(None, "time limit of one job in minutes; null = the partition's default", minimum=1)
+    gpu_request: str = key(
+        "gpus_per_node", "how GPUs are asked for: --gpus-per-node, --gres, or none (CPU ranks, or a site without GPU accounting)",
+        choices=("gpus_per_node", "gres", "none"),
+    )  # fmt: skip
+    gpu_type: Optional[str] = key(None, "type of GPU, as the site names it (h100)")
+    cpus: Optional[int] = key(None, "CPUs of one rank (--cpus-per-task)", minimum=1)
+    mem_gb: Optional[float] = key(None, "memory of one node in GiB (--mem); 0 = all of it; null = the site's default", minimum=0)
+    constraint: Optional[str] = key(None, "features that nodes must have, as Slurm writes them: 'h100&ib'")
+    exclusive: bool = key(False, "whole nodes, shared with nobody")
+    nodelist: Optional[str] = key(None, "nodes that must be used: 'n[1-4]'")
+    exclude: Optional[str] = key(None, "nodes that must not be used")
+    reservation: Optional[str] = key(None, "reservation to run in")
+    dependency: Optional[str] = key(None, "what must have happened first: 'afterok:123'")
+    switches: Optional[int] = key(None, "leaf switches that a trial may span", minimum=1)
+    switches_wait: Optional[int] = key(None, "minutes that a trial waits for so few switches; null = the site's limit", minimum=0)
+    comment: Optional[str] = key(None, "comment of the jobs; null = the sweep's name")
+    mail_type: Optional[str] = key(None, "when Slurm sends mail: 'END,FAIL'")
+    mail_user: Optional[str] = key(None, "who gets the mail")
+    extra: list[str] = key(list, "further options of sbatch, one each: '--licenses=scratch:1'")
+    srun_args: list[str] = key(list, "further options of srun, one each: '--mpi=none'")
+    setup: list[str] = key(list, "shell lines run on the job's first node before the ranks start: 'module load cuda'")
+
+    launch: Optional[str] = key(
+        None, "how ranks start: srun (one task per rank) or torchrun (one task per node); null = srun, torchrun in an OCI bundle",
+        choices=("srun", "torchrun"),
+    )  # fmt: skip
+    python: Optional[str] = key(None, "interpreter of the ranks; null = the launcher's own, python3 in a container")
+    code: str = key(
+        "snapshot",
+        "code of the ranks: snapshot (the launcher's, as it is at submission) or image (what the container holds)",
+        choices=("snapshot", "image"),
+    )
+    stop_signal: int = key(120, "seconds before time limit or preemption at which ranks are told to save a checkpoint", minimum=1)
+    requeues: int = key(100, "how often one job may put itself back into the queue after such a checkpoint", minimum=0)
+    health_check: bool = key(
+        False, "before each attempt, let every node prove its devices, memory and network; a bad node is named and avoided"
+    )
+    poll_seconds: float = key(5.0, "seconds between questions to the controller, at least", minimum=0)
