@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.shards import STATES
-from trainer.layout import Factors, plan_buckets
+from trainer.layout import Factors, Piece, plan_buckets
 from trainer.models.layers import Init
 from trainer.parallel.parameters import Owned, ParameterRecord
 
@@ -49,7 +49,9 @@ def global_state(seed: int) -> dict[str, dict[str, Tensor]]:
     return {state: {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()} for state in STATES}
 
 
-def owned_by(world: World, tensor: int, data: int, values: dict[str, dict[str, Tensor]] | None) -> list[Owned]:
+def owned_by(
+    world: World, tensor: int, data: int, values: dict[str, dict[str, Tensor]] | None, dtype: torch.dtype = torch.float32
+) -> list[Owned]:
     """What a rank owns, filled from ``values`` (or with ones, which no right reading leaves)."""
     records = {name: record(name, tensor, world.tensor) for name in SHAPES}
     found = []
@@ -62,13 +64,19 @@ def owned_by(world: World, tensor: int, data: int, values: dict[str, dict[str, T
                 for s in STATES
             ]
             saves = r.primary and data // world.factors.optimizer == 0
-            found.append(Owned(r, piece.offset, piece.numel, *(part.clone() for part in parts), torch.zeros(piece.numel), saves))
+            found.append(
+                Owned(r, piece.offset, piece.numel, *(part.to(dtype, copy=True) for part in parts), torch.zeros(piece.numel), saves)
+            )
     return found
+
+
+def _part(r: ParameterRecord, value: Tensor, piece: Piece) -> Tensor:
+    return _local(r, value)[piece.offset : piece.offset + piece.numel]
 
 
 def _local(r: ParameterRecord, value: Tensor) -> Tensor:
     """The flattened local tensor of a rank: its region, padded with zeros."""
-    local = torch.zeros(r.local_shape)
+    local = torch.zeros(r.local_shape, dtype=value.dtype)
     local[tuple(slice(0, n) for n in r.region_shape)] = value[tuple(slice(*side) for side in r.region)]
     return local.flatten()
 
