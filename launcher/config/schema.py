@@ -22,8 +22,7 @@ class HardwareConfig:
     name: str = key("cpu", "name of the device")
     memory_gb: Optional[float] = key(None, "memory of one device in 1e9 bytes; null = the machine's, shared by its ranks", minimum=0)
     peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}")
-    best_tflops: dict[str, float] = key(dict, "best measured rate of a single matrix product in TFLOP/s by precision; missing = 80 % of the peak")
-    sustained: float = key(0.9, "rate of large products in a training step / best measured rate: clocks sink under load", minimum=0)
+    reached_tflops: dict[str, float] = key(dict, "rate that large matrix products sustain in training, in TFLOP/s by precision; missing = 70 % of the peak")
     older_kernels: float = key(1.0, "fraction of the matrix peak open to kernels written for the generation before", minimum=0)
     units: Optional[int] = key(None, "processors of a device that share out the tiles of a matrix product (SMs, CUs, cores); null = one", minimum=1)
     memory_bandwidth_gbs: Optional[float] = key(None, "device memory bandwidth in 1e9 bytes/s", minimum=0)
@@ -77,7 +76,9 @@ class SweepConfig:
 
     name: Optional[str] = key(None, "name of the sweep; null = derived from its overrides, so that the same command means the same sweep")
     dir: str = key("runs", "folder of all trials, sweeps and the MLflow database")
-    max_parallel: int = key(1, "trials that run at once; timings disturb each other on one machine; 0 = as many as fit", minimum=0)
+    max_parallel: Optional[int] = key(
+        None, "trials that run at once; 0 = as many as fit; null = 1 on this machine, where timings disturb each other, else 0", minimum=0
+    )
     retries: int = key(1, "further attempts after a fault of the place (node, communication, preemption)", minimum=0)
     rerun: bool = key(False, "measure trials again that are already finished")
     follow: bool = key(True, "wait for the trials and show progress; false = submit and return")

@@ -101,6 +101,8 @@ def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
     for m, n, k, batch, share in products(case):
         forward = forward + share * matmul.seconds(device, precision, constants, m, n, k, batch)
         inputs = inputs + share * matmul.seconds(device, precision, constants, m, k, n, batch)
+        if case.shape.frozen:
+            continue
         weights = weights + share * (matmul.seconds(device, precision, constants, k, n, m, batch) + _accumulate(case, batch * n * k))
     return forward, inputs, weights
 
@@ -164,15 +166,20 @@ def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number)
     """
     c, device = case.constants, case.device
     payload = case.tokens * case.shape.hidden * case.width
-    reduce = collectives.all_reduce(device, c, case.tensor_group, payload)
-    gather = collectives.all_gather(device, c, case.tensor_group, payload)
+    reduce = c.skew * collectives.all_reduce(device, c, case.tensor_group, payload)
+    gather = c.skew * collectives.all_gather(device, c, case.tensor_group, payload)
     sequence = case.table["sequence_parallel"]
     ahead = np.where(sequence, 4 * gather, 2 * reduce)
-    back = np.where(sequence, 6 * gather, 2 * reduce)
-    if not case.framework.tensor_overlap:
+    again = 2 if case.framework.gathers_saved_inputs else 0
+    back = np.where(sequence, (4 + again) * gather, 2 * reduce)
+    overlap = case.framework.tensor_overlap
+    if overlap == "none":
         return ahead, back
-    split = np.where(sequence, 2 * gather, 2 * reduce)  # these run beside a product
-    hidden = np.minimum(split * c.tensor_hidden, weights) + np.where(sequence, np.minimum(2 * gather * c.tensor_hidden, inputs), 0.0)
+    beside_weights = np.where(sequence, 2 * gather, 2 * reduce)
+    beside_inputs = np.where(sequence, (again + (2 if overlap == "all" else 0)) * gather, 0.0)
+    hidden = np.minimum(beside_weights * c.tensor_hidden, weights) + np.minimum(beside_inputs * c.tensor_hidden, inputs)
+    if overlap == "all":
+        ahead = ahead - np.minimum(ahead * c.tensor_hidden, forward)
     return ahead, back - hidden
 
 

@@ -19,8 +19,7 @@ class Device:
 
     name: str
     peaks: dict[str, float]  # FLOP/s by precision
-    best: dict[str, float]  # FLOP/s of the best single product, by precision
-    sustained: float  # rate in a training step / best rate
+    reached: dict[str, float]  # FLOP/s that large products sustain in training, by precision
     older_kernels: float  # fraction of the peak open to kernels of the generation before
     units: int  # processors that share out the tiles of a matrix product
     memory: float
@@ -44,8 +43,7 @@ class Device:
         return cls(
             name=hardware.name,
             peaks={name: rate * 1e12 for name, rate in hardware.peak_tflops.items()},
-            best={name: rate * 1e12 for name, rate in hardware.best_tflops.items()},
-            sustained=hardware.sustained,
+            reached={name: rate * 1e12 for name, rate in hardware.reached_tflops.items()},
             older_kernels=hardware.older_kernels,
             units=hardware.units or 1,
             memory=(hardware.memory_gb or np.inf) * 1e9,
@@ -65,7 +63,7 @@ class Device:
     def rate(self, precision: str) -> float:
         """FLOP/s that large matrix products sustain in training."""
         name = self._nearest(precision, self.peaks)
-        return self.best.get(name, 0.8 * self.peaks[name]) * self.sustained
+        return self.reached.get(name, 0.7 * self.peaks[name])
 
     def _nearest(self, precision: str, rates: dict[str, float]) -> str:
         """A precision without a rate of its own runs at the next wider one that has one, else at the widest."""

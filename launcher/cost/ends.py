@@ -8,10 +8,6 @@ from launcher.cost import collectives, matmul
 from launcher.cost.case import Case
 from launcher.cost.shape import Number
 
-LOSS_PASSES = (7.0, 5.0)
-"""Reads and writes of 4-byte logits by the loss: cast, maximum, subtract, exponential, sum; gradient and its cast."""
-
-
 def embedding(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of the input embedding: a gather of rows, one reduction over the tensor ranks, a scatter."""
     payload = case.tokens * case.shape.hidden * case.width
@@ -32,7 +28,7 @@ def head(case: Case) -> tuple[Number, Number]:
     held = mine if case.framework.sharded_logits else s.vocab
     move = case.tokens * held * 4 / (device.bandwidth * c.bandwidth)
     spread = _communication(case)
-    return forward + LOSS_PASSES[0] * move + spread, backward + LOSS_PASSES[1] * move + spread
+    return forward + c.loss_passes[0] * move + spread, backward + c.loss_passes[1] * move + spread
 
 
 def _communication(case: Case) -> Number:

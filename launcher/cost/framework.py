@@ -32,8 +32,9 @@ class Framework:
     sharded_checkpoints: bool = False  # recompute: stored block inputs are sharded over the tensor ranks
     # recompute
     selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms
-    # overlap
-    tensor_overlap: bool = False
+    # overlap and communication
+    gathers_saved_inputs: bool = False  # sequence parallelism keeps inputs sharded and gathers them again in backward
+    tensor_overlap: str = "none"  # tensor-parallel communication beside products: none | backward | all
     gradient_overlap: bool = True
     gather_overlap: bool = True
     blocking_sends: bool = False  # a rank stands still while it hands activations on

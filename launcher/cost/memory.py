@@ -48,6 +48,8 @@ def states(case: Case, dense: Number, expert: Number) -> Parts:
     weight, gradient, optimizer = (
         (case.width, case.width, 2 * case.width) if case.wide else (f.weight_bytes, f.gradient_bytes, f.optimizer_bytes)
     )
+    if case.shape.frozen:
+        gradient, optimizer = 0, 0
     replicas = {name: np.maximum(case.field(name) / case.expert, 1) for name in ("params", "grads", "optimizer")}
     parts = {}
     for name, factor, size in ((WEIGHTS, "params", weight), (GRADIENTS, "grads", gradient), (OPTIMIZER, "optimizer", optimizer)):

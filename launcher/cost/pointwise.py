@@ -24,16 +24,11 @@ PASSES = {
     "fused": Passes((2, 5), (3, 3), (2, 3), (3, 5), (4, 4)),
     "compiled": Passes((2, 4), (2, 2), (2, 3), (3, 5), (2, 2)),
 }
-UNFUSED_NORM = (18.0, 42.0)
-"""A norm written in tensor operations with 4-byte intermediates: cast (3), square (4), mean (2), scale (4), cast (3), weight (2); backward the
-same chain with two inputs to most steps and sums where gradients meet."""
-
-
 def seconds(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of one block's memory-bound operations."""
     s, framework = case.shape, case.framework
     passes = PASSES[framework.pointwise]
-    norm = passes.norm if framework.fused_norm else UNFUSED_NORM
+    norm = passes.norm if framework.fused_norm else case.constants.eager_norm
     rows = case.tokens / case.sequence_split
     times = []
     for way in (0, 1):

@@ -58,6 +58,7 @@ class Shape:
     rotary: bool = False
     dropout: bool = False
     fused_attention: bool = True  # scaled_dot_product_attention or a flash kernel, not matmul-softmax-matmul
+    frozen: bool = False  # only small adapters are trained (LoRA): no weight gradients, no states of the matrices
     experts: Experts | None = None
     latent: LatentAttention | None = None
 

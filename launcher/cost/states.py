@@ -33,7 +33,7 @@ def work(case: Case, held: Held) -> Work:
     dense, expert = held.dense.most(), held.expert.most()
     f = case.framework
     weights = case.width
-    sent = f.reduce_bytes if not case.wide else case.width
+    sent = 0.0 if case.shape.frozen else case.width if case.wide else f.reduce_bytes
     params, grads, optimizer = case.field("params"), case.field("grads"), case.field("optimizer")
     inner = case.data_group(params)
     passes = np.where(params > 1, 2.0 if f.gather_again else 1.0, 0.0)
@@ -48,7 +48,8 @@ def work(case: Case, held: Held) -> Work:
         share = share / size
     replicas = case.data_group(case.data / optimizer, optimizer)
     reduce = reduce + collectives.all_reduce(case.device, case.constants, replicas, share * sent) + _expert_reduce(case, expert, sent)
-    return Work(gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)))
+    updated = 0 if case.shape.frozen else dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)
+    return Work(gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 
 
 def tied_embedding(case: Case, sent: float) -> Number:

@@ -13,13 +13,13 @@ MEGATRON_2021 = Framework(
     accumulate_fused=True,
     gradient_bytes=2,
     reduce_bytes=2,
-    tensor_overlap=False,
+    gathers_saved_inputs=True,
     gradient_overlap=False,
     gather_overlap=False,
     blocking_sends=True,
     split_sends=True,
 )
-MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap=True)  # arXiv 2205.05198: backward's communication beside products
+MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap="backward")  # arXiv 2205.05198: backward's communication beside products
 MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False)  # pipeline engine of DeepSpeed, ZeRO-1
 NEMO_2022 = replace(MEGATRON_2022, name="NeMo 2022", gradient_bytes=4, reduce_bytes=2, gradient_overlap=True)  # O2: fp32 main gradients
 MEGATRON_CORE = Framework(
@@ -29,7 +29,8 @@ MEGATRON_CORE = Framework(
     accumulate_fused=True,
     reduce_bytes=2,
     logit_copies=1.0,
-    tensor_overlap=True,
+    gathers_saved_inputs=True,
+    tensor_overlap="all",
 )
 DEEPSPEED = Framework(
     name="DeepSpeed ZeRO",

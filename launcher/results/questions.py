@@ -97,6 +97,7 @@ def shape_of(row: Row, who: Publisher) -> Shape:
         positions=0 if llama else seq,
         rotary=llama,
         dropout=who.dropout,
+        frozen="lora" in row.text("model").lower(),
         experts=experts,
         latent=latent,
     )
