@@ -1,0 +1,345 @@
+"""The backend contract on Kubernetes: submit, find, poll, cancel, collect, logs."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
+from launcher.backends.kubernetes.causes import Object, begun, container_of, ended, index_of, name_of
+from launcher.backends.kubernetes.client import Client, plainly
+from launcher.backends.kubernetes.errors import ApiError
+from launcher.backends.kubernetes.logs import Follower, follow_pod, together, unpack_message
+from launcher.backends.kubernetes.manifests import JOB, OURS, STORE, pods_of, store_of
+from launcher.backends.kubernetes.permissions import missing_permissions
+from launcher.backends.kubernetes.states import Observed, state_of
+from launcher.backends.kubernetes.submission import PODS_PATH, SERVICES, Submission
+from launcher.backends.kubernetes.watch import Mirror
+from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
+from launcher.backends.logs import read_logs
+from launcher.config.kubernetes import KubernetesCluster, check_cluster
+from launcher.config.schema import ClusterConfig
+from launcher.sweep.files import read_json
+from launcher.sweep.store import attempt_of, outcome_of
+from trainer.config import ConfigError, Reason, Status
+
+_EVENTS_PATH = "api/v1/namespaces/{namespace}/events"
+_EVENTS = {
+    "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Preempted", "TaintManagerEviction", "NodeNotReady",
+}  # fmt: skip
+_AT_ONCE = 8
+"""Jobs created at the same time."""
+_QUOTA_SECONDS = 10.0
+"""How often pods that met a used-up quota are tried again; a Job's controller does so by itself."""
+_QUICK = 10.0
+"""Seconds a server gets to answer when there is no reason to wait for it."""
+_LOG_SECONDS = 20.0
+"""Beyond their grace period: how long the ends of the pods' logs are waited for."""
+_OURS = ",".join(f"{name}={value}" for name, value in OURS.items())
+
+
+class KubernetesBackend(Backend):
+    """Trials as gangs of pods in one namespace."""
+
+    poll_seconds = 1.0
+
+    def __init__(self, cluster: ClusterConfig):
+        if importlib.util.find_spec("kubernetes") is None:
+            raise ModuleNotFoundError("no module named 'kubernetes'", name="kubernetes")
+        super().__init__(cluster)
+        self._settings: KubernetesCluster = check_cluster(cluster)
+        self._kind = KINDS[self._settings.workload]
+        self._followers: dict[str, Follower] = {}  # by uid of the pod
+        self._over_quota: dict[str, _Waiting] = {}  # by name of the job, as below
+        self._refused: dict[str, dict[str, str]] = {}
+
+    # -- connections, made when first needed ------------------------------------------------------------------------------
+
+    @cached_property
+    def _client(self) -> Client:
+        return Client(self._settings)
+
+    @cached_property
+    def _brief(self) -> Client:
+        """For questions that may as well be asked again later."""
+        return Client(self._settings, patience=0.0)
+
+    @cached_property
+    def _submission(self) -> Submission:
+        return Submission(self._client, self._kind, self._settings.grace_seconds)
+
+    @cached_property
+    def _mirrors(self) -> dict[str, Mirror]:
+        """What is watched: roots, pods, their workloads, and the events that explain."""
+        mirrors = {
+            "roots": Mirror(self._client, SERVICES, labelSelector=_OURS),
+            "pods": Mirror(self._client, PODS_PATH, labelSelector=_OURS),
+        }
+        if self._makes_pods:
+            mirrors["workloads"] = Mirror(self._client, self._kind.path, labelSelector=_OURS)
+        mirrors["events"] = Mirror(self._client, _EVENTS_PATH, lambda event: event.get("reason") in _EVENTS)
+        return {name: mirror.start() for name, mirror in mirrors.items()}
+
+    # -- the contract -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Reach the server, hold every needed permission, and have one job's objects accepted in a dry run."""
+        probe = Job("0" * 12, "check", 0, Path("check"), self._settings, self._settings.world_size, config={})
+        objects = render(probe, self._settings, "{}")
+        try:
+            self._client.request("GET", "version", patience=_QUICK)
+            missing = missing_permissions(self._client, self._kind)
+            if missing:
+                raise ConfigError(missing)
+            self._submission.rehearse(objects, "use this cluster: the server refuses")
+        except ApiError as error:
+            raise plainly(error, "use this cluster", self._client.namespace) from None
+        except BackendError as error:
+            raise ConfigError(f"{error}; check cluster.context and cluster.kubeconfig") from None
+
+    def render(self, job: Job) -> Request:
+        """The manifests. ``kubectl apply -f`` takes them; the launcher adds to each that the Service owns it."""
+        config = yaml.safe_dump(dict(job.config or {}), sort_keys=False) if job.config is not None else job.config_path.read_text()
+        return Request(job, to_text(render(job, check_cluster(job.cluster), config)))
+
+    def validate(self, request: Request) -> None:
+        """``--dry-run=server``: ask the server whether it would take the request. ``ConfigError`` with its reason if not."""
+        self._submission.rehearse(from_text(request.text))
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """A job that the server refuses gets a handle that says so, and ``poll`` reports it as failed: the others go on."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(self._submit, requests))
+
+    def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
+        """Jobs whose objects are all there. One that a killed launcher created in part is completed by submitting it again."""
+        roots = {root["metadata"]["name"]: root for root in self._client.list(SERVICES, labelSelector=_OURS)["items"]}
+        found = {}
+        for job in jobs:
+            root = roots.get(job.name)
+            if root is None or root["metadata"].get("deletionTimestamp") or root["metadata"]["labels"].get(STORE) != store_of(job):
+                continue
+            observed = self._read(self._client, handle_of(job))
+            if observed.workload is not None if self._makes_pods else len(observed.pods) == observed.count:
+                found[job.name] = handle_of(job)
+        return found
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobState]:
+        """From the mirrors; a final state only after the job's objects have been read again."""
+        self._try_over_quota()
+        known = self._watched(handles)
+        for handle in handles:
+            self._follow(handle, known[handle["name"]].pods)
+        return [self._state(handle, known[handle["name"]]) for handle in handles]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            if "refused" not in handle and self._over_quota.pop(handle["name"], None) is None:
+                self._client.delete(SERVICES, handle["name"])
+
+    def collect(self, job: Job, handle: Handle) -> None:
+        """End what still runs, read every pod's log to its end, and remove the job's objects (but see ``cluster.keep``)."""
+        if "refused" in handle:
+            return
+        known = self._watched([handle])[handle["name"]]
+        observed = self._read(self._client, handle, known)
+        running = [pod for pod in observed.pods if "running" in container_of(pod) and pod["metadata"]["uid"] not in observed.gone]
+        for pod in running:
+            self._client.delete(PODS_PATH, name_of(pod), pod["metadata"]["uid"])
+        self._follow(handle, observed.pods)
+        self._finish_logs(observed.pods)
+        for pod in sorted(self._read(self._client, handle, known).pods, key=index_of):
+            unpack_message(pod, job.directory, job.attempt)
+        done = state_of(self._kind, observed, self._client.now(), 0.0).status is Status.DONE
+        if self._settings.keep == "nothing" or (self._settings.keep == "failed" and done):
+            self._client.delete(SERVICES, job.name)
+        if running:
+            self._submission.await_end(job.name)
+        for mirror in self._mirrors.values():
+            mirror.forget(lambda item: job_of(item) == job.name)
+
+    def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
+        """From the trial's directory once the job has been collected, else from its pods."""
+        if handle is None or "refused" in handle or self._collected(job, handle):
+            return read_logs(job)
+        return self._pod_lines(job, handle, follow)
+
+    def _collected(self, job: Job, handle: Handle) -> bool:
+        return result_of(job.directory, job.attempt) is not None and self._read(self._client, handle).root is None
+
+    def close(self) -> None:
+        if "_mirrors" in self.__dict__:
+            for mirror in self._mirrors.values():
+                mirror.close()
+        for follower in self._followers.values():
+            follower.stop()
+
+    # -- submitting -----------------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request) -> Handle:
+        job = request.job
+        try:
+            self._submission.start(job, from_text(request.text))
+        except ConfigError as error:
+            return handle_of(job) | {"refused": {"reason": Reason.CONFIGURATION.value, "detail": str(error)}}
+        except ApiError as error:
+            plain = plainly(error, f"submit trial {job.trial}", self._client.namespace)
+            if error.over_quota:
+                self._over_quota[job.name] = _Waiting(request, time.monotonic(), str(plain))
+            elif isinstance(plain, BackendError):
+                raise plain from None
+            else:
+                return handle_of(job) | {"refused": {"reason": Reason.CANNOT_START.value, "detail": str(plain)}}
+        return handle_of(job)
+
+    def _try_over_quota(self) -> None:
+        for name, waiting in list(self._over_quota.items()):
+            if time.monotonic() - waiting.since > _QUOTA_SECONDS:
+                del self._over_quota[name]
+                handle = self._submit(waiting.request)
+                if "refused" in handle:
+                    self._refused[name] = handle["refused"]
+
+    # -- observing --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _makes_pods(self) -> bool:
+        """Whether an object of the cluster's makes the pods; otherwise they are made by us."""
+        return self._kind.kind != "Pod"
+
+    def _watched(self, handles: Sequence[Handle]) -> dict[str, Observed]:
+        """What the mirrors know of each job, by name."""
+        things = {name: _by_job(mirror.objects()) for name, mirror in self._mirrors.items() if name != "events"}
+        gone = frozenset().union(*(mirror.gone() for mirror in self._mirrors.values()))
+        events: dict[str, list[Object]] = {}
+        for event in self._mirrors["events"].objects():
+            events.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
+
+        def living(kind: str, name: str) -> Object | None:
+            return next((item for item in things.get(kind, {}).get(name, []) if item["metadata"]["uid"] not in gone), None)
+
+        known = {}
+        for name, count in {handle["name"]: handle["pods"] for handle in handles}.items():
+            pods, workload = things["pods"].get(name, []), living("workloads", name)
+            about = [event for item in [*pods, *([workload] if workload else [])] for event in events.get(item["metadata"]["uid"], [])]
+            known[name] = Observed(count, living("roots", name), workload, pods, gone, about)
+        return known
+
+    def _read(self, client: Client, handle: Handle, known: Observed | None = None) -> Observed:
+        """The same, from the server, now; of what is gone, and of events, what is ``known``."""
+        name = handle["name"]
+        pods = {pod["metadata"]["uid"]: pod for pod in known.pods} if known else {}
+        there = {pod["metadata"]["uid"]: pod for pod in client.list(PODS_PATH, labelSelector=f"{JOB}={name}")["items"]}
+        workload = client.get(self._kind.path, name) if self._makes_pods else None
+        gone = frozenset(pods) - frozenset(there)
+        return Observed(
+            handle["pods"], client.get(SERVICES, name), workload, list((pods | there).values()), gone, known.events if known else ()
+        )
+
+    def _state(self, handle: Handle, known: Observed) -> JobState:
+        name = handle["name"]
+        refused = handle.get("refused") or self._refused.get(name)
+        if refused is not None:
+            return JobState(Status.FAILED, Reason(refused["reason"]), refused["detail"])
+        if name in self._over_quota:
+            return JobState(Status.SUBMITTED, None, self._over_quota[name].why)
+        state = state_of(self._kind, known, self._client.now(), self._settings.fault_timeout)
+        if not state.status.final:
+            return state
+        try:
+            fresh = self._read(self._brief, handle, known)
+        except BackendError as error:
+            self._client.complain(str(error))
+            return JobState(Status.SUBMITTED if state.started is None else Status.RUNNING, None, str(error), state.started, state.nodes)
+        if fresh.root is None and (result := result_of(Path(handle["directory"]), handle["attempt"])) is not None:
+            return JobState(*outcome_of(result), "its objects are gone; its result had been collected")
+        return state_of(self._kind, fresh, self._client.now(), self._settings.fault_timeout)
+
+    # -- logs -------------------------------------------------------------------------------------------------------------------
+
+    def _follow(self, handle: Handle, pods: Sequence[Object]) -> None:
+        """Read the logs of pods that have begun, each in a thread of its own, while there is something to be read."""
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            if uid not in self._followers and begun(pod):
+                follower = Follower(self._client, pod, Path(handle["directory"]), handle["attempt"], lambda uid=uid: self._over(uid))  # type: ignore[misc]
+                self._followers[uid] = follower
+                follower.start()
+
+    def _over(self, uid: str) -> bool:
+        """Whether the pod's process has ended, as far as is known."""
+        pod = self._mirrors["pods"].get(uid)
+        return pod is None or ended(pod)
+
+    def _finish_logs(self, pods: Sequence[Object]) -> None:
+        deadline = time.monotonic() + self._settings.grace_seconds + _LOG_SECONDS
+        for pod in pods:
+            follower = self._followers.pop(pod["metadata"]["uid"], None)
+            if follower is not None:
+                follower.join(max(0.0, deadline - time.monotonic()))
+                follower.stop()
+                follower.join(_QUICK)
+
+    def _pod_lines(self, job: Job, handle: Handle, follow: bool) -> Iterator[str]:
+        """Lines of all pods as the pods write them; of a job that has no pods yet, when it has."""
+        while True:
+            pods = self._read(self._client, handle).pods
+            if pods or not follow or self.poll([handle])[0].status.final:
+                break
+            time.sleep(_QUICK / 10)
+        streams = [
+            follow_pod(self._client, name_of(pod), 0, self._ends(pod) if follow else lambda: True) for pod in sorted(pods, key=index_of)
+        ]
+        for _, line in together(streams) if follow else chain.from_iterable(streams):
+            text = line.decode("utf-8", "replace")
+            if not text.startswith("#trireme "):
+                yield text if job.world_size > 1 else text.removeprefix("[0] ")
+
+    def _ends(self, pod: Object) -> Callable[[], bool]:
+        def asked() -> bool:
+            now = self._client.get(PODS_PATH, name_of(pod))
+            return now is None or ended(now)
+
+        return asked
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Plain pods that met a used-up quota."""
+
+    request: Request
+    since: float  # monotonic
+    why: str
+
+
+def handle_of(job: Job) -> Handle:
+    """Names are deterministic, so a handle needs nothing that only the server knows."""
+    cluster = check_cluster(job.cluster)
+    return {"namespace": cluster.namespace, "name": job.name, "pods": pods_of(job), "attempt": job.attempt, "directory": str(job.directory)}
+
+
+def job_of(item: Object) -> str:
+    """The job that an object belongs to."""
+    return str(item["metadata"].get("labels", {}).get(JOB, ""))
+
+
+def result_of(directory: Path, attempt: int) -> dict[str, Any] | None:
+    """The result of that attempt, or a newer one, if it has been brought home."""
+    result = read_json(directory / "result.json")
+    return result if result is not None and attempt_of(result) >= attempt else None
+
+
+def _by_job(items: Sequence[Object]) -> dict[str, list[Object]]:
+    groups: dict[str, list[Object]] = {}
+    for item in items:
+        groups.setdefault(job_of(item), []).append(item)
+    return groups

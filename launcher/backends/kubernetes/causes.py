@@ -1,0 +1,242 @@
+"""Why a pod ended, will never start, or does not start yet, in the shared reasons and Kubernetes' own words. Pure.
+
+The words were collected from real servers and kubelets, 1.20 and 1.36; where versions differ, both are understood. A pod says what
+happened in five places: its status, its conditions, its container's state, its deletion, and the events about it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from trainer.config import Reason
+
+Object = dict[str, Any]
+
+STOPPED = 75
+"""Exit code of a trainer that wrote a checkpoint and stopped because it was told to."""
+WRONG_CONFIG = 2
+_CONFIRMATION = 30.0
+"""Seconds past the end of its grace period after which a node is lost that has not confirmed the end of a pod."""
+
+OWN, ENDED, DELETED = range(3)
+"""How well a cause explains a failed gang: something that befell the pod; its own end; its deletion, mostly a consequence of the others."""
+
+HOPELESS = {
+    "InvalidImageName": "correct cluster.container.image",
+    "ErrImageNeverPull": "load the image onto the nodes, or set cluster.pull_policy=IfNotPresent",
+}
+"""Waiting reasons that no time cures, with the remedy."""
+FAULTS = {
+    "ErrImagePull": "check cluster.container.image and cluster.pull_secrets",
+    "ImagePullBackOff": "check cluster.container.image and cluster.pull_secrets",
+    "CreateContainerConfigError": "create what is missing, or correct cluster.secrets and cluster.volumes",
+    "CreateContainerError": "check the image and cluster.container",
+    "RunContainerError": "check the image and cluster.python",
+    "CrashLoopBackOff": "set restartPolicy back to Never",
+    "FailedMount": "create what is missing, or correct cluster.volumes",
+    "FailedAttachVolume": "check cluster.volumes",
+    "FailedCreatePodSandBox": "look at the node's container runtime",
+}
+"""Waiting reasons and events that time seldom cures: given up after ``cluster.fault_timeout``."""
+_BEFELL = {
+    "Preempting": Reason.PREEMPTED,
+    "PreemptionByScheduler": Reason.PREEMPTED,
+    "EvictionByEvictionAPI": Reason.PREEMPTED,
+    "DeletionByTaintManager": Reason.NODE,
+    "DeletionByPodGC": Reason.NODE,
+    "TerminationByKubelet": Reason.NODE,
+    "NodeLost": Reason.NODE,
+    "NodeShutdown": Reason.NODE,
+    "Shutdown": Reason.NODE,
+    "Terminated": Reason.NODE,
+    "UnexpectedAdmissionError": Reason.NODE,
+    "NodeAffinity": Reason.NODE,
+    "DeadlineExceeded": Reason.TIME_LIMIT,
+}
+"""Reasons of a pod's status and of its condition DisruptionTarget."""
+_EVENTS = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a pod is no use any more. ``reason`` is None when only what its ranks wrote can say."""
+
+    weight: int
+    reason: Reason | None
+    detail: str
+    stopped: bool = False  # after a checkpoint: may be resumed
+    ended: float | None = None  # unix seconds
+    bad_node: str | None = None  # the node, where the fault is its
+
+
+def name_of(pod: Object) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def index_of(pod: Object) -> int:
+    """Which node of the gang a pod is: the number at the end of its hostname, whatever made it."""
+    match = re.search(r"-(\d+)$", pod["spec"].get("hostname") or name_of(pod))
+    return int(match[1]) if match else 0
+
+
+def container_of(pod: Object) -> Object:
+    """The state of the pod's container: ``{"running" | "waiting" | "terminated": {...}}``, or empty."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or [{}]
+    return dict(statuses[0].get("state") or {})
+
+
+def running(pod: Object) -> bool:
+    """Its process runs. A pod that has failed at its deadline may still say so of its container."""
+    return "running" in container_of(pod) and (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
+
+
+def begun(pod: Object) -> bool:
+    """Its process has started, and perhaps ended: there is a log."""
+    return any(state in container_of(pod) for state in ("running", "terminated"))
+
+
+def ended(pod: Object) -> bool:
+    """Its process has ended, or will never start."""
+    return "terminated" in container_of(pod) or (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def succeeded(pod: Object) -> bool:
+    """By the exit code: a pod may be called OOMKilled for a child that died, and have done its work all the same."""
+    ended = container_of(pod).get("terminated")
+    return ended.get("exitCode") == 0 if ended else (pod.get("status") or {}).get("phase") == "Succeeded"
+
+
+def cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, fault_timeout: float) -> Cause | None:
+    """Why ``pod`` is no use any more; None while it may still do its part. ``events`` are those about it, ``gone``: it was deleted."""
+    if succeeded(pod):
+        return None
+    end = container_of(pod).get("terminated") or {}
+    at = seconds(end.get("finishedAt"))
+    befallen = _befallen(pod, events)
+    if befallen is not None and (end or gone or (pod.get("status") or {}).get("phase") == "Failed"):
+        reason, words = befallen
+        bad_node = pod["spec"].get("nodeName") if reason is Reason.NODE else None
+        return Cause(OWN, reason, _told(pod, words), end.get("exitCode") == STOPPED, at, bad_node)
+    if end:
+        return _end(pod, end, gone, at)
+    if (pod.get("status") or {}).get("phase") == "Failed":
+        status = pod["status"]
+        words = f"{status.get('reason') or 'failed'}: {line(status.get('message')) or 'its node gave no reason'}"
+        return Cause(OWN, Reason.NODE, _told(pod, words), bad_node=pod["spec"].get("nodeName"))
+    deleted = seconds(pod["metadata"].get("deletionTimestamp"))
+    if gone:
+        return Cause(DELETED, Reason.NODE, _told(pod, "was deleted"), ended=deleted)
+    if deleted is not None and now > deleted + _CONFIRMATION:
+        words = "its node does not answer, and did not confirm that the pod has ended"
+        return Cause(OWN, Reason.NODE, _told(pod, words), ended=deleted, bad_node=pod["spec"].get("nodeName"))
+    return _stuck(pod, events, now, fault_timeout)
+
+
+def words_for_waiting(pod: Object, events: Sequence[Object]) -> str:
+    """What a pod that has not started waits for, in Kubernetes' words."""
+    waiting = container_of(pod).get("waiting") or {}
+    unplaced = condition(pod, "PodScheduled", "False")
+    if unplaced is not None:
+        return f"{unplaced.get('reason') or 'not placed'}: {line(unplaced.get('message')) or 'waiting for a node'}"
+    fault = _fault(pod, events)
+    if fault is not None:
+        return f"{fault[0]}: {fault[1]}"
+    return waiting.get("reason") or ""
+
+
+def condition(obj: Object, kind: str, status: str = "True") -> Object | None:
+    """The condition of that type, if it has that status."""
+    found = [c for c in (obj.get("status") or {}).get("conditions") or [] if c.get("type") == kind and c.get("status") == status]
+    return found[0] if found else None
+
+
+def seconds(stamp: str | None) -> float | None:
+    """Unix seconds of an RFC 3339 time."""
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp() if stamp else None
+
+
+def line(text: str | None) -> str:
+    """``text`` as one line of at most 300 characters."""
+    flat = " ".join((text or "").split())
+    return flat if len(flat) <= 300 else flat[:297] + "..."
+
+
+def refusal(event: Object) -> tuple[str, bool] | None:
+    """A controller's FailedCreate: the words, and whether waiting may help (a used-up quota is freed, a forbidden pod stays forbidden)."""
+    if event.get("reason") != "FailedCreate":
+        return None
+    message = line(event.get("message"))
+    return message, "exceeded quota" in message or "is forbidden" not in message
+
+
+def _told(pod: Object, words: str) -> str:
+    node = pod["spec"].get("nodeName")
+    return f"pod {name_of(pod)}{f' on {node}' if node else ''}: {words}"
+
+
+def _befallen(pod: Object, events: Sequence[Object]) -> tuple[Reason, str] | None:
+    """What the cluster did to the pod: evicted, preempted, its node lost."""
+    status = pod.get("status") or {}
+    word, message = status.get("reason") or "", line(status.get("message"))
+    if word == "Evicted":
+        return (Reason.HOST_MEMORY if "memory" in message else Reason.NODE), f"Evicted: {message}"
+    if word in _BEFELL or word.startswith("OutOf"):
+        return _BEFELL.get(word, Reason.NODE), f"{word}: {message}" if message else word
+    disruption = condition(pod, "DisruptionTarget")
+    if disruption is not None:
+        word = disruption.get("reason") or ""
+        return _BEFELL.get(word, Reason.NODE), f"{word}: {line(disruption.get('message'))}"
+    for event in events:
+        if event.get("reason") in _EVENTS and "Cancelling" not in (event.get("message") or ""):
+            return _EVENTS[event["reason"]], f"{event['reason']}: {line(event.get('message'))}"
+    return None
+
+
+def _end(pod: Object, end: Object, gone: bool, at: float | None) -> Cause:
+    """From the exit of the pod's process."""
+    code, word, message = end.get("exitCode"), end.get("reason") or "", line(end.get("message"))
+    if word == "OOMKilled":
+        return Cause(OWN, Reason.HOST_MEMORY, _told(pod, f"OOMKilled (exit code {code}); raise cluster.memory"), ended=at)
+    if word in ("StartError", "ContainerCannotRun"):
+        return Cause(OWN, Reason.CANNOT_START, _told(pod, f"{word}: {message}; check the image and cluster.python"), ended=at)
+    weight = DELETED if gone or pod["metadata"].get("deletionTimestamp") else ENDED
+    if code == STOPPED:
+        return Cause(weight, Reason.PREEMPTED, _told(pod, "told to stop, and stopped after a checkpoint"), stopped=True, ended=at)
+    if weight == DELETED:
+        return Cause(weight, Reason.NODE, _told(pod, f"was deleted (exit code {code})"), ended=at)
+    reason = Reason.CONFIGURATION if code == WRONG_CONFIG else None
+    return Cause(weight, reason, _told(pod, f"exit code {code}"), ended=at)
+
+
+def _stuck(pod: Object, events: Sequence[Object], now: float, fault_timeout: float) -> Cause | None:
+    """A pod that has not started, and will not without help."""
+    if running(pod):
+        return None
+    fault = _fault(pod, events)
+    if fault is None:
+        return None
+    word, words = fault
+    detail = _told(pod, f"{word}: {words}")
+    if word in HOPELESS:
+        return Cause(OWN, Reason.CANNOT_START, f"{detail}; {HOPELESS[word]}")
+    placed = condition(pod, "PodScheduled")
+    since = seconds(placed.get("lastTransitionTime")) if placed else None
+    if since is None or not fault_timeout or now - since < fault_timeout:
+        return None
+    return Cause(OWN, Reason.CANNOT_START, f"{detail} (for {now - since:.0f} s); {FAULTS[word]}")
+
+
+def _fault(pod: Object, events: Sequence[Object]) -> tuple[str, str] | None:
+    """The fault a waiting pod is in: its own word for it, or that of the events about it while it only says ContainerCreating."""
+    waiting = container_of(pod).get("waiting") or {}
+    word = waiting.get("reason") or ""
+    if word in HOPELESS or word in FAULTS:
+        return word, line(waiting.get("message")) or "no reason was given"
+    for event in reversed(events):
+        if event.get("reason") in FAULTS and word in ("ContainerCreating", "PodInitializing", ""):
+            return event["reason"], line(event.get("message"))
+    return None

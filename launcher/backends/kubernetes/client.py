@@ -1,0 +1,228 @@
+"""The few verbs that the launcher needs of an API server, over the official client's configuration, credentials and connections.
+
+Objects are plain JSON both ways: what is sent is what was printed, and what comes back is judged by pure functions. Requests that
+meet a busy or restarting server are repeated: names are deterministic, so a creation that was done twice answers AlreadyExists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.base import BackendError
+from launcher.backends.kubernetes.errors import ApiError, explain, from_answer
+from launcher.backends.kubernetes.manifests import Manifest
+from launcher.config.kubernetes import KubernetesCluster
+from trainer.config import ConfigError
+
+_TIMEOUT = (5.0, 30.0)
+"""Seconds to connect and to wait for an answer."""
+_STREAM_TIMEOUT = (5.0, 330.0)
+"""The same for watches, which the server is asked to end after ``WATCH_SECONDS``, and logs."""
+WATCH_SECONDS = 300
+PATIENCE = 600.0
+"""Seconds for which, by default, a request is repeated while the server cannot be reached: an upgrade of its control plane takes minutes."""
+_POOL = 64
+_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+class Unreachable(BackendError):
+    """No answer at all."""
+
+
+class Client:
+    """One API server and one namespace. Safe to use from several threads."""
+
+    def __init__(self, cluster: KubernetesCluster, patience: float = PATIENCE):
+        self.namespace = cluster.namespace
+        self._patience = patience
+        self._api = _connect(cluster)
+        self.server: str = self._api.configuration.host
+        self.skew = 0.0  # seconds by which the server's clock is ahead of ours
+        self._complained = float("-inf")
+
+    def now(self) -> float:
+        """The server's time, in unix seconds."""
+        return time.time() + self.skew
+
+    def request(
+        self, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None, patience: float | None = None
+    ) -> Manifest:
+        """The JSON of a 2xx answer. ``ApiError`` for another one; ``Unreachable`` when none comes within ``patience`` seconds."""
+        deadline = time.monotonic() + (self._patience if patience is None else patience)
+        pause = 0.2
+        while True:
+            try:
+                with self._open(method, path, query, body, _TIMEOUT) as answer:
+                    return dict(json.loads(answer.data or b"{}"))
+            except ApiError as error:
+                if not error.busy or time.monotonic() > deadline:
+                    raise
+                pause = max(pause, min(error.retry_after or 0.0, 30.0))
+            except Unreachable as error:
+                if time.monotonic() > deadline:
+                    raise
+                self.complain(str(error))
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:
+        """What the server stored. Servers that can are told to refuse unknown fields; the others drop them without a word."""
+        return self.request(
+            "POST", self._in_namespace(path), {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}, manifest
+        )
+
+    def get(self, path: str, name: str) -> Manifest | None:
+        try:
+            return self.request("GET", f"{self._in_namespace(path)}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, path: str, **query: Any) -> Manifest:
+        """``{"items": [...], "metadata": {"resourceVersion": ...}}``."""
+        return self.request("GET", self._in_namespace(path), query)
+
+    def delete(self, path: str, name: str, uid: str | None = None, grace: int | None = None) -> None:
+        """With everything it owns; absent objects, and others of the same name, are left alone."""
+        options: Manifest = {"propagationPolicy": "Background"}  # the API's own default leaves a Job's pods behind
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        try:
+            self.request("DELETE", f"{self._in_namespace(path)}/{name}", body=options)
+        except ApiError as error:
+            if not error.absent:
+                raise
+
+    def watch(self, path: str, **query: Any) -> Iterator[Manifest]:
+        """Changes as they come: ``{"type", "object"}``, until the server ends the watch. ``ApiError`` (410) when it cannot go on from there."""
+        query |= {"watch": "true", "timeoutSeconds": WATCH_SECONDS, "allowWatchBookmarks": "true"}
+        for line in self._lines(self._in_namespace(path), query):
+            change = json.loads(line)
+            if change["type"] == "ERROR":
+                status = change["object"]
+                raise ApiError(status.get("code", 500), status.get("reason", ""), status.get("message", ""))
+            yield change
+
+    def log(self, pod: str, container: str, since: str | None, follow: bool) -> Iterator[bytes]:
+        """Lines of a container's log, each beginning with its time. ``since``: an RFC 3339 time of whole seconds. ``Unreachable`` if it breaks off."""
+        query = {"container": container, "timestamps": "true", "follow": "true" if follow else "false"}
+        if since is not None:
+            query["sinceTime"] = since
+        yield from self._lines(f"{self._in_namespace('api/v1/namespaces/{namespace}/pods')}/{pod}/log", query)
+
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Whether RBAC will allow it; ``resource`` may name a subresource, as in ``pods/log``."""
+        name, _, sub = resource.partition("/")
+        wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": name, "subresource": sub}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": wanted}}
+        answer = self.request("POST", "apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    def complain(self, message: str) -> None:
+        """Say on standard error, once in a while, what is being waited for."""
+        if time.monotonic() - self._complained > 60.0:
+            self._complained = time.monotonic()
+            print(f"{message}; trying on", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._api.rest_client.pool_manager.clear()
+
+    def _in_namespace(self, path: str) -> str:
+        return path.format(namespace=self.namespace)
+
+    def _lines(self, path: str, query: dict[str, Any]) -> Iterator[bytes]:
+        """Whole lines of a streamed answer, until the server ends it; ``Unreachable`` if it breaks off."""
+        with self._open("GET", path, query, None, _STREAM_TIMEOUT) as answer:
+            rest = b""
+            try:
+                for chunk in answer.stream(65536, decode_content=True):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    yield from lines
+            except _network_errors() as error:
+                raise self._unreachable(error) from None
+
+    @contextlib.contextmanager
+    def _open(self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout: tuple[float, float]) -> Iterator[Any]:
+        """The raw answer, which is closed on leaving; ``ApiError`` unless it is a 2xx."""
+        pairs = list((query or {}).items())
+        parts = self._api.param_serialize(method, f"/{path}", query_params=pairs, body=body, auth_settings=["BearerToken"])
+        _, url, headers, content, _ = parts
+        headers |= {"Accept": "application/json", "Content-Type": "application/json"}
+        try:
+            answer = self._api.call_api(method, url, headers, content, None, timeout).response
+        except _network_errors() as error:
+            raise self._unreachable(error) from None
+        try:
+            if not 200 <= answer.status < 300:
+                raise from_answer(answer.status, answer.data, answer.headers.get("Retry-After"))
+            self._note_time(answer.headers.get("Date"))
+            yield answer
+        finally:
+            answer.close()  # a stream's connection ends here; one that was read to its end went back to the pool
+
+    def _unreachable(self, error: BaseException) -> Unreachable:
+        return Unreachable(f"the Kubernetes API server at {self.server} does not answer ({_root(error)}); what was submitted goes on")
+
+    def _note_time(self, date: str | None) -> None:
+        from email.utils import parsedate_to_datetime
+
+        if date:
+            skew = parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
+            self.skew = skew if abs(skew) > 1.0 else 0.0
+
+
+def plainly(error: ApiError, doing: str, namespace: str) -> ConfigError | BackendError:
+    """``error`` as one sentence: a ``BackendError`` if the server was only busy."""
+    kind = BackendError if error.busy else ConfigError
+    return kind(explain(error, doing, namespace))
+
+
+def _connect(cluster: KubernetesCluster) -> Any:
+    """The official client for the cluster that is named, else for the one whose pod we are."""
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    try:
+        if _in_cluster(cluster):
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            config.load_kube_config(cluster.kubeconfig, cluster.context, settings, persist_config=False)
+    except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        where = f"kubeconfig {cluster.kubeconfig or os.environ.get('KUBECONFIG') or '~/.kube/config'}"
+        raise ConfigError(
+            f"no Kubernetes cluster can be reached with {where}: {_root(error)}; set cluster.kubeconfig and cluster.context"
+        ) from None
+    settings.retries = False
+    settings.connection_pool_maxsize = _POOL
+    settings.keep_alive = True  # a server that vanished is noticed while we wait for its words
+    return client.ApiClient(settings)
+
+
+def _in_cluster(cluster: KubernetesCluster) -> bool:
+    named = cluster.kubeconfig or cluster.context or os.environ.get("KUBECONFIG")
+    return not named and "KUBERNETES_SERVICE_HOST" in os.environ and _TOKEN.exists()
+
+
+def _network_errors() -> tuple[type[BaseException], ...]:
+    from kubernetes.client.exceptions import ApiException  # the client's wrapping of failed TLS handshakes
+    from urllib3.exceptions import HTTPError
+
+    return (HTTPError, ApiException, OSError)
+
+
+def _root(error: BaseException) -> str:
+    """The innermost reason of a wrapped network error, in one line."""
+    while (inner := getattr(error, "reason", None) or error.__cause__) is not None and isinstance(inner, BaseException):
+        error = inner
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,268 @@
+"""The first process of a pod: starts this node's ranks and sends what they write back over the pod's log.
+
+Shipped to the pods in a ConfigMap and run by the image's Python, so it imports nothing but the standard library. It meets the other
+pods first, because their images may be pulled, and their names resolved, minutes later; ends the ranks together, because one that
+is left waits for its peers; and passes SIGTERM on, which makes ranks write a checkpoint.
+
+Every line of the log belongs to one rank, ``[rank] text``, or carries a piece of a file of the trial's directory:
+
+    #trireme metrics.jsonl + {"step": 1, ...}           one more line of that file
+    #trireme result.json 1/2 eJxLSS1...                 piece 1 of 2 of the file, zlib and base64
+"""
+
+from __future__ import annotations
+
+import base64
+import glob
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from typing import IO, Any
+
+PIECE = 6000
+"""Characters of a line: container runtimes cut lines at 16 KiB."""
+PEER_GRACE = 10.0
+"""Seconds that ranks get to say why, after the first of them has failed."""
+STOPPED = 75
+"""The trainer's exit code after a checkpoint."""
+
+
+def main() -> int:
+    index = int(os.environ[os.environ["TRIREME_INDEX_FROM"]])
+    world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["TRIREME_RANKS_PER_NODE"])
+    node = Node(range(index * per_node, min((index + 1) * per_node, world)))
+    signal.signal(signal.SIGTERM, node.terminate)
+    pods = -(-world // per_node)
+    if pods > 1:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) - 1
+        receive(port, pods - 1, node) if index == 0 else join(address, port, node)
+    return node.run()
+
+
+def receive(port: int, others: int, node: Node) -> None:
+    """Pod 0: wait until all other pods are there, then let them go. Ends early when this pod is told to end."""
+    peers: list[socket.socket] = []
+    dual = socket.has_dualstack_ipv6()
+    with socket.create_server(
+        ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=others, dualstack_ipv6=dual
+    ) as server:
+        server.settimeout(1.0)
+        while len(peers) < others and not node.told_to_end:
+            try:
+                peer = server.accept()[0]
+            except TimeoutError:
+                continue
+            if read_line(peer) == b"here\n":
+                peers.append(peer)
+    for peer in peers:
+        peer.sendall(b"go\n")
+        peer.close()
+
+
+def join(address: str, port: int, node: Node) -> None:
+    """Connect until pod 0 answers: at first its name may not resolve, and then nobody may listen."""
+    said = time.monotonic()
+    while not node.told_to_end:
+        try:
+            with socket.create_connection((address, port), timeout=5.0) as pod0:
+                pod0.sendall(b"here\n")
+                pod0.settimeout(None)
+                if read_line(pod0) == b"go\n":
+                    return
+        except OSError as error:
+            if time.monotonic() - said > 60.0:
+                said = time.monotonic()
+                node.say(f"waiting for pod 0 at {address}:{port}: {error}")
+        time.sleep(0.2)
+
+
+def read_line(peer: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = peer.recv(16)
+        if not more:
+            return data
+        data += more
+    return data
+
+
+class Node:
+    """The ranks of one pod."""
+
+    def __init__(self, ranks: Sequence[int]):
+        self.ranks = ranks
+        self.out = os.environ["TRIREME_OUT"]
+        self.attempt = int(os.environ["TRIREME_ATTEMPT"])
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.told_to_end = False
+        self.ended_by_us = False
+        self.kills_before = oom_kills()
+
+    def terminate(self, *_: object) -> None:
+        self.told_to_end = True
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    def say(self, text: str) -> None:
+        emit(f"[{self.ranks[0]}] {text}".encode())
+
+    def run(self) -> int:
+        """Start the ranks, relay what they say and measure, and return the pod's exit code."""
+        if self.told_to_end:
+            return STOPPED
+        os.makedirs(self.out, exist_ok=True)
+        metrics = Growing(os.path.join(self.out, "metrics.jsonl")) if 0 in self.ranks else None
+        readers = [self.start(rank) for rank in self.ranks]
+        codes = self.wait(metrics)
+        for reader in readers:
+            reader.join()
+        self.explain(codes)
+        if metrics:
+            metrics.send(rest=True)
+        self.send_files()
+        self.write_termination_message()
+        failed = [128 - code if code < 0 else code for code in codes.values() if code not in (0, STOPPED)]
+        return failed[0] if failed else max(codes.values())
+
+    def start(self, rank: int) -> threading.Thread:
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank - self.ranks[0]), "LOCAL_WORLD_SIZE": str(len(self.ranks))}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, **place}
+        command = [sys.executable, "-u", "-m", "trainer", os.environ["TRIREME_CONFIG"], "--out", self.out, "--attempt", str(self.attempt)]
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.processes[rank] = process
+        reader = threading.Thread(target=relay, args=(rank, process.stdout))
+        reader.start()
+        return reader
+
+    def wait(self, metrics: Growing | None) -> dict[int, int]:
+        """Exit codes by rank. A rank that fails gives its peers a moment to say why, then all are ended."""
+        failed: float | None = None
+        while True:
+            codes = {rank: process.poll() for rank, process in self.processes.items()}
+            if metrics:
+                metrics.send()
+            ended = {rank: code for rank, code in codes.items() if code is not None}
+            if len(ended) == len(codes):
+                return ended
+            if any(code not in (0, STOPPED) for code in ended.values()):
+                failed = failed or time.monotonic()
+                if time.monotonic() - failed > PEER_GRACE:
+                    self.ended_by_us = True
+                    for process in self.processes.values():
+                        process.kill()
+            time.sleep(0.1)
+
+    def explain(self, codes: dict[int, int]) -> None:
+        """A rank that was killed could not say why: the kernel's counter tells whether memory was the reason."""
+        killed = [rank for rank, code in codes.items() if code == -signal.SIGKILL]
+        if not killed or self.ended_by_us or oom_kills() <= self.kills_before:
+            return
+        message = "the kernel ended this rank: the pod's memory limit (cluster.memory) is too small for it"
+        failure = {"attempt": self.attempt, "rank": killed[0], "reason": "host memory", "message": message, "collective": None}
+        path = os.path.join(self.out, f"failure-{killed[0]}.json")
+        if not current(path, self.attempt):
+            with open(path, "w") as stream:
+                json.dump(failure, stream)
+
+    def send_files(self) -> None:
+        """This pod's failures, and from rank 0's pod the timeline and at last the result."""
+        names = [f"failure-{rank}.json" for rank in self.ranks]
+        if 0 in self.ranks:
+            names += ["timeline.json", "result.json"]
+        for name in names:
+            path = os.path.join(self.out, name)
+            if os.path.exists(path) and (name == "timeline.json" or current(path, self.attempt)):
+                send(name, path)
+
+    def write_termination_message(self) -> None:
+        """What the pod's status keeps when its log is out of reach: the result without its series, or the first failure."""
+        result = [os.path.join(self.out, "result.json")] if 0 in self.ranks else []
+        failures = sorted(glob.glob(os.path.join(glob.escape(self.out), "failure-*.json")))
+        path = next((path for path in result + failures if current(path, self.attempt)), None)
+        if path is None:
+            return
+        with open(path) as stream:
+            content = json.load(stream)
+        text = json.dumps({"file": os.path.basename(path), "content": content})
+        if len(text) > 4000:  # 4096 bytes are kept
+            short = {key: value for key, value in content.items() if not isinstance(value, list | dict)}
+            text = json.dumps({"file": os.path.basename(path), "content": short})
+        try:
+            with open(os.environ.get("TRIREME_TERMINATION_LOG", "/dev/termination-log"), "w") as stream:
+                stream.write(text[:4096])
+        except OSError as error:
+            self.say(f"no termination message: {error}")
+
+
+class Growing:
+    """New whole lines of ``metrics.jsonl``; what is there at first, an earlier attempt has sent."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.offset = os.path.getsize(path) if os.path.exists(path) else 0
+
+    def send(self, rest: bool = False) -> None:
+        try:
+            with open(self.path, "rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return
+        whole = data if rest else data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for line in whole.splitlines():
+            emit(b"#trireme metrics.jsonl + " + line)
+
+
+def send(name: str, path: str) -> None:
+    with open(path, "rb") as stream:
+        text = base64.b64encode(zlib.compress(stream.read())).decode()
+    pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+    emit("\n".join(f"#trireme {name} {number}/{len(pieces)} {piece}" for number, piece in enumerate(pieces, 1)).encode())
+
+
+def relay(rank: int, stream: IO[bytes]) -> None:
+    """Everything a rank prints, in lines that no container runtime cuts."""
+    for line in iter(lambda: stream.readline(PIECE), b""):
+        emit(b"[%d] " % rank + line.rstrip(b"\n"))
+
+
+_writing = threading.Lock()
+
+
+def emit(lines: bytes) -> None:
+    with _writing:
+        sys.stdout.buffer.write(lines + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def current(path: str, attempt: int) -> bool:
+    """Whether this attempt wrote the file."""
+    content: Any = None
+    try:
+        with open(path) as stream:
+            content = json.load(stream)
+    except (OSError, ValueError):
+        pass
+    return isinstance(content, dict) and content.get("attempt") == attempt
+
+
+def oom_kills() -> int:
+    """How many processes of this container the kernel has ended for want of memory (cgroup v2, then v1)."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        if os.path.exists(path):
+            with open(path) as stream:
+                return next((int(line.split()[1]) for line in stream if line.startswith("oom_kill ")), 0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

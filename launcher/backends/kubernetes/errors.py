@@ -1,0 +1,176 @@
+"""What an API server refuses, in one plain sentence with the cause and the remedy; and what it drops. Pure functions over its answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+RBAC = "deploy/kubernetes/rbac.yaml grants what a launcher needs"
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer other than 2xx. ``status`` is the HTTP status, the rest is its ``Status`` object."""
+
+    status: int
+    reason: str = ""
+    message: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    retry_after: float | None = None  # seconds
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.reason}: {self.message}"
+
+    @property
+    def exists(self) -> bool:
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def absent(self) -> bool:
+        """There is no such object (any more): not found, or another one of the same name."""
+        return self.status == 404 or (self.status == 409 and "UID in the precondition" in self.message)
+
+    @property
+    def expired(self) -> bool:
+        """The resource version of a watch is too old: list anew."""
+        return self.status == 410
+
+    @property
+    def busy(self) -> bool:
+        """The same request may be granted in a moment."""
+        return (
+            self.status in (429, 502, 503, 504)
+            or self.reason in ("ServerTimeout", "Timeout", "TooManyRequests")
+            or self.retry_after is not None
+        )
+
+    @property
+    def over_quota(self) -> bool:
+        """Room may be made by others: their objects end, or the quota is raised."""
+        return self.status == 403 and "exceeded quota" in self.message
+
+
+def from_answer(status: int, body: bytes | str, retry_after: str | None = None) -> ApiError:
+    """The error in an answer; bodies that are no ``Status`` (a proxy's page) keep their first line."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
+    delay = float(retry_after) if retry_after and retry_after.isdigit() else None
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        return ApiError(status, "", (text.strip().splitlines() or [""])[0][:300], {}, delay)
+    return ApiError(status, data.get("reason") or "", data.get("message") or "", data.get("details") or {}, delay)
+
+
+def explain(error: ApiError, doing: str, namespace: str) -> str:
+    """One plain sentence: what could not be done, why, and what to do. ``doing`` reads like "create the Job trireme-0123"."""
+    cause, remedy = _cause(error, namespace)
+    return f"cannot {doing}: {cause}; {remedy}"
+
+
+def dropped(sent: Any, stored: Any, where: str = "") -> list[str]:
+    """Paths of what was sent and is not in what was stored: an old server forgets fields that it does not know, and says 201.
+
+    Values may differ (they are normalised, defaulted, rewritten by webhooks); empty ones may be left out.
+    """
+    if isinstance(sent, dict):
+        if not isinstance(stored, dict):
+            return [where] if sent else []
+        missing = [
+            f"{where}.{name}".lstrip(".")
+            for name, value in sent.items()
+            if name not in stored and value not in (None, "", 0, False, [], {})
+        ]
+        return missing + [
+            path for name, value in sent.items() if name in stored for path in dropped(value, stored[name], f"{where}.{name}")
+        ]
+    if isinstance(sent, list) and isinstance(stored, list):
+        if len(stored) < len(sent):
+            return [where.lstrip(".")]
+        names = {item["name"]: item for item in stored if isinstance(item, dict) and "name" in item}
+        pairs = [
+            (item, names.get(item["name"]) if isinstance(item, dict) and "name" in item else other) for item, other in zip(sent, stored)
+        ]
+        return [path for number, (item, other) in enumerate(pairs) for path in dropped(item, other, f"{where}.{number}")]
+    return []
+
+
+def _cause(error: ApiError, namespace: str) -> tuple[str, str]:
+    message = error.message
+    if error.status == 401:
+        return "the API server does not accept the credentials", "log in again, or choose another cluster.context or cluster.kubeconfig"
+    if error.status == 403:
+        return _forbidden(message, namespace)
+    if error.status == 404:
+        return _not_found(error, namespace)
+    if error.status == 409:
+        return message, "another object of this name is in the way; delete it, or choose another cluster.namespace"
+    if error.status == 422:
+        return _fields(error), "correct the cluster's settings that lead to these fields (cluster.patch, cpu, memory, labels, ...)"
+    if error.status == 400:
+        return _malformed(message), "correct the cluster's settings (quantities look like 4, 500m, 64Gi)"
+    if error.busy:
+        return f"the API server is too busy or restarting ({error.status} {message})", "try again; everything that was submitted goes on"
+    return f"the API server answers {error.status} {error.reason} {_short(message)}".rstrip(), "see its log"
+
+
+def _forbidden(message: str, namespace: str) -> tuple[str, str]:
+    short = _short(message)
+    if "because it is being terminated" in message:
+        return f"namespace {namespace} is being deleted", "wait until it is gone and create it anew, or choose another cluster.namespace"
+    if "exceeded quota" in message:
+        return (
+            f"the namespace's quota is used up ({short})",
+            "wait, lower sweep.max_parallel or the pods' resources, or have the quota raised",
+        )
+    if "failed quota" in message:
+        return f"the namespace's quota wants resources stated ({short})", "set cluster.cpu and cluster.memory"
+    if "violates PodSecurity" in message:
+        return (
+            f"the namespace's Pod Security Standard forbids the pods ({short})",
+            "set cluster.restricted=true and a non-zero cluster.user, or relax the standard",
+        )
+    if re.search(r"(maximum|minimum) (cpu|memory|\S+) usage per|limit to request ratio", message):
+        return f"the namespace's limit range forbids the pods ({short})", "change cluster.cpu or cluster.memory"
+    if match := re.search(r'User "([^"]*)" cannot (\w+) resource "([^"]*)"(?: in API group "([^"]*)")?', message):
+        user, verb, resource, group = match.groups()
+        return f"user {user} may not {verb} {resource}{'.' + group if group else ''} in namespace {namespace}", f"have it granted: {RBAC}"
+    return short, f"ask the cluster's administrator ({RBAC})"
+
+
+def _not_found(error: ApiError, namespace: str) -> tuple[str, str]:
+    if error.message.startswith("namespaces "):
+        return (
+            f"namespace {namespace} does not exist",
+            f"create it with 'kubectl create namespace {namespace}', or choose another cluster.namespace",
+        )
+    if not error.details.get("name") and "could not find the requested resource" in error.message:
+        return "the cluster does not know this kind of object", "install it, or choose another cluster.workload (job and pods need nothing)"
+    return _short(error.message), "it may have been deleted by somebody else"
+
+
+def _fields(error: ApiError) -> str:
+    """Field and complaint of every cause. The message itself can hold a whole template, kilobytes of it."""
+    causes = error.details.get("causes") or []
+    said = [f"{cause.get('field')}: {_without_value(str(cause.get('message', '')))}" for cause in causes]
+    return " and ".join(dict.fromkeys(said)) or _short(error.message)
+
+
+def _without_value(text: str) -> str:
+    """``Invalid value: {...}: field is immutable`` without a value that is longer than a line."""
+    match = re.match(r"(Invalid value: )(.*): (.*)$", text, re.DOTALL)
+    return f"{match[1]}...: {match[3]}" if match and len(match[2]) > 80 else _short(text)
+
+
+def _malformed(message: str) -> str:
+    """``Pod in version "v1" cannot be handled as a Pod: ...``: what comes last is the reason."""
+    reason = re.sub(r"^.*cannot be handled as an? \w+: ", "", message, flags=re.DOTALL)
+    return _short(re.sub(r"error found in #\d+ byte of .*$", "", reason, flags=re.DOTALL).strip(" ,"))
+
+
+def _short(text: str, limit: int = 240) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

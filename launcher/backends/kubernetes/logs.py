@@ -1,0 +1,219 @@
+"""From a pod's log to the files of a trial's directory: the log of every rank, metrics, failures, timeline, result.
+
+The pod's first process (``entry.py``) writes everything to its log; here it is read while the pod runs, because the
+log goes with the pod. How far it has been read is kept in a file beside the logs, so that another launcher goes on from there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import queue
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.backends.base import BackendError
+from launcher.backends.kubernetes.causes import Object, container_of, name_of
+from launcher.backends.kubernetes.client import Client
+from launcher.backends.kubernetes.errors import ApiError, explain
+from launcher.backends.kubernetes.manifests import CONTAINER
+
+_FILE = re.compile(r"(metrics\.jsonl|timeline\.json|result\.json|failure-\d+\.json)\Z")
+_PIECE = re.compile(rb"#trireme (\S+) (?:(\+)|(\d+)/(\d+)) (.*)\Z", re.DOTALL)
+_RANK = re.compile(rb"\[(\d+)\] (.*)\Z", re.DOTALL)
+_SAVE_SECONDS = 1.0
+_AGAIN_SECONDS = 0.5
+
+
+class Unpacker:
+    """Takes a pod's log line by line and writes what it holds. ``attempt`` fences: what a newer attempt wrote is left alone."""
+
+    def __init__(self, directory: Path, attempt: int):
+        self._directory, self._attempt = directory, attempt
+        self._logs: dict[str, IO[bytes]] = {}
+        self._pieces: list[bytes] = []
+
+    @property
+    def whole(self) -> bool:
+        """Not in the middle of a file: a good place to go on from later."""
+        return not self._pieces
+
+    def take(self, line: bytes) -> None:
+        if match := _PIECE.match(line):
+            self._file(match[1].decode("ascii", "replace"), *match.groups()[1:])
+        elif match := _RANK.match(line):
+            self._log(match[1].decode()).write(match[2] + b"\n")
+        else:
+            self._log("0").write(line + b"\n")  # before the first rank started: the interpreter's own complaint
+
+    def flush(self) -> None:
+        for stream in self._logs.values():
+            stream.flush()
+
+    def close(self) -> None:
+        for stream in self._logs.values():
+            stream.close()
+
+    def _log(self, rank: str) -> IO[bytes]:
+        name = f"attempt{self._attempt}.rank{rank}.log"
+        if name not in self._logs:
+            path = self._directory / "logs" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._logs[name] = path.open("ab")
+        return self._logs[name]
+
+    def _file(self, name: str, append: bytes | None, number: bytes | None, count: bytes | None, content: bytes) -> None:
+        if not _FILE.match(name):  # a pod has no say over other files
+            return
+        if append:
+            with (self._directory / name).open("ab") as stream:
+                stream.write(content + b"\n")
+            return
+        self._pieces = [*self._pieces, content] if number != b"1" else [content]
+        if number == count:
+            pieces, self._pieces = self._pieces, []
+            if len(pieces) == int(count or 0):
+                write_fenced(self._directory / name, zlib.decompress(base64.b64decode(b"".join(pieces))), self._attempt)
+
+
+def write_fenced(path: Path, content: bytes, attempt: int) -> None:
+    """Write a file whole, unless a newer attempt has written it."""
+    try:
+        there = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        there = None
+    if isinstance(there, dict) and isinstance(there.get("attempt"), int) and there["attempt"] > attempt:
+        return
+    partial = path.with_name(f".{path.name}.{attempt}")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def unpack_message(pod: Object, directory: Path, attempt: int) -> None:
+    """The result or failure in a pod's termination message, where its log did not bring one of this attempt."""
+    text = (container_of(pod).get("terminated") or {}).get("message") or ""
+    try:
+        message: Any = json.loads(text)
+        name, content = str(message["file"]), dict(message["content"])
+    except (ValueError, KeyError, TypeError):
+        return  # another program's last words, kept in the state's detail
+    path = directory / name
+    if not _FILE.match(name) or content.get("attempt") != attempt:
+        return
+    try:
+        if json.loads(path.read_bytes()).get("attempt") == attempt:
+            return
+    except (OSError, ValueError, AttributeError):
+        pass
+    write_fenced(path, json.dumps(content).encode(), attempt)
+
+
+class Follower(threading.Thread):
+    """Reads one pod's log to its end into a trial's directory. ``ended`` tells whether the pod's process has ended, or the pod is gone."""
+
+    def __init__(self, client: Client, pod: Object, directory: Path, attempt: int, ended: Callable[[], bool]):
+        super().__init__(name=f"log {name_of(pod)}", daemon=True)
+        self._client, self._pod, self._ended = client, name_of(pod), ended
+        self._unpacker = Unpacker(directory, attempt)
+        self._cursor = directory / "logs" / f"attempt{attempt}.{self._pod}.cursor"
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        seen = int(self._cursor.read_text()) if self._cursor.exists() else 0
+        saved = time.monotonic()
+        try:
+            for seen, line in follow_pod(self._client, self._pod, seen, self._ended, self._stopped):
+                self._unpacker.take(line)
+                if self._unpacker.whole and time.monotonic() - saved > _SAVE_SECONDS:
+                    saved = time.monotonic()
+                    self._save(seen)
+            if self._unpacker.whole and seen:
+                self._save(seen)
+        except ApiError as error:
+            self._client.complain(explain(error, f"read the log of pod {self._pod}", self._client.namespace))
+        finally:
+            self._unpacker.close()
+
+    def stop(self) -> None:
+        """Do not ask again; what is being read is still written."""
+        self._stopped.set()
+
+    def _save(self, stamp: int) -> None:
+        """What was read comes to disk before the note that it was."""
+        self._unpacker.flush()
+        self._cursor.parent.mkdir(parents=True, exist_ok=True)
+        self._cursor.write_text(str(stamp))
+
+
+def follow_pod(
+    client: Client, pod: str, after: int, over: Callable[[], bool], stopped: threading.Event | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Time (in nanoseconds) and text of a pod's log lines younger than ``after``, until its process is ``over``, or we are ``stopped``.
+
+    Goes on from where it was when a stream breaks off, or the server or the pod's node cannot be asked for a while.
+    """
+    stopped = stopped or threading.Event()
+    while not stopped.is_set():
+        last = over()  # asked before reading, so that nothing written before the end is missed
+        try:
+            for after, line in _read_pod(client, pod, after, follow=not last):
+                yield after, line
+        except BackendError:
+            last = False
+        if last:
+            return
+        stopped.wait(_AGAIN_SECONDS)
+
+
+def together(streams: Sequence[Iterator[tuple[int, bytes]]]) -> Iterator[tuple[int, bytes]]:
+    """What several streams bring, as it comes, each read in a thread of its own."""
+    lines: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+
+    def read(stream: Iterator[tuple[int, bytes]]) -> None:
+        try:
+            for item in stream:
+                lines.put(item)
+        finally:
+            lines.put(None)
+
+    for stream in streams:
+        threading.Thread(target=read, args=(stream,), daemon=True).start()
+    left = len(streams)
+    while left:
+        item = lines.get()
+        left -= item is None
+        if item is not None:
+            yield item
+
+
+def _read_pod(client: Client, pod: str, after: int, follow: bool) -> Iterator[tuple[int, bytes]]:
+    """What there is, or comes; nothing if there is no log (yet, or any more). ``BackendError`` when it cannot be asked for now."""
+    since = datetime.fromtimestamp(after // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if after else None
+    try:
+        for line in client.log(pod, CONTAINER, since, follow):
+            stamp, _, text = line.partition(b" ")
+            when = nanoseconds(stamp.decode("ascii", "replace"))
+            if when == 0:  # the kubelet's own words, such as that the container's log is gone
+                yield after, line
+            elif when > after:
+                yield when, text
+    except ApiError as error:
+        if error.status >= 500 or error.busy:
+            raise BackendError(str(error)) from None
+        if error.status not in (400, 404):  # still being created; gone
+            raise
+
+
+def nanoseconds(stamp: str) -> int:
+    """Unix time of an RFC 3339 stamp with any number of digits; its fraction is cut, not padded, by those who write it. 0 if it is none."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", stamp)
+    if match is None:
+        return 0
+    whole, fraction, zone = match.groups()
+    return int(datetime.fromisoformat(whole + zone).timestamp()) * 10**9 + int((fraction or "").ljust(9, "0"))

@@ -1,0 +1,297 @@
+"""From a job to the Kubernetes objects that all its workloads share: a Service, a ConfigMap and the template of its pods. Pure.
+
+The headless Service is the root of a job: it is created first, under the job's deterministic name, and owns everything else, so
+that its name decides who came first and its deletion deletes all. It also gives every pod a name in DNS, before it is ready.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from launcher.backends.base import Job
+from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
+from trainer.config import ConfigError
+
+Manifest = dict[str, Any]
+
+CONTAINER = "node"
+"""Name of the container in every pod; Kubeflow's runtimes expect this one."""
+JOB, TRIAL, ATTEMPT, STORE, SWEEP = (f"trireme/{name}" for name in ("job", "trial", "attempt", "store", "sweep"))
+"""Labels of every object."""
+DIRECTORY = "trireme/directory"
+"""Annotation of the root: the trial's directory."""
+OURS = {"app.kubernetes.io/managed-by": "trireme"}
+CONFIG_DIR, OUT_DIR = "/trireme", "/trial"
+ENTRY = Path(__file__).with_name("entry.py")
+
+
+def pods_of(job: Job) -> int:
+    """One pod per node that the layout needs."""
+    return math.ceil(job.world_size / job.cluster.gpus_per_node)
+
+
+def labels_of(job: Job) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "trireme",
+        **OURS,
+        JOB: job.name,
+        TRIAL: job.trial,
+        ATTEMPT: str(job.attempt),
+        STORE: store_of(job),
+        SWEEP: _label(job.sweep),
+    }
+
+
+def store_of(job: Job) -> str:
+    """Which folder of trials a job belongs to: two launchers in one namespace must not take each other's jobs for theirs."""
+    return hashlib.sha256(str(job.directory.parent).encode()).hexdigest()[:8]
+
+
+def metadata(job: Job, cluster: KubernetesCluster, name: str | None = None) -> Manifest:
+    """Name, labels and annotations of an object of the job."""
+    data: Manifest = {"name": name or job.name, "namespace": cluster.namespace, "labels": {**cluster.labels, **labels_of(job)}}
+    if cluster.annotations:
+        data["annotations"] = dict(cluster.annotations)
+    return data
+
+
+def service(job: Job, cluster: KubernetesCluster) -> Manifest:
+    """The root: headless, publishing the addresses of pods that are not ready, for rank 0 is looked up while it starts."""
+    head = metadata(job, cluster)
+    head["annotations"] = {**head.get("annotations", {}), DIRECTORY: str(job.directory)}
+    port = meeting_port(job)
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {JOB: job.name},
+        "ports": [{"name": "rendezvous", "port": port, "protocol": "TCP", "targetPort": port}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": head, "spec": spec}
+
+
+def config_map(job: Job, cluster: KubernetesCluster, config: str) -> Manifest:
+    """What the pods read: the resolved run and the program that starts its ranks. No file system is shared."""
+    _refuse_passwords(config)
+    data = {"config.yaml": config, "entry.py": ENTRY.read_text()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, cluster), "data": data}
+
+
+def pod_template(job: Job, cluster: KubernetesCluster, host0: str, index_variable: str) -> Manifest:
+    """``{"metadata", "spec"}`` of every pod. ``host0`` is pod 0's hostname; each pod finds its index in ``index_variable``."""
+    volumes = _volumes(job, cluster)
+    head = metadata(job, cluster)
+    del head["name"], head["namespace"]
+    spec: Manifest = {
+        "restartPolicy": "Never",
+        "subdomain": job.name,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": cluster.grace_seconds,
+        **_placement(job, cluster),
+        **_security(cluster),
+        "containers": [_container(job, cluster, host0, index_variable, [mount for _, mount in volumes])],
+        "volumes": [volume for volume, _ in volumes],
+    }
+    return {"metadata": head, "spec": spec}
+
+
+def meeting_port(job: Job) -> int:
+    """Where pod 0 listens for its peers; the ranks use the next one. Differs between trials, for pods on the host's network."""
+    return 20000 + 2 * (int(job.trial, 16) % 5000)
+
+
+def merge(base: Any, patch: Any) -> Any:
+    """``base`` with ``patch`` laid over it: mappings key by key (null deletes), lists of named items by name, all else replaced."""
+    if isinstance(patch, Mapping):
+        merged = dict(base) if isinstance(base, Mapping) else {}
+        for name, value in patch.items():
+            if value is None:
+                merged.pop(name, None)
+            else:
+                merged[name] = merge(merged.get(name), value)
+        return merged
+    if _named(base) and _named(patch):
+        changes = {item["name"]: item for item in patch}
+        kept = [merge(item, changes.pop(item["name"], {})) for item in base]
+        return kept + list(changes.values())
+    return patch
+
+
+def _named(items: Any) -> bool:
+    return isinstance(items, list) and bool(items) and all(isinstance(item, Mapping) and "name" in item for item in items)
+
+
+def _label(text: str) -> str:
+    """``text`` as the value of a label: at most 63 characters, beginning and ending with a letter or digit."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("-._")
+
+
+def _refuse_passwords(config: str) -> None:
+    """A ConfigMap can be read by many: addresses in the run may not carry credentials."""
+    for word in re.findall(r"\w+://\S+", config):
+        if urlsplit(word).password:
+            raise ConfigError(
+                f"an address in the run carries a password (user {urlsplit(word).username!r} at {urlsplit(word).hostname}), which a manifest would show; "
+                "take it out and give it by reference, as in cluster.secrets.MLFLOW_TRACKING_PASSWORD=SECRET/KEY"
+            )
+
+
+def _container(job: Job, cluster: KubernetesCluster, host0: str, index_variable: str, mounts: list[Manifest]) -> Manifest:
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": cluster.container.image,
+        "imagePullPolicy": cluster.pull_policy,
+        "command": [cluster.python, "-u", f"{CONFIG_DIR}/entry.py"],
+        "env": _environment(job, cluster, host0, index_variable),
+        "resources": _resources(job, cluster),
+        "volumeMounts": mounts,
+    }
+    if cluster.container.workdir:
+        container["workingDir"] = cluster.container.workdir
+    if cluster.restricted or cluster.rdma_resource:
+        container["securityContext"] = _container_security(cluster)
+    return container
+
+
+def _environment(job: Job, cluster: KubernetesCluster, host0: str, index_variable: str) -> list[Manifest]:
+    port = meeting_port(job)
+    out = f"{cluster.run_dir.rstrip('/')}/{job.trial}" if cluster.run_dir else OUT_DIR
+    values = {
+        **cluster.env,
+        "TRIREME_CONFIG": f"{CONFIG_DIR}/config.yaml",
+        "TRIREME_OUT": out,
+        "TRIREME_ATTEMPT": str(job.attempt),
+        "TRIREME_INDEX_FROM": index_variable,
+        "TRIREME_RANKS_PER_NODE": str(job.cluster.gpus_per_node),
+        "WORLD_SIZE": str(job.world_size),
+        "MASTER_ADDR": f"{host0}.{job.name}.{cluster.namespace}.svc",
+        "MASTER_PORT": str(port + 1),
+    }
+    plain: list[Manifest] = [{"name": name, "value": value.replace("$", "$$")} for name, value in values.items()]  # $(X) would be expanded
+    secret = [(name, *reference.split("/", 1)) for name, reference in cluster.secrets.items()]
+    return plain + [{"name": name, "valueFrom": {"secretKeyRef": {"name": holder, "key": item}}} for name, holder, item in secret]
+
+
+def _resources(job: Job, cluster: KubernetesCluster) -> Manifest:
+    """Requests equal limits: a pod that is measured gets what it asked for, no less and no more."""
+    wanted = {"cpu": cluster.cpu, "memory": cluster.memory}
+    if cluster.gpu_resource:
+        wanted[cluster.gpu_resource] = str(min(job.world_size, job.cluster.gpus_per_node))
+    if cluster.rdma_resource:
+        wanted[cluster.rdma_resource] = str(cluster.rdma_count)
+    limits = {name: amount for name, amount in wanted.items() if amount is not None}
+    return {"requests": dict(limits), "limits": limits} if limits else {}
+
+
+def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manifest]]:
+    """Pairs of a volume and its mount, one name for both."""
+    pairs: list[tuple[Manifest, Manifest]] = []
+
+    def add(name: str, source: Manifest, mount: Manifest) -> None:
+        pairs.append(({"name": name, **source}, {"name": name, **mount}))
+
+    add("trireme", {"configMap": {"name": job.name, "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
+    if not cluster.run_dir:
+        add("trial", {"emptyDir": {}}, {"mountPath": OUT_DIR})
+    if cluster.restricted and not cluster.container.writable:
+        add("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"})
+    if cluster.shared_memory:
+        add("shared-memory", {"emptyDir": {"medium": "Memory", "sizeLimit": cluster.shared_memory}}, {"mountPath": "/dev/shm"})
+    for number, volume in enumerate([*map(_host_mount, cluster.container.mounts), *cluster.volumes]):
+        mount: Manifest = {"mountPath": volume.mount}
+        if volume.sub_path:
+            mount["subPath"] = volume.sub_path
+        if volume.read_only:
+            mount["readOnly"] = True
+        add(f"volume-{number}", _source(volume), mount)
+    return pairs
+
+
+def _host_mount(text: str) -> VolumeConfig:
+    """``SRC:DST[:ro]`` of ``container.mounts``: a path of the node."""
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw"):
+        raise ConfigError(f"cluster.container.mounts: {text!r} is not SRC:DST[:ro] with absolute paths")
+    return VolumeConfig(mount=target, host_path=source, read_only=mode == "ro")
+
+
+def _source(volume: VolumeConfig) -> Manifest:
+    if volume.claim is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.claim}}
+    if volume.host_path is not None:
+        return {"hostPath": {"path": volume.host_path}}
+    if volume.nfs is not None:
+        server, _, path = volume.nfs.partition(":")
+        return {"nfs": {"server": server, "path": path}}
+    if volume.config_map is not None:
+        return {"configMap": {"name": volume.config_map}}
+    return {"secret": {"secretName": volume.secret}}
+
+
+def _placement(job: Job, cluster: KubernetesCluster) -> Manifest:
+    """Where the pods may run, and when those of a silent node are given up."""
+    silent = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    patience = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": cluster.unreachable_seconds} for key in silent
+    ]
+    optional = {
+        "serviceAccountName": cluster.service_account,
+        "imagePullSecrets": [{"name": name} for name in cluster.pull_secrets],
+        "nodeSelector": dict(cluster.node_selector),
+        "affinity": _affinity(job, cluster),
+        "priorityClassName": cluster.priority_class,
+        "schedulerName": cluster.scheduler,
+    }
+    return {"tolerations": [*cluster.tolerations, *patience], **{name: value for name, value in optional.items() if value}}
+
+
+def _affinity(job: Job, cluster: KubernetesCluster) -> Manifest:
+    """The site's affinity; with a topology and no queue to see to it, also a wish for (or a demand of) one domain; and no bad nodes."""
+    affinity: Manifest = dict(cluster.affinity)
+    if cluster.topology is not None and cluster.queue is None:
+        affinity = merge({"podAffinity": _together(job, cluster.topology, cluster.topology_required)}, affinity)
+    return _avoiding(affinity, job.avoid) if job.avoid else affinity
+
+
+def _together(job: Job, topology: str, required: bool) -> Manifest:
+    term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": topology}
+    if required:
+        return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+
+
+def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
+    """Node selector terms are alternatives: each of them has to leave the nodes out."""
+    word = "requiredDuringSchedulingIgnoredDuringExecution"
+    selector = affinity.get("nodeAffinity", {}).get(word, {})
+    others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
+    terms = [
+        {**term, "matchExpressions": [*term.get("matchExpressions", []), others]} for term in selector.get("nodeSelectorTerms") or [{}]
+    ]
+    return dict(merge(affinity, {"nodeAffinity": {word: {"nodeSelectorTerms": terms}}}))
+
+
+def _security(cluster: KubernetesCluster) -> Manifest:
+    context: Manifest = {}
+    if cluster.user is not None:
+        context = {"runAsUser": cluster.user, "runAsGroup": cluster.user, "fsGroup": cluster.user}
+    if cluster.restricted:
+        context = {"runAsNonRoot": True, **context, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {"securityContext": context} if context else {}
+
+
+def _container_security(cluster: KubernetesCluster) -> Manifest:
+    capabilities: Manifest = {"drop": ["ALL"]} if cluster.restricted else {}
+    if cluster.rdma_resource:
+        capabilities["add"] = ["IPC_LOCK"]  # RDMA registers pinned memory
+    context: Manifest = {"capabilities": capabilities}
+    if cluster.restricted:
+        context |= {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": not cluster.container.writable}
+    return context

@@ -1,0 +1,147 @@
+"""How a job stands, from everything the API server says of it at one moment. Pure.
+
+A job is a gang: it runs when all of its pods run, is done when all are done, and has failed as soon as one pod is no use any more.
+The reason is that of the pod which explains the others: when one is evicted, its peers fail too, for want of it, or are deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.backends.base import JobState
+from launcher.backends.kubernetes.causes import (
+    Cause,
+    Object,
+    cause_of,
+    condition,
+    container_of,
+    index_of,
+    name_of,
+    refusal,
+    running,
+    seconds,
+    succeeded,
+    words_for_waiting,
+)
+from launcher.backends.kubernetes.workloads import Kind, outcome
+from trainer.config import Reason, Status
+
+SETTLE = 20.0
+"""Seconds for which running peers of a failed pod may go on: they are about to say what they know."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is known of one job."""
+
+    count: int  # pods it has when whole
+    root: Object | None  # the Service that owns everything else
+    workload: Object | None  # the Job, JobSet, ... that makes the pods; None for plain pods, and when there is none (any more)
+    pods: Sequence[Object]
+    gone: frozenset[str] = frozenset()  # uids of pods that were deleted, in ``pods`` as last seen
+    events: Sequence[Object] = ()
+
+
+def state_of(kind: Kind, job: Observed, now: float, fault_timeout: float) -> JobState:
+    """Status, reason and words. ``now`` is the server's time in unix seconds."""
+    if job.root is None:
+        return JobState(Status.FAILED, Reason.NODE, "its objects were deleted from the namespace by somebody else")
+    pods = _newest(job.pods, job.gone)
+    word, reason, message = outcome(kind, job.workload or {})
+    started, nodes = _started(pods), tuple(pod["spec"].get("nodeName") or "" for pod in pods)
+    if word == "complete" or (len(pods) == job.count and all(map(succeeded, pods))):
+        return JobState(Status.DONE, None, "", started, nodes)
+    suspended = word == "suspended" or (not pods and kind.kind != "Pod" and _wants_suspension(job.workload))
+    if suspended:
+        return JobState(Status.SUBMITTED, None, message or "suspended: waits for its queue to admit it", None, nodes)
+    causes = [c for pod in pods if (c := cause_of(pod, pod["metadata"]["uid"] in job.gone, _about(pod, job.events), now, fault_timeout))]
+    given_up = _given_up(kind, job, word, reason, message, now, fault_timeout)
+    if not causes and given_up is None:
+        return _alive(job, pods, started, nodes)
+    if _unsettled(pods, job, causes, now):
+        first = min(causes, key=_order).detail if causes else message
+        return JobState(Status.RUNNING, None, f"failing, waiting for the other pods: {first}", started, nodes)
+    cause = min([*causes, *([given_up] if given_up else [])], key=_order)
+    bad = tuple(sorted({c.bad_node for c in causes if c.bad_node}))
+    return JobState(Status.STOPPED if cause.stopped else Status.FAILED, cause.reason, cause.detail, started, nodes, bad_nodes=bad)
+
+
+def _newest(pods: Sequence[Object], gone: frozenset[str]) -> list[Object]:
+    """One pod per index, by index: those that exist before those that are gone, then the younger (a queue may suspend and resume)."""
+    ordered = sorted(pods, key=lambda pod: (pod["metadata"]["uid"] not in gone, pod["metadata"].get("creationTimestamp") or ""))
+    return [pod for _, pod in sorted({index_of(pod): pod for pod in ordered}.items())]
+
+
+def _started(pods: Sequence[Object]) -> float | None:
+    """When the last of the pods began, if all have."""
+    states = [container_of(pod) for pod in pods]
+    begun = [seconds((state.get("running") or state.get("terminated") or {}).get("startedAt")) for state in states]
+    known = [stamp for stamp in begun if stamp is not None]
+    return max(known) if known and len(known) == len(pods) else None
+
+
+def _about(pod: Object, events: Sequence[Object]) -> list[Object]:
+    return [e for e in events if (e.get("involvedObject") or {}).get("uid") == pod["metadata"]["uid"]]
+
+
+def _wants_suspension(workload: Object | None) -> bool:
+    return bool(((workload or {}).get("spec") or {}).get("suspend"))
+
+
+def _given_up(kind: Kind, job: Observed, word: str, reason: str, message: str, now: float, fault_timeout: float) -> Cause | None:
+    """What the workload itself says: that it has failed, that its pods are refused, or nothing because it is not there."""
+    if kind.kind != "Pod" and job.workload is None:
+        return Cause(2, Reason.NODE, f"its {kind.kind} was deleted by somebody else")
+    if kind.kind == "Pod" and len(job.pods) < job.count:
+        return Cause(2, Reason.NODE, f"{job.count - len(job.pods)} of its {job.count} pods were deleted by somebody else")
+    if word == "failed":
+        limit = reason == "DeadlineExceeded"
+        return Cause(0 if limit else 3, Reason.TIME_LIMIT if limit else None, f"{kind.kind} failed: {reason}: {message}".rstrip(": "))
+    created = seconds(job.workload["metadata"].get("creationTimestamp")) if job.workload else None
+    for event in job.events:
+        refused = refusal(event)
+        if refused is None or len(job.pods) >= job.count:
+            continue
+        words, may_pass = refused
+        patient = may_pass and ("exceeded quota" in words or not fault_timeout or now - (created or now) < fault_timeout)
+        if not patient:
+            return Cause(0, Reason.CANNOT_START, words)
+    return None
+
+
+def _unsettled(pods: Sequence[Object], job: Observed, causes: Sequence[Cause], now: float) -> bool:
+    """Whether peers of the failed pod still run and deserve a moment; how long is counted from the first end that is known."""
+    if not any(running(pod) and pod["metadata"]["uid"] not in job.gone for pod in pods):
+        return False
+    if any(cause.reason is Reason.CANNOT_START for cause in causes):
+        return False
+    ends = [cause.ended for cause in causes if cause.ended is not None]
+    return not ends or now - min(ends) < SETTLE
+
+
+def _order(cause: Cause) -> tuple[int, bool, float]:
+    """What explains most comes first: by weight, then failures before orderly stops, then the earliest."""
+    return cause.weight, cause.stopped, cause.ended or 0.0
+
+
+def _alive(job: Observed, pods: Sequence[Object], started: float | None, nodes: tuple[str, ...]) -> JobState:
+    """Nothing has failed: it runs, or waits, and for what."""
+    at_work = sum(running(pod) or succeeded(pod) for pod in pods)
+    silent = [pod for pod in pods if running(pod) and condition(pod, "Ready", "False") and _lost_sight(pod, job.events)]
+    if at_work == job.count:
+        words = f"node {silent[0]['spec'].get('nodeName')} of pod {name_of(silent[0])} does not answer" if silent else ""
+        return JobState(Status.RUNNING, None, words, started, nodes)
+    waiting = [words_for_waiting(pod, _about(pod, job.events)) for pod in pods if not running(pod) and not succeeded(pod)]
+    refused = [words for event in job.events if (told := refusal(event)) and (words := told[0])]
+    said = next((words for words in [*refused[-1:], *waiting] if words), "waiting for its pods")
+    some = f"{at_work} of {job.count} pods run; " if at_work else ""
+    return JobState(Status.SUBMITTED, None, some + said, None, nodes)
+
+
+def _lost_sight(pod: Object, events: Sequence[Object]) -> bool:
+    """Ready=False because the node fell silent, not because a probe failed."""
+    ready = condition(pod, "Ready", "False") or {}
+    return ready.get("reason") in (None, "NodeNotReady", "NodeStatusUnknown") and any(
+        e.get("reason") == "NodeNotReady" for e in _about(pod, events)
+    )

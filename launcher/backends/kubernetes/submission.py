@@ -1,0 +1,139 @@
+"""Creating a job's objects: whole or not at all, once however often it is asked, and never beside an older attempt of the trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from launcher.backends.base import BackendError, Job
+from launcher.backends.kubernetes.causes import ended
+from launcher.backends.kubernetes.client import Client
+from launcher.backends.kubernetes.errors import ApiError, dropped, explain
+from launcher.backends.kubernetes.manifests import ATTEMPT, DIRECTORY, JOB, STORE, TRIAL, Manifest, store_of
+from launcher.backends.kubernetes.workloads import KINDS, Kind
+from trainer.config import ConfigError
+
+SERVICES = "api/v1/namespaces/{namespace}/services"
+CONFIG_MAPS = "api/v1/namespaces/{namespace}/configmaps"
+PODS_PATH = "api/v1/namespaces/{namespace}/pods"
+_END_SECONDS = 60.0
+"""How long, beyond their grace period, objects that are being deleted are waited for."""
+_PAUSE = 0.3
+
+
+class Submission:
+    """Creates the objects of jobs, all of one kind of workload."""
+
+    def __init__(self, client: Client, kind: Kind, grace: float):
+        self._client, self._kind = client, kind
+        self._end_seconds = grace + _END_SECONDS
+
+    def start(self, job: Job, objects: Sequence[Manifest]) -> None:
+        """Create the root, then what it owns. What fails half-way is taken back; ``ApiError`` or ``ConfigError`` says why."""
+        if job.attempt > 0:
+            self._fence(job)
+        root = self._root(job, objects[0])
+        owner = {"apiVersion": "v1", "kind": "Service", "name": job.name, "uid": root["metadata"]["uid"]}
+        try:
+            for manifest in objects[1:]:
+                self._child(manifest, owner)
+        except (ApiError, ConfigError):
+            self._client.delete(SERVICES, job.name, owner["uid"])
+            raise
+
+    def await_end(self, name: str) -> None:
+        """Return when no pod of the job runs any more. A node that is lost never confirms: at last its pods are struck off the books."""
+        self._end(f"{JOB}={name}", lambda _: True)
+
+    def rehearse(self, objects: Sequence[Manifest], doing: str = "submit") -> None:
+        """Ask the server whether it would take ``objects``; nothing is stored. ``ConfigError`` says what it would not, or would forget."""
+        for manifest in objects:
+            what = f"{manifest['kind']} {manifest['metadata']['name']}"
+            try:
+                stored = self._client.create(self._path(manifest), manifest, dry_run=True)
+            except ApiError as error:
+                if error.over_quota or error.exists or "does not support dry run" in error.message:
+                    continue  # room may be made; what is there will be adopted; a webhook that cannot be asked
+                raise ConfigError(explain(error, f"{doing} {what}", self._client.namespace)) from None
+            self._refuse_forgotten(manifest, stored)
+
+    def _path(self, manifest: Manifest) -> str:
+        paths = {"Service": SERVICES, "ConfigMap": CONFIG_MAPS}
+        return paths.get(manifest["kind"], self._kind.path)
+
+    def _root(self, job: Job, manifest: Manifest) -> Manifest:
+        """The job's Service, newly made or found; whose it is decides whose the job is."""
+        deadline = time.monotonic() + self._end_seconds
+        while True:
+            try:
+                return self._client.create(SERVICES, manifest)
+            except ApiError as error:
+                if not error.exists:
+                    raise
+            there = self._client.get(SERVICES, job.name)
+            if there is not None and not there["metadata"].get("deletionTimestamp"):
+                return ours(there, job)
+            self._wait(deadline, f"Service {job.name} of an earlier run to go away")
+
+    def _child(self, manifest: Manifest, owner: Manifest) -> None:
+        """Create one object under the root. One that is there already is ours if the root owns it; one of a former root is on its way out."""
+        head = {**manifest["metadata"], "ownerReferences": [owner]}
+        path, name = self._path(manifest), head["name"]
+        deadline = time.monotonic() + self._end_seconds
+        while True:
+            try:
+                stored = self._client.create(path, {**manifest, "metadata": head})
+                return self._refuse_forgotten(manifest, stored)
+            except ApiError as error:
+                if not error.exists:
+                    raise
+            there = self._client.get(path, name)
+            if there is not None and owner["uid"] in [o["uid"] for o in there["metadata"].get("ownerReferences", [])]:
+                return self._refuse_forgotten(manifest, there)
+            self._wait(deadline, f"{manifest['kind']} {name} of an earlier run to go away")
+
+    def _refuse_forgotten(self, sent: Manifest, stored: Manifest) -> None:
+        """Read back what was stored: a server that is too old drops, for example, completionMode, and every pod would be rank 0."""
+        lost = [path for path in dropped(sent, stored) if not path.startswith("metadata")]
+        if lost:
+            raise ConfigError(
+                f"the API server at {self._client.server} is too old for cluster.workload={_word(self._kind)}: it drops {', '.join(lost[:3])} of the "
+                f"{sent['kind']} without a word; use cluster.workload=pods, which every version runs"
+            )
+
+    def _fence(self, job: Job) -> None:
+        """End what is left of older attempts of the trial: two attempts must not write one checkpoint."""
+        self._end(f"{TRIAL}={job.trial},{STORE}={store_of(job)}", lambda pod: int(pod["metadata"]["labels"][ATTEMPT]) < job.attempt)
+
+    def _end(self, selector: str, doomed: Callable[[Manifest], bool]) -> None:
+        deadline = time.monotonic() + self._end_seconds
+        while True:
+            alive = [pod for pod in self._client.list(PODS_PATH, labelSelector=selector)["items"] if doomed(pod) and not ended(pod)]
+            if not alive:
+                return
+            late = time.monotonic() > deadline
+            for pod in alive:
+                if late or not pod["metadata"].get("deletionTimestamp"):
+                    self._client.delete(PODS_PATH, pod["metadata"]["name"], pod["metadata"]["uid"], grace=0 if late else None)
+            time.sleep(_PAUSE)
+
+    @staticmethod
+    def _wait(deadline: float, what: str) -> None:
+        if time.monotonic() > deadline:
+            raise BackendError(f"waited in vain for {what}; delete it by hand, or look for a finalizer that keeps it")
+        time.sleep(_PAUSE)
+
+
+def ours(root: Manifest, job: Job) -> Manifest:
+    """``root``, if it belongs to the same folder of trials; two launchers must not take each other's jobs for theirs."""
+    head = root["metadata"]
+    if head.get("labels", {}).get(STORE) != store_of(job):
+        whose = head.get("annotations", {}).get(DIRECTORY) or "something other than Trireme"
+        raise ConfigError(
+            f"namespace {head['namespace']} has a Service {job.name} already, made for {whose}; wait for it, delete it, or use another cluster.namespace"
+        )
+    return root
+
+
+def _word(kind: Kind) -> str:
+    return next(word for word, known in KINDS.items() if known is kind)

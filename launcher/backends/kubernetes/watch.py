@@ -1,0 +1,114 @@
+"""A copy of some of the server's objects, kept up to date by a watch: asking how 200 trials stand then costs nothing.
+
+The copy may be behind (a watch that is broken is being resumed), but never wrong about what was: whoever is about to draw a final
+conclusion from it reads again from the server.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launcher.backends.base import BackendError
+from launcher.backends.kubernetes.client import Client
+from launcher.backends.kubernetes.errors import ApiError
+from launcher.backends.kubernetes.manifests import Manifest
+
+_PAUSE = 1.0
+"""Seconds between attempts to resume a broken watch."""
+
+Wanted = Callable[[Manifest], bool]
+
+
+class Mirror:
+    """The objects at ``path`` that match ``query`` and ``wanted``, by uid. Deleted ones are kept as last seen until they are forgotten."""
+
+    def __init__(self, client: Client, path: str, wanted: Wanted = lambda _: True, **query: Any):
+        self._client, self._path, self._query, self._wanted = client, path, query, wanted
+        self._objects: dict[str, Manifest] = {}
+        self._gone: set[str] = set()
+        self._lock = threading.Lock()
+        self._synced, self._closed = threading.Event(), threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"watch {path}", daemon=True)
+
+    def start(self) -> Mirror:
+        self._thread.start()
+        return self
+
+    def objects(self) -> list[Manifest]:
+        """A copy as of the newest change; waits for the first one. Raises what the server refused, if it refused to be watched."""
+        self._synced.wait()
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            return list(self._objects.values())
+
+    def get(self, uid: str) -> Manifest | None:
+        """One object; None if there is none, or it was deleted."""
+        with self._lock:
+            return None if uid in self._gone else self._objects.get(uid)
+
+    def gone(self) -> frozenset[str]:
+        """Uids of the objects that were deleted."""
+        with self._lock:
+            return frozenset(self._gone)
+
+    def forget(self, unneeded: Wanted) -> None:
+        """Drop deleted objects that nobody asks about any more."""
+        with self._lock:
+            for uid in [uid for uid in self._gone if unneeded(self._objects[uid])]:
+                self._gone.remove(uid)
+                del self._objects[uid]
+
+    def close(self) -> None:
+        """The thread is a daemon and may be in a read; it ends with its next change."""
+        self._closed.set()
+        self._synced.set()
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # shown to whoever asks for the objects
+            self._failure = error
+            self._synced.set()
+
+    def _follow(self) -> None:
+        version: str | None = None
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                version = version or self._list()
+                for change in self._client.watch(self._path, resourceVersion=version, **self._query):
+                    version = change["object"]["metadata"]["resourceVersion"]
+                    self._take(change)
+            except ApiError as error:
+                if error.status in (401, 403, 404) and not self._synced.is_set():
+                    raise
+                if not error.expired:
+                    self._client.complain(f"the watch of {self._path.rpartition('/')[2]} is refused: {error}")
+                version = None  # 410 Gone, or a server that has forgotten: list anew
+            except BackendError as error:
+                self._client.complain(str(error))
+            self._closed.wait(max(0.0, _PAUSE - (time.monotonic() - began)))
+
+    def _list(self) -> str:
+        answer = self._client.list(self._path, **self._query)
+        items = {item["metadata"]["uid"]: item for item in answer["items"] if self._wanted(item)}
+        with self._lock:
+            self._gone = {uid for uid in self._objects if uid not in items}
+            self._objects = {**self._objects, **items}
+        self._synced.set()
+        return str(answer["metadata"]["resourceVersion"])
+
+    def _take(self, change: Manifest) -> None:
+        item = change["object"]
+        if change["type"] == "BOOKMARK" or not self._wanted(item):
+            return
+        uid = item["metadata"]["uid"]
+        with self._lock:
+            self._objects[uid] = item
+            if change["type"] == "DELETED":
+                self._gone.add(uid)

@@ -1,0 +1,259 @@
+"""What makes a job's pods: an Indexed Job, plain pods, a JobSet, a Kubeflow TrainJob or a Volcano Job. Pure.
+
+Each kind is one entry of ``KINDS``: where it lives in the API, how its pods know their index and are called in DNS, how it is
+built around the common pod template, and which words of its status mean that it has ended. Nothing else knows the differences.
+
+Restarts are the launcher's: every kind gives up at the first failed pod, because one rank that starts again alone would wait for
+peers that are in the middle of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from launcher.backends.base import Job
+from launcher.backends.kubernetes.manifests import CONTAINER, Manifest, config_map, merge, metadata, pod_template, pods_of, service
+from launcher.config.kubernetes import KubernetesCluster
+from trainer.config import ConfigError
+from trainer.config.errors import listed, nearest
+
+Build = Callable[[Job, KubernetesCluster, Manifest], list[Manifest]]
+
+KUEUE = "kueue.x-k8s.io"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to run the pods of a job."""
+
+    api: str  # group and version
+    kind: str
+    plural: str
+    index: str  # environment variable in which a pod finds its index
+    host0: str  # hostname of pod 0, with {name} for the job's
+    build: Build
+    complete: str  # condition, or phase, that means that all pods have succeeded
+    failed: tuple[str, ...]  # those that mean that it has given up
+
+    @property
+    def path(self) -> str:
+        """Where its objects are, below the API's root."""
+        return f"{'apis' if '/' in self.api else 'api'}/{self.api}/namespaces/{{namespace}}/{self.plural}"
+
+    @property
+    def group(self) -> str:
+        return self.api.rpartition("/")[0]
+
+
+def render(job: Job, cluster: KubernetesCluster, config: str) -> list[Manifest]:
+    """Every object of a job, in order of creation, the root first; strictly valid. ``ConfigError`` where the cluster's settings are not."""
+    kind = KINDS[cluster.workload]
+    kinds = dict.fromkeys(("Pod", "Service", "ConfigMap", kind.kind))
+    for name in cluster.patch:
+        if name not in kinds:
+            raise ConfigError(f"cluster.patch.{name} names no kind of this workload{nearest(name, kinds)}; it has {listed(kinds)}")
+    template = merge(pod_template(job, cluster, kind.host0.format(name=job.name), kind.index), cluster.patch.get("Pod", {}))
+    template = merge(template, {"metadata": {"annotations": _topology(cluster)}}) if _topology(cluster) else template
+    objects = [service(job, cluster), config_map(job, cluster, config), *kind.build(job, cluster, template)]
+    patched = [merge(o, cluster.patch.get(o["kind"], {})) if o["kind"] != "Pod" else o for o in objects]
+    for manifest in patched:
+        check_schema(manifest)
+    return patched
+
+
+def to_text(objects: list[Manifest]) -> str:
+    """YAML as a person would write it; ``kubectl apply -f`` takes it."""
+    return "".join(f"---\n{yaml.dump(o, Dumper=_Dumper, sort_keys=False, width=140)}" for o in objects)
+
+
+def from_text(text: str) -> list[Manifest]:
+    return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def check_schema(manifest: Manifest) -> None:
+    """Refuse unknown fields and wrong types, which an API server would drop or answer at length. For other groups' kinds: the pod template."""
+    from kubernetes import client
+    from pydantic import ValidationError
+
+    models: dict[str, Any] = {"Service": client.V1Service, "ConfigMap": client.V1ConfigMap, "Pod": client.V1Pod, "Job": client.V1Job}
+    model, part = models.get(manifest["kind"]), manifest
+    if model is None or "volcano" in manifest["apiVersion"]:
+        model, part = client.V1PodTemplateSpec, _template_in(manifest)
+    try:
+        if part is not None:
+            model.model_validate(part)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(step) for step in first["loc"])
+        problem = (
+            "is not a field of Kubernetes"
+            if first["type"] == "extra_forbidden"
+            else f"is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        )
+        raise ConfigError(
+            f"{manifest['kind']} {place} {problem}; correct it in cluster.patch, cluster.tolerations, cluster.affinity or where else it was given"
+        ) from None
+
+
+def outcome(kind: Kind, workload: Manifest) -> tuple[str, str, str]:
+    """``(word, reason, message)`` of a workload's status; word is complete, failed, suspended, or empty while it goes on."""
+    status = workload.get("status") or {}
+    if "state" in status:  # Volcano has a phase, the others conditions
+        said = [{"type": status["state"].get("phase"), "status": "True", **status["state"]}]
+    else:
+        said = [condition for condition in status.get("conditions") or [] if condition.get("status") == "True"]
+    for word, names in (("failed", kind.failed), ("complete", (kind.complete,)), ("suspended", ("Suspended",))):
+        for condition in said:
+            if condition.get("type") in names:
+                return word, condition.get("reason") or "", condition.get("message") or ""
+    return "", "", ""
+
+
+# -- the kinds ------------------------------------------------------------------------------------------------------------
+
+
+def _indexed_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
+    spec = _indexed_spec(job, template)
+    if cluster.queue:
+        spec["suspend"] = True
+    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": _queued(job, cluster), "spec": spec}]
+
+
+def _pods(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
+    """Pods with the hostnames that an Indexed Job's would have. Kueue takes them as one group."""
+    count = pods_of(job)
+    pods = []
+    for index in range(count):
+        head = merge(template["metadata"], {**metadata(job, cluster, f"{job.name}-{index}")})
+        if cluster.queue:
+            labels = {**_queue_labels(cluster), f"{KUEUE}/pod-group-name": job.name}
+            head = merge(head, {"labels": labels, "annotations": {f"{KUEUE}/pod-group-total-count": str(count)}})
+        own = [{"name": CONTAINER, "env": [{"name": "TRIREME_NODE", "value": str(index)}]}]
+        spec = merge(template["spec"], {"hostname": f"{job.name}-{index}", "containers": own})
+        pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec})
+    return pods
+
+
+def _job_set(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
+    labels = template["metadata"]["labels"]
+    spec: Manifest = {
+        "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [
+            {"name": CONTAINER, "replicas": 1, "template": {"metadata": {"labels": labels}, "spec": _indexed_spec(job, template)}}
+        ],
+    }
+    if cluster.queue:
+        spec["suspend"] = True
+    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _queued(job, cluster), "spec": spec}]
+
+
+def _train_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
+    """The runtime gives the frame; what differs is said in ``trainer`` and, for pods, in a patch of the runtime."""
+    pod, container = dict(template["spec"]), dict(template["spec"]["containers"][0])
+    patch = {name: pod.pop(name) for name in _TRAIN_JOB_POD if name in pod}
+    own = {name: container.pop(name) for name in ("volumeMounts", "securityContext") if name in container}
+    trainer: Manifest = {"numNodes": pods_of(job), "numProcPerNode": job.cluster.gpus_per_node}
+    trainer |= {name: container.pop(name) for name in ("image", "command", "env") if name in container}
+    trainer["resourcesPerNode"] = container.pop("resources", {})
+    _refuse_rest(pod, container)
+    pod_patch = {"metadata": template["metadata"], "spec": {**patch, "containers": [{"name": CONTAINER, **own}]}}
+    nodes = [{"name": CONTAINER, "template": {"spec": {"template": pod_patch}}}]
+    spec: Manifest = {
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": cluster.runtime},
+        "trainer": trainer,
+        "runtimePatches": [{"manager": "trireme/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": nodes}}}}],
+    }
+    if cluster.queue:
+        spec["suspend"] = True
+    return [{"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": _queued(job, cluster), "spec": spec}]
+
+
+def _volcano_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
+    """Gang-scheduled by ``minAvailable``; the svc plugin gives the pods their hostnames, the env plugin their index."""
+    count = pods_of(job)
+    spec: Manifest = {
+        "minAvailable": count,
+        "schedulerName": cluster.scheduler or "volcano",
+        "maxRetry": 1,
+        "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true", "--disable-network-policy=true"]},
+        "policies": [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")],
+        "tasks": [{"name": CONTAINER, "replicas": count, "template": template}],
+    }
+    if cluster.queue:
+        spec["queue"] = cluster.queue
+    return [{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": metadata(job, cluster), "spec": spec}]
+
+
+KINDS = {
+    "job": Kind("batch/v1", "Job", "jobs", "JOB_COMPLETION_INDEX", "{name}-0", _indexed_job, "Complete", ("Failed",)),
+    "pods": Kind("v1", "Pod", "pods", "TRIREME_NODE", "{name}-0", _pods, "", ()),
+    "jobset": Kind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets", "JOB_COMPLETION_INDEX", f"{{name}}-{CONTAINER}-0-0", _job_set, "Completed", ("Failed",)),
+    "trainjob": Kind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", "JOB_COMPLETION_INDEX", f"{{name}}-{CONTAINER}-0-0", _train_job, "Complete", ("Failed",)),
+    "volcano": Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", "VC_TASK_INDEX", f"{{name}}-{CONTAINER}-0", _volcano_job, "Completed", ("Failed", "Aborted", "Terminated")),
+}  # fmt: skip
+"""By ``cluster.workload``."""
+
+_TRAIN_JOB_POD = (
+    "affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName", "terminationGracePeriodSeconds", "tolerations", "volumes",
+)  # fmt: skip
+_FROM_RUNTIME = {"restartPolicy", "subdomain", "enableServiceLinks", "automountServiceAccountToken", "containers"}
+
+
+def _indexed_spec(job: Job, template: Manifest) -> Manifest:
+    count = pods_of(job)
+    return {"completionMode": "Indexed", "completions": count, "parallelism": count, "backoffLimit": 0, "template": template}
+
+
+def _refuse_rest(pod: Manifest, container: Manifest) -> None:
+    """A TrainJob can say less than a pod: what it cannot is refused, not forgotten."""
+    rest = [f"spec.{name}" for name in pod if name not in _FROM_RUNTIME]
+    rest += [
+        f"containers.{name}" for name, value in container.items() if name != "name" and (name, value) != ("imagePullPolicy", "IfNotPresent")
+    ]
+    if rest:
+        raise ConfigError(
+            f"cluster.workload=trainjob has no place for the pod's {listed(rest)}; set it in the ClusterTrainingRuntime, or use workload=jobset"
+        )
+
+
+def _queued(job: Job, cluster: KubernetesCluster) -> Manifest:
+    head = metadata(job, cluster)
+    return merge(head, {"labels": _queue_labels(cluster)}) if cluster.queue else head
+
+
+def _queue_labels(cluster: KubernetesCluster) -> dict[str, str]:
+    labels = {f"{KUEUE}/queue-name": cluster.queue, f"{KUEUE}/priority-class": cluster.queue_priority}
+    return {name: value for name, value in labels.items() if value}
+
+
+def _topology(cluster: KubernetesCluster) -> dict[str, str]:
+    """Kueue places all pods of a job inside one domain of this level."""
+    if cluster.queue is None or cluster.topology is None:
+        return {}
+    return {f"{KUEUE}/podset-{'required' if cluster.topology_required else 'preferred'}-topology": cluster.topology}
+
+
+def _template_in(manifest: Manifest) -> Manifest | None:
+    """The pod template inside a kind of another group, where it has a whole one."""
+    spec = manifest["spec"]
+    if manifest["kind"] == "JobSet":
+        found: Manifest = spec["replicatedJobs"][0]["template"]["spec"]["template"]
+        return found
+    return spec["tasks"][0]["template"] if "tasks" in spec else None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style for text of several lines, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+)

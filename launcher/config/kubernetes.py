@@ -1,0 +1,150 @@
+"""A Kubernetes cluster: how a trial's pods look there and what the site demands of them. Every field but the image is optional."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from launcher.config.schema import ClusterConfig
+from trainer.config import ConfigError
+from trainer.config.errors import listed
+from trainer.config.schema import key
+
+WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
+SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")
+_SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|credentials?|api_?key|access_?key|private_?key)($|_)")
+_REFERENCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
+
+
+@dataclass
+class VolumeConfig:
+    """Something mounted into every pod. Exactly one source is given."""
+
+    mount: str = key("", "absolute path inside the container")
+    claim: Optional[str] = key(None, "source: name of a PersistentVolumeClaim in the namespace")
+    host_path: Optional[str] = key(None, "source: path on the node")
+    nfs: Optional[str] = key(None, "source: SERVER:/PATH")
+    config_map: Optional[str] = key(None, "source: name of a ConfigMap")
+    secret: Optional[str] = key(None, "source: name of a Secret, mounted as files")
+    sub_path: Optional[str] = key(None, "folder inside the source that is mounted")
+    read_only: bool = key(False, "mount read-only")
+
+
+@dataclass
+class KubernetesCluster(ClusterConfig):
+    """Pods of a Kubernetes cluster. ``nodes`` pods of ``gpus_per_node`` ranks make a trial."""
+
+    kubeconfig: Optional[str] = key(
+        None, "kubeconfig file; null = $KUBECONFIG, ~/.kube/config, or the service account of the pod we run in"
+    )
+    context: Optional[str] = key(None, "context of the kubeconfig; null = its current one")
+    namespace: str = key("trireme", "namespace of all objects; one per team, for names derive from what a trial is")
+    workload: str = key(
+        "job", "what a trial becomes: an Indexed Job, plain pods, a JobSet, a Kubeflow TrainJob, a Volcano Job", choices=WORKLOADS
+    )
+    runtime: str = key("torch-distributed", "ClusterTrainingRuntime of a TrainJob")
+    queue: Optional[str] = key(None, "queue that admits trials whole: a Kueue LocalQueue, or a Volcano queue for workload=volcano")
+    queue_priority: Optional[str] = key(None, "Kueue WorkloadPriorityClass")
+    topology: Optional[str] = key(
+        None, "node label (rack, block) inside which the pods of a trial are placed: by Kueue when there is a queue, else by affinity"
+    )
+    topology_required: bool = key(False, "do not start outside one topology domain; false = prefer it")
+    service_account: Optional[str] = key(None, "service account of the pods; its token is not mounted")
+    pull_policy: str = key("IfNotPresent", "when the image is pulled", choices=("Always", "IfNotPresent", "Never"))
+    pull_secrets: list[str] = key(list, "names of image pull secrets")
+    node_selector: dict[str, str] = key(dict, "labels that nodes must have")
+    tolerations: list[dict[str, Any]] = key(list, "tolerations, as in a pod")
+    affinity: dict[str, Any] = key(dict, "affinity, as in a pod")
+    priority_class: Optional[str] = key(None, "priority class of the pods")
+    scheduler: Optional[str] = key(None, "scheduler of the pods; null = the cluster's (volcano for workload=volcano)")
+    gpu_resource: Optional[str] = key("nvidia.com/gpu", "resource that stands for one rank's device; null = CPU processes")
+    rdma_resource: Optional[str] = key(None, "resource of the RDMA device plugin, such as rdma/ib; its pods may lock memory")
+    rdma_count: int = key(1, "RDMA resources of one pod", minimum=1)
+    cpu: Optional[str] = key(None, "CPUs of one pod, as a quantity: requested, and the limit")
+    memory: Optional[str] = key(None, "memory of one pod, as a quantity: requested, and the limit")
+    shared_memory: Optional[str] = key("8Gi", "size of /dev/shm; it counts as the pod's memory. null = the runtime's 64 MiB")
+    volumes: list[VolumeConfig] = key(list, "further volumes (container.mounts are paths of the node)")
+    run_dir: Optional[str] = key(
+        None, "folder on a mounted volume for checkpoints and other output; null = lost with the pod, but for results and logs"
+    )
+    secrets: dict[str, str] = key(dict, "environment variables taken from secrets: {NAME: secret/key}")
+    user: Optional[int] = key(1000, "numeric user and group of the processes; null = the image's", minimum=0)
+    restricted: bool = key(True, "what the 'restricted' Pod Security Standard demands, and a read-only root unless container.writable")
+    labels: dict[str, str] = key(dict, "further labels of every object")
+    annotations: dict[str, str] = key(dict, "further annotations of every object")
+    python: str = key("python", "Python interpreter inside the image")
+    grace_seconds: int = key(60, "seconds between SIGTERM and SIGKILL: time for a checkpoint", minimum=1)
+    unreachable_seconds: int = key(60, "seconds after which the pods of a node that does not answer are given up", minimum=0)
+    fault_timeout: float = key(
+        300.0, "seconds a placed pod may stay in a fault that time seldom cures, such as an absent image; 0 = for ever", minimum=0
+    )
+    keep: str = key(
+        "nothing",
+        "objects that stay in the namespace after a trial has ended: nothing, those of failed trials, all",
+        choices=("nothing", "failed", "all"),
+    )
+    patch: dict[str, dict[str, Any]] = key(
+        dict, "merged last, by kind: {Pod: {spec: {hostNetwork: true}}}; named list items are merged by name"
+    )
+
+
+def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:
+    """``cluster``, if its fields agree with each other; ``ConfigError`` on the first that does not. Pure."""
+    if not isinstance(cluster, KubernetesCluster):
+        raise ConfigError(f"cluster.backend={cluster.backend} is not a Kubernetes cluster; use cluster=kubernetes")
+    if not cluster.container.image:
+        raise ConfigError(
+            "cluster.container.image is null, and pods need an image; give one that holds Python and this trainer (deploy/Dockerfile)"
+        )
+    for volume in cluster.volumes:
+        _check_volume(volume)
+    _check_secrets(cluster)
+    _check_queue(cluster)
+    if cluster.run_dir is not None and not _inside_a_mount(cluster):
+        raise ConfigError(
+            f"cluster.run_dir={cluster.run_dir} is not inside a mounted volume; name one in cluster.volumes, or set cluster.run_dir=null"
+        )
+    if cluster.restricted and cluster.user == 0:
+        raise ConfigError("cluster.user=0 is root, which cluster.restricted=true forbids; use another user, or cluster.restricted=false")
+    return cluster
+
+
+def _check_volume(volume: VolumeConfig) -> None:
+    given = [name for name in SOURCES if getattr(volume, name) is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            f"cluster.volumes: the volume at {volume.mount!r} has {len(given)} sources; give exactly one of {listed(SOURCES)}"
+        )
+    if not volume.mount.startswith("/"):
+        raise ConfigError(f"cluster.volumes: mount={volume.mount!r} is not an absolute path")
+    if volume.nfs is not None and ":/" not in volume.nfs:
+        raise ConfigError(f"cluster.volumes: nfs={volume.nfs!r} is not SERVER:/PATH")
+
+
+def _check_secrets(cluster: KubernetesCluster) -> None:
+    """Secrets travel by reference only: nothing that looks like one may stand in a manifest in clear."""
+    for name, reference in cluster.secrets.items():
+        if not _REFERENCE.fullmatch(reference):
+            raise ConfigError(f"cluster.secrets.{name} is not SECRET/KEY, the name of a Secret in the namespace and one of its keys")
+    for name, value in cluster.env.items():
+        if _SECRET_NAME.search(name) or re.search(r"://[^/\s]*:[^/\s]*@", value):
+            raise ConfigError(
+                f"cluster.env.{name} looks like a secret, and a manifest is readable by many; store it in a Kubernetes Secret "
+                f"and refer to it with cluster.secrets.{name}=SECRET/KEY"
+            )
+
+
+def _check_queue(cluster: KubernetesCluster) -> None:
+    if cluster.queue_priority is not None and (cluster.queue is None or cluster.workload == "volcano"):
+        raise ConfigError(
+            f"cluster.queue_priority={cluster.queue_priority} is a class of Kueue's; it needs cluster.queue, and not workload=volcano"
+        )
+    if cluster.workload == "volcano" and cluster.topology is not None:
+        raise ConfigError("cluster.topology is not passed on to Volcano; use cluster.affinity, or another cluster.workload")
+
+
+def _inside_a_mount(cluster: KubernetesCluster) -> bool:
+    mounts = [volume.mount for volume in cluster.volumes] + [mount.split(":")[1] for mount in cluster.container.mounts if ":" in mount]
+    run_dir = (cluster.run_dir or "").rstrip("/") + "/"
+    return any(run_dir.startswith(mount.rstrip("/") + "/") for mount in mounts)
