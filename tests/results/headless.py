@@ -74,7 +74,7 @@ class Page:
         """Until ``expression`` is true in the page; its value. Fails with the page's text."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            value = self.evaluate(expression)
+            value = self.evaluate(f"document.body && ({expression})")
             if value:
                 return value
             time.sleep(0.2)

@@ -1,0 +1,108 @@
+"""``trireme ui`` in a real browser, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+from headless import Page
+from trial_files import SweepOnDisk, demo_sweep, point
+
+from launcher.cli import ui
+from launcher.results.measurements import measure
+from launcher.results.ranking import rank
+from launcher.results.server import free_port
+from trainer.config import ConfigError
+
+ROWS = """[...document.querySelectorAll('[role=row]')]
+    .filter(row => row.getAttribute('row-index') !== null && row.innerText.trim())
+    .sort((a, b) => a.getAttribute('row-index') - b.getAttribute('row-index'))
+    .map(row => row.innerText)"""
+
+
+class Ui:
+    """``trireme ui`` as a person starts it."""
+
+    def __init__(self, root: Path, *arguments: str):
+        command = [sys.executable, "-m", "launcher.cli.main", "ui", "--dir", str(root), *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def address(self) -> str:
+        output: IO[str] | None = self.process.stdout
+        assert output is not None
+        for line in output:
+            found = re.search(r"http://\S+", line)
+            if found:
+                return found.group()
+        raise AssertionError("no address was printed")
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepOnDisk, str, list[psutil.Process]]]:
+    """A sweep that nobody had mirrored, the address that ``trireme ui`` printed for it, and the processes behind it. Ctrl-C ends it."""
+    sweep = demo_sweep(tmp_path_factory.mktemp("ui"))
+    running = Ui(sweep.store.root)
+    yield sweep, running.address(), running.family()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 0
+
+
+def test_page_shows_the_sweeps_runs_sorted_by_step_time(shown: tuple[SweepOnDisk, str, list[psutil.Process]], page: Page) -> None:
+    sweep, address, _ = shown
+    page.open(address)
+    page.wait_for("document.body.innerText.includes('6 matching runs')")
+    page.wait_for("document.body.innerText.includes('step_time_s')")
+    text = page.wait_for(f"(rows => rows.length >= 6 && rows.join('\\n'))({ROWS})")
+    ranked = rank(measure(sweep.records))
+    places = [text.find(m.trial[:6]) for m in ranked]
+    assert -1 not in places, text
+    assert places[:3] == sorted(places[:3]) and max(places[:3]) < min(places[3:]), text
+    times = page.evaluate(f"{ROWS}.map(row => (row.match(/0\\.\\d{{3,}}/) || [''])[0]).filter(Boolean)")
+    assert [float(value) for value in times[:3]] == pytest.approx([m.step_time_s for m in ranked[:3]], rel=1e-3)
+
+
+def test_server_listens_on_this_machine_only(shown: tuple[SweepOnDisk, str, list[psutil.Process]]) -> None:
+    _, _, family = shown
+    listening = {c.laddr.ip for process in family for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+
+
+def test_ending_the_ui_ends_every_process_that_it_started(root: Path) -> None:
+    SweepOnDisk(root).done(point(1, 1), 0.2)
+    running = Ui(root)
+    running.address()
+    family = running.family()
+    assert len(family) > 1
+    running.process.terminate()
+    assert running.process.wait(30) == 0
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+def test_port_that_is_taken_is_one_plain_error_if_it_was_asked_for(root: Path) -> None:
+    SweepOnDisk(root).done(point(1, 1), 0.2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port()))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port={port} cannot be used"):
+            ui.main(["--dir", str(root), "--port", str(port)])
+        assert free_port(port) != port
+
+
+def test_folder_without_sweeps_is_one_plain_error_and_stays_empty(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no sweep"):
+        ui.main(["--dir", str(tmp_path)])
+    assert os.listdir(tmp_path) == []
