@@ -58,12 +58,16 @@ class Farm:
 
     def train(self, config: dict[str, Any], world_size: int, out: Path | None = None, attempt: int = 0) -> Finished:
         """``python -m trainer`` on ``world_size`` ranks with the plain data of a TrainConfig."""
-        import yaml
-
         out = out or self.folder()
         path = out / "config.yaml"
-        path.write_text(yaml.safe_dump(config))
+        self.write(path, config)
         return self.wait(self.start(path, world_size, out, attempt))
+
+    @staticmethod
+    def write(path: Path, config: dict[str, Any]) -> None:
+        import yaml
+
+        path.write_text(yaml.safe_dump(config))
 
     def call(self, function: str, world_size: int, **arguments: Any) -> Finished:
         """``module:function`` of the tests folder on ``world_size`` ranks; fails if it fails on one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -13,15 +14,17 @@ from trainer.data import Dataset
 from trainer.failure import NonFinite, OverBudget
 from trainer.layout import Factors, blocks_per_chunk, build
 from trainer.memory import ActivationMeter
-from trainer.meter import Recorder
+from trainer.meter import Recorder, recomputed_flops
 from trainer.models.transformer import Transformer
 from trainer.optimizer import AdamW, learning_rate, squared_norm, sum_partial
-from trainer.parallel.collectives import World
+from trainer.parallel.collectives import Group, World
 from trainer.parallel.gathering import Gathering
 from trainer.parallel.groups import Groups
 from trainer.parallel.loss import vocabulary_cross_entropy
+from trainer.parallel.noise import Noise, Place
 from trainer.parallel.pipeline import Boundary, Chunk, Pipeline
 from trainer.parallel.plan import Parallelizer
+from trainer.parallel.recompute import apply_recompute, chosen_blocks
 from trainer.parallel.sharding import Precision, ShardedState
 from trainer.parallel.tensor import Region
 
@@ -35,6 +38,30 @@ class StepResult:
     lr: float
     stop: bool  # some rank was asked to stop
     skipped: bool  # the loss or the norm was not finite, and the weights are unchanged
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step computes on (``trainer.parallel.pipeline.Batch``)."""
+
+    rows: Tensor | None  # [micro-batches, s + 1, b]
+    step: int
+    first_row: int  # in the global batch
+    size: int  # b
+    weight: float  # of one token in the loss
+    vocabulary: Group  # the ranks that have parts of the logits
+    columns: int  # real ones among this rank's logits
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        assert self.rows is not None
+        return self.rows[micro_batch, :-1]
+
+    def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
+        assert self.rows is not None
+        return vocabulary_cross_entropy(logits, self.rows[micro_batch, 1:], self.weight, self.vocabulary, self.columns)
+
+    def place(self, micro_batch: int) -> Place:
+        return Place(self.step, self.first_row + micro_batch * self.size)
 
 
 class Engine:
@@ -69,8 +96,8 @@ class Engine:
         """This rank's chunks; state is made for the last one first, because backward starts there."""
         layout, model, at = self.config.layout, self.config.model, self.groups.at
         counts = blocks_per_chunk(model, layout)
-        tied, stages = bool(model.tied), layout.pipeline
-        parallelizer = Parallelizer(self.region, self.state, self.precision.compute, self.device, tied=tied,
+        tied, stages, noise = bool(model.tied), layout.pipeline, Noise(self.config.run.seed)
+        parallelizer = Parallelizer(self.region, self.state, noise, self.precision.compute, self.device, tied=tied,
                                     apart=tied and stages > 1, first=at.pipeline == 0)
         models, members = [], []
         for chunk in range(layout.virtual_pipeline):
@@ -80,55 +107,41 @@ class Engine:
                 stretch = Transformer(model, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
             models.append(stretch)
             members.append(parallelizer.apply(stretch))
+            apply_recompute(stretch, layout, noise)
         for own in reversed(members):
             self.state.add_stretch(own)
-        return [Chunk(stretch, Gathering(self.state, list(stretch.units()))) for stretch in models]
+        return [Chunk(stretch, Gathering(self.state, list(stretch.units())), noise) for stretch in models]
 
     def _activation_meter(self) -> ActivationMeter:
         """Counts the first step's activations; ``OverBudget`` here if the states alone exceed ``run.memory_gb``."""
         states, limit = sum(self.state.nbytes.values()), self.config.run.memory_gb
-        if limit is not None and states > limit * 1e9:
+        if limit is not None and states > round(limit * 1e9):
             raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit:g}")
         resting = {bucket.shard.untyped_storage().data_ptr() for bucket in self.state.buckets}
-        return ActivationMeter(resting, None if limit is None else int(limit * 1e9) - states)
+        return ActivationMeter(resting, None if limit is None else round(limit * 1e9) - states)
 
     def step(self, step: int, stop: bool = False, watch: bool = False) -> StepResult:
         """Optimizer step number ``step``, from 0. ``stop`` asks all ranks to stop after it; ``watch`` counts activations."""
         self.recorder.begin()
         with self.recorder.span("data"):
-            rows = self._rows(step)
+            batch = self._batch(step)
         self.state.begin(self.micro_batches)
-        if watch:
-            with self.activations.watching():
-                losses = self._forward_backward(rows)
-        else:
-            losses = self._forward_backward(rows)
+        with self.activations.watching() if watch else contextlib.nullcontext():
+            losses = self.pipeline.step(batch)
         with self.recorder.span("backward"):
             self.state.finish()
         with self.recorder.span("optimizer"):
             return self._update(step, losses, stop)
 
-    def _rows(self, step: int) -> Tensor | None:
-        """This replica's rows of the global batch, [micro-batches, s + 1, b]; None where neither tokens nor targets are used."""
-        if all(chunk.model.embedding is None and chunk.model.head is None for chunk in self.pipeline.chunks):
-            return None
+    def _batch(self, step: int) -> Batch:
+        """This replica's rows of the global batch; no tensor where neither tokens nor targets are used."""
         size = self.config.layout.micro_batch
         count = self.micro_batches * size
-        batch = torch.from_numpy(self.dataset.batch(step, self.groups.at.data * count, count))
-        return batch.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
-
-    def _forward_backward(self, rows: Tensor | None) -> list[Tensor]:
-        weight, width = 1.0 / self.tokens_per_step, self._vocabulary_width()
-
-        def tokens(micro_batch: int) -> Tensor:
-            assert rows is not None
-            return rows[micro_batch, :-1]
-
-        def loss(logits: Tensor, micro_batch: int) -> Tensor:
-            assert rows is not None
-            return vocabulary_cross_entropy(logits, rows[micro_batch, 1:], weight, self.groups.tensor, width)
-
-        return self.pipeline.step(tokens, loss)
+        first, rows = self.groups.at.data * count, None
+        if any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks):
+            array = torch.from_numpy(self.dataset.batch(step, first, count))
+            rows = array.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
+        return Batch(rows, step, first, size, 1.0 / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
 
     def _vocabulary_width(self) -> int:
         """Real columns among this tensor rank's logits."""
@@ -190,12 +203,15 @@ class Engine:
 
     def recomputed_flops(self) -> float:
         """FLOPs per step, over all ranks, that recomputation adds."""
-        return 0.0
+        layout, model = self.config.layout, self.config.model
+        blocks = sum(sum(chosen_blocks(layout, count)) for count in blocks_per_chunk(model, layout))
+        return recomputed_flops(model, layout, blocks, self.config.run.global_batch)
 
 
 def parameters(engine: Engine) -> dict[str, Tensor]:
     """Every final parameter whole, on every rank: for tests and exports of small models. Collective."""
-    pieces = [(p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.owned if p.saves]
+    pieces = [(p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu())
+              for p in engine.owned if p.saves]
     whole: dict[str, Tensor] = {}
     flats: dict[tuple, Tensor] = {}
     for rank_pieces in engine.groups.world.gather_objects(pieces):

@@ -49,7 +49,7 @@ class AttentionCore(nn.Module):
         self.heads = range(heads)
         self.alibi = AlibiSlopes(heads) if alibi else None
         self.fused = fused and dropout == 0.0
-        self.dropout = Dropout(dropout)
+        self.dropout: nn.Module = WeightDropout(dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
@@ -68,6 +68,10 @@ class AttentionCore(nn.Module):
         mask = causal_mask(query) if bias is None else bias.unflatten(0, (groups, -1))
         weights = self.dropout(torch.softmax(scores + mask, dim=-1).flatten(1, 2)).unflatten(1, (groups, -1))
         return (weights @ value.unsqueeze(2)).flatten(1, 2)
+
+
+class WeightDropout(Dropout):
+    """Dropout of attention weights [b, heads, s, s]."""
 
 
 def causal_mask(like: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Part(nn.Module):
     """A module that owns parameters: ``inits`` has an entry for each of them, ``decayed`` names those that decay."""
 
     decayed: ClassVar[frozenset[str]] = frozenset()
+    weight: nn.Parameter
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +46,7 @@ class Linear(Part):
     """
 
     decayed = frozenset({"weight"})
+    bias: nn.Parameter | None
 
     def __init__(self, inputs: int, outputs: tuple[int, ...], std: float, bias: bool = True):
         super().__init__()
@@ -88,6 +90,8 @@ class PositionEmbedding(Part):
 
 class LayerNorm(Part):
     """Normalisation to mean 0 and variance 1 over the hidden dimension, then scale and shift."""
+
+    bias: nn.Parameter
 
     def __init__(self, hidden: int, eps: float):
         super().__init__()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from trainer.layout import Action, Kind
 from trainer.meter import Recorder
 from trainer.models.transformer import Transformer
+from trainer.parallel import noise
 from trainer.parallel.collectives import Group, Pending
 from trainer.parallel.gathering import Gathering
 from trainer.parallel.sharding import ShardedState
@@ -26,8 +27,19 @@ from trainer.parallel.tensor import Region, ready
 Place = tuple[int, int]
 """Chunk and micro-batch."""
 
-Loss = Callable[[Tensor, int], Tensor]
-"""Output of the last stretch, micro-batch -> the scalar that backward starts from."""
+
+
+class Batch(Protocol):
+    """What a step computes on."""
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        """Input of the first stretch, [s, b]."""
+
+    def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
+        """The scalar that backward starts from, of the last stretch's output."""
+
+    def place(self, micro_batch: int) -> noise.Place:
+        """Where dropout is drawn for."""
 
 
 @dataclass
@@ -36,6 +48,7 @@ class Chunk:
 
     model: Transformer
     gathering: Gathering
+    noise: noise.Noise
 
 
 @dataclass(frozen=True)
@@ -98,13 +111,10 @@ class Pipeline:
         self.sent: list[Pending] = []
         self.losses: list[Tensor] = []
 
-    def step(self, tokens: Callable[[int], Tensor], loss: Loss) -> list[Tensor]:
-        """Forward and backward of every micro-batch; the losses, on the rank of the last stretch.
-
-        ``tokens(micro_batch)`` [s, b] feeds the first stretch.
-        """
+    def step(self, batch: Batch) -> list[Tensor]:
+        """Forward and backward of every micro-batch; the losses, on the rank of the last stretch."""
         self._clear()
-        self.tokens, self.loss = tokens, loss
+        self.batch = batch
         for action in self.actions:
             with self.recorder.span(action):
                 self.run[action.kind](action)
@@ -113,15 +123,17 @@ class Pipeline:
         return self.losses
 
     def _forward(self, action: Action) -> None:
-        place, model = (action.chunk, action.micro_batch), self.chunks[action.chunk].model
+        place, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
+        model = chunk.model
         if model.embedding is None:
             x = self._arrived(Kind.RECV_FORWARD, place).requires_grad_()
             self.inputs[place] = x
         else:
-            x = self.tokens(action.micro_batch)
-        y = model(x)
+            x = self.batch.tokens(action.micro_batch)
+        with chunk.noise.at(self.batch.place(action.micro_batch)):
+            y = model(x)
         if model.head is not None:
-            y = self.loss(y, action.micro_batch)
+            y = self.batch.loss(y, action.micro_batch)
             self.losses.append(y.detach())
         else:
             self.outputs[place] = y.detach()

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from trainer.models.attention import AttentionCore
-from trainer.models.layers import Part, PositionEmbedding
+from trainer.models.layers import Dropout, Part, PositionEmbedding
 from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
+from trainer.parallel.noise import HiddenDropout, Noise, WeightDropout
 from trainer.parallel.parameters import ParameterRecord
 from trainer.parallel.tensor import ColumnLinear, CutPositionEmbedding, Gradients, Region, RowLinear, VocabularyEmbedding
 
@@ -55,6 +56,7 @@ class Parallelizer:
 
     region: Region
     gradients: Gradients
+    noise: Noise
     dtype: torch.dtype
     device: torch.device
     tied: bool
@@ -70,7 +72,9 @@ class Parallelizer:
                 if isinstance(part, Part):
                     self._replace(model, path, part, unit)
                 elif isinstance(part, AttentionCore):
-                    part.heads = self._share(part.heads)
+                    self._share_heads(part, path)
+                elif type(part) is Dropout and part.p:
+                    _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
         return list(self.members.values())
 
     def _replace(self, model: Transformer, path: str, part: Part, unit: str) -> None:
@@ -78,13 +82,12 @@ class Parallelizer:
         made: dict[str, nn.Parameter | None] = {"bias": None}
         for key, plain in part.named_parameters(recurse=False):
             made[key] = self._member(path, key, plain, part, cut, unit).parameter
-        parent, _, leaf = path.rpartition(".")
         if cut is not None and cut.layer is VocabularyEmbedding:
-            setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(made["weight"], self.region, self.gradients))
+            _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
         elif cut is not None:
-            setattr(model.get_submodule(parent), leaf, cut.layer(made["weight"], made["bias"], self.region, self.gradients))
+            _set(model, path, cut.layer(made["weight"], made["bias"], self.region, self.gradients))
         elif isinstance(part, PositionEmbedding):
-            setattr(model.get_submodule(parent), leaf, CutPositionEmbedding(made["weight"], self.region))
+            _set(model, path, CutPositionEmbedding(made["weight"], self.region))
         else:
             part._parameters.update({key: parameter for key, parameter in made.items() if parameter is not None})
 
@@ -123,6 +126,15 @@ class Parallelizer:
             primary=(dimension is not None or group.index == 0) and (self.first or not tied),
         )
 
-    def _share(self, heads: range) -> range:
-        width = len(heads) // self.region.group.size
-        return range(width * self.region.group.index, width * (self.region.group.index + 1))
+    def _share_heads(self, core: AttentionCore, path: str) -> None:
+        """This tensor rank's heads, and dropout that knows them."""
+        total, group, dropout = len(core.heads), self.region.group, core.dropout
+        width = total // group.size
+        core.heads = range(width * group.index, width * (group.index + 1))
+        if isinstance(dropout, Dropout) and dropout.p:
+            core.dropout = WeightDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
+
+
+def _set(model: nn.Module, path: str, layer: nn.Module) -> None:
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, layer)

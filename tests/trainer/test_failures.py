@@ -1,0 +1,108 @@
+"""A run that goes wrong ends in bounded time and says why in plain words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from farm import Farm
+from small_runs import small
+
+
+def test_states_above_the_memory_budget_end_the_run_as_out_of_memory(farm: Farm) -> None:
+    run = farm.train(small(run={"memory_gb": 1e-4}), 1)
+    assert run.codes == {0: 1}
+    assert run.result["status"] == "failed"
+    assert run.result["reason"] == "out of memory"
+    assert "run.memory_gb=0.0001" in run.result["message"]
+
+
+def test_activations_above_the_memory_budget_end_the_run_as_out_of_memory(farm: Farm) -> None:
+    states = farm.train(small(), 1).result
+    budget = states["peak_memory_bytes"] - states["memory"]["activations"] // 2
+    run = farm.train(small(run={"memory_gb": budget / 1e9}), 1)
+    assert run.result["reason"] == "out of memory"
+    assert "activations" in run.result["message"]
+
+
+def test_enough_memory_is_enough(farm: Farm) -> None:
+    needed = farm.train(small(), 1).result["peak_memory_bytes"]
+    assert farm.train(small(run={"memory_gb": needed / 1e9}), 1).result["status"] == "done"
+
+
+def test_one_rank_out_of_memory_is_the_reason_of_the_whole_run(farm: Farm) -> None:
+    """The last stage holds the logits; the first would report a broken receive."""
+    layout = dict(pipeline=2, micro_batch=4)
+    wide = {"vocab": 2001, "tied": False}
+    needed = farm.train(small(model=wide, **layout), 2).result["peak_memory_bytes"]
+    run = farm.train(small(model=wide, run={"memory_gb": needed * 0.9e-9}, **layout), 2)
+    assert 0 not in run.codes.values()
+    assert run.result["reason"] == "out of memory"
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_rank(farm: Farm) -> None:
+    run = farm.train(small(steps=6, precision="fp32", optimizer={"lr": 1e30, "warmup_steps": 0, "clip": 0.0}), 1)
+    assert run.codes == {0: 1}
+    assert run.result["reason"] == "numerics"
+    assert "of rank 0 is not finite" in run.result["message"]
+
+
+def test_a_killed_rank_ends_its_peers_soon_and_they_name_the_collective(farm: Farm) -> None:
+    out = farm.folder()
+    path = out / "config.yaml"
+    farm.write(path, small(steps=100000, data=2))
+    started = farm.start(path, 2, out)
+    wait_for_steps(out, 2)
+    os.kill(started["pids"][1], signal.SIGKILL)
+    killed = time.monotonic()
+    run = farm.wait(started)
+    assert time.monotonic() - killed < 30
+    assert run.codes == {0: 1, 1: -9}
+    failure = run.failure(0)
+    assert failure["reason"] == "communication"
+    assert failure["collective"].split(" over ")[1] in ("data replicas", "world")
+    assert "rank 0" in failure["message"]
+
+
+def test_a_rank_that_hangs_ends_the_run_after_the_timeout(farm: Farm) -> None:
+    out = farm.folder()
+    path = out / "config.yaml"
+    farm.write(path, small(steps=100000, data=2, run={"timeout_s": 3.0}))
+    started = farm.start(path, 2, out)
+    wait_for_steps(out, 2)
+    os.kill(started["pids"][1], signal.SIGSTOP)
+    run = farm.wait(started)
+    assert run.codes == {0: 1, 1: -9}
+    assert run.failure(0)["reason"] == "communication"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_stops_all_ranks_after_the_same_step(farm: Farm, number: int) -> None:
+    out = farm.folder()
+    path = out / "config.yaml"
+    farm.write(path, small(steps=100000, data=2))
+    started = farm.start(path, 2, out)
+    wait_for_steps(out, 2)
+    os.kill(started["pids"][1], number)
+    run = farm.wait(started)
+    assert run.codes == {0: 75, 1: 75}
+    assert run.result["status"] == "stopped"
+    assert len(run.result["losses"]) == len((out / "metrics.jsonl").read_text().splitlines())
+
+
+def test_a_wrong_configuration_is_one_line_and_exit_code_2(farm: Farm) -> None:
+    run = farm.train(small(tensor=3), 3)
+    assert set(run.codes.values()) == {2}
+    assert "error: layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4" in run.logs
+    assert "Traceback" not in run.logs
+    assert run.result["reason"] == "configuration"
+
+
+def wait_for_steps(out: os.PathLike[str], steps: int) -> None:
+    path = os.path.join(out, "metrics.jsonl")
+    deadline = time.monotonic() + 60
+    while not os.path.exists(path) or len(open(path).read().splitlines()) < steps:
+        assert time.monotonic() < deadline, "the run does not start"
+        time.sleep(0.05)
