@@ -30,7 +30,7 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
         directory = Store(config.sweep.dir).trials / identifier
         name = config.sweep.name or "dry-run"
         ranks = world_size_of(config.layout)
-        job = Job(identifier, name, 0, directory, config.cluster, ranks, config.sweep.max_parallel, to_dict(config.train_config()))
+        job = Job(identifier, name, 0, directory, config.cluster, ranks, config.sweep.max_parallel or 0, to_dict(config.train_config()))
         print(f"# trial {identifier}: {' '.join(point.overrides)}")
         print(backend.render(job).text + "\n")
         if mode == "server" and hasattr(backend, "validate"):

@@ -191,7 +191,7 @@ class Loop:
     def _room(self, flight: Flight, batch: Sequence[Flight]) -> bool:
         """Whether one more trial may run: ``sweep.max_parallel``, and the ranks that the place can hold."""
         beside = [f for f in (*self._flying, *batch) if f.backend is flight.backend]
-        limit, capacity = self._settings.max_parallel, flight.backend.capacity()
+        limit, capacity = self._limit(flight.backend), flight.backend.capacity()
         if limit and not flight.backend.throttles and len(beside) >= limit:
             return False
         return capacity is None or not beside or sum(f.record.world_size for f in (*beside, flight)) <= capacity
@@ -393,7 +393,12 @@ class Loop:
         record.history.append(entry | times | {"nodes": list(record.nodes), "bad_nodes": list(bad_nodes)})
 
     def _job(self, flight: Flight) -> Job:
-        return flight.job(self._settings.max_parallel)
+        return flight.job(self._limit(flight.backend))
+
+    def _limit(self, backend: Backend) -> int:
+        """Trials that may run at once; 0 = any number. A queue gives every job resources of its own, one machine does not."""
+        given = self._settings.max_parallel
+        return given if given is not None else 0 if backend.outlives_launcher else 1
 
     def _tell(self, record: Record) -> None:
         for observer in self._observers:
