@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import os
 import shutil
@@ -56,6 +57,7 @@ class Snapshot:
         for path in self.files:
             (partial / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(self.project / path, partial / path)
+        compileall.compile_dir(partial / "trainer", quiet=2)  # once here, or every rank of every trial would do it
         partial.chmod(0o755)
         try:
             os.rename(partial, target)

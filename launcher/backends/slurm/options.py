@@ -18,6 +18,11 @@ def shape(job: Job) -> tuple[int, int]:
     return math.ceil(job.world_size / per_node), per_node
 
 
+def saves(job: Job) -> bool:
+    """Whether the run writes checkpoints. One that does not has no use for being told of its end: it may still finish in time."""
+    return job.config is None or bool(job.config["run"]["checkpoint"]["every"])
+
+
 def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
     """Options of sbatch without their dashes, None for those that take no value. Jobs with equal options can be one array."""
     nodes, per_node = shape(job)
@@ -41,7 +46,7 @@ def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
         "comment": cluster.comment if cluster.comment is not None else f"trireme sweep {job.sweep}",
         "mail-type": cluster.mail_type,
         "mail-user": cluster.mail_user,
-        "signal": f"B:USR1@{_notice(cluster)}",
+        "signal": f"B:USR1@{_notice(cluster)}" if saves(job) else None,
     }
     chosen: dict[str, str | None] = {name: str(value) for name, value in wanted.items() if value is not None}
     flags = ["exclusive"] if cluster.exclusive else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.backends.base import Job
 from launcher.backends.slurm.container import interpreter, runtime, wrapping
-from launcher.backends.slurm.options import directives, options, shape
+from launcher.backends.slurm.options import directives, options, saves, shape
 from launcher.backends.slurm.states import ExitCode
 from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
@@ -28,7 +28,7 @@ def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
         trial=job.trial, attempt=job.attempt, directory=str(job.directory), world_size=job.world_size, per_node=shape(job)[1],
         environment=_environment(cluster, code), setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
         launch=launch(cluster), ranks=_ranks(job, cluster, code), health=_health(job, cluster, code) if cluster.health_check else "",
-        requeues=cluster.requeues, codes=ExitCode,
+        saves=saves(job), requeues=cluster.requeues, codes=ExitCode,
     )  # fmt: skip
 
 
