@@ -71,6 +71,11 @@ class Case:
     def interleaved(self) -> np.ndarray:
         return self.chunks > 1
 
+    def shards(self, name: str) -> np.ndarray:
+        """Over how many ranks a state is spread: what is sharded over all replicas is sharded over the context ranks too."""
+        factor = self.field(name)
+        return np.where((factor == self.data) & ((factor > 1) | (name != "params")), factor * self.context, factor)
+
     def scheduled(self, name: str) -> np.ndarray:
         return self.table["schedule"] == SCHEDULES.index(name)
 

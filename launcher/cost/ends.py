@@ -26,7 +26,7 @@ def head(case: Case) -> tuple[Number, Number]:
         device, precision, c, mine, s.hidden, case.tokens
     )
     held = mine if case.framework.sharded_logits else s.vocab
-    move = case.tokens * held * 4 / (device.bandwidth * c.bandwidth)
+    move = case.tokens * held * (2 if case.framework.fused_loss else 4) / (device.bandwidth * c.bandwidth)
     spread = _communication(case)
     return forward + c.loss_passes[0] * move + spread, backward + c.loss_passes[1] * move + spread
 

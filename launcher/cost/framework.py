@@ -25,11 +25,15 @@ class Framework:
     gradient_bytes: int = 4  # gradient buffer
     reduce_bytes: int = 4  # gradients on the wire
     optimizer_bytes: int = 12  # master weights and two moments
+    bucket_bytes: float = 0.0  # communication buckets that hold copies of gradients or weights
     accumulate_fused: bool = False  # weight gradients are added to the buffer inside the matrix product
     # what is sharded
     sharded_logits: bool = True
-    logit_copies: float = 3.0  # 4-byte copies of the logits alive at the peak
+    fused_loss: bool = False  # one kernel computes the loss from 16-bit logits and leaves their gradient in place
+    logit_copies: float = 3.0  # 4-byte copies of the logits alive at the peak, where the loss is not fused
     sharded_checkpoints: bool = False  # recompute: stored block inputs are sharded over the tensor ranks
+    saves_low_precision: bool = False  # 8-bit training keeps the 8-bit inputs of products for backward
+    offloaded: bool = False  # stored block inputs and optimizer states live in host memory
     # recompute
     selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms
     # overlap and communication

@@ -16,7 +16,10 @@ from launcher.cost.shape import Number
 from launcher.cost.stages import Held
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
-LOGITS, BUFFERS, CONTEXT, FRAGMENTS = "logits and loss", "working buffers", "device context", "fragmentation"
+LOGITS, UPDATE, BUFFERS = "logits and loss", "optimizer temporaries", "communication buffers"
+CONTEXT, FRAGMENTS = "device context", "fragmentation"
+ALLOCATED = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, UPDATE, BUFFERS)
+"""What a trainer's allocator counts as allocated; with ``FRAGMENTS`` it is what the allocator reserves, with ``CONTEXT`` what the device shows."""
 
 
 def peak(case: Case, held: Held) -> Parts:
@@ -33,13 +36,23 @@ def _stage(case: Case, held: Held, kind: str, block: Number, kept: Number) -> Pa
     blocks, dense, expert = (getattr(part, kind) for part in (held.blocks, held.dense, held.expert))
     parts = states(case, dense, expert)
     flying = in_flight(case, kind)
-    parts[ACTIVATIONS] = blocks * flying * kept + np.where(case.recomputed_blocks > 0, block, 0.0) + _ends(case, kind)
+    stored = np.where(case.recomputed_blocks > 0, 0.0, kept) if case.framework.offloaded else kept
+    parts[ACTIVATIONS] = blocks * flying * stored + np.where(case.recomputed_blocks > 0, block, 0.0) + _ends(case, kind)
     parts[LOGITS] = logits(case) if kind == "last" else np.where(case.pipeline > 1, 0.0, logits(case))
     parts[BUFFERS] = buffers(case, dense + expert, blocks)
-    parts[CONTEXT] = np.full_like(case.tokens, case.constants.context_gb * 1e9)
-    loose = parts[ACTIVATIONS] + parts[LOGITS] + parts[BUFFERS]
-    parts[FRAGMENTS] = case.constants.fragmentation * loose
+    parts[UPDATE] = temporaries(case, dense, expert, parts)
+    parts[FRAGMENTS] = case.constants.fragmentation * total(parts)
+    groups = sum((size > 1).astype(float) for size in (case.tensor, case.pipeline, case.data, case.context))
+    parts[CONTEXT] = (case.constants.context_gb + case.constants.communicator_gb * groups) * 1e9
     return parts
+
+
+def temporaries(case: Case, dense: Number, expert: Number, parts: Parts) -> Number:
+    """4-byte copies of 2-byte gradients during the update, as far as they need more room than the activations that are gone by then."""
+    if case.wide or case.framework.gradient_bytes >= 4 or case.shape.frozen:
+        return np.zeros_like(case.tokens)
+    shard = dense / case.shards("optimizer") + expert / np.maximum(case.shards("optimizer") / case.expert, 1)
+    return np.maximum(4 * shard - parts[ACTIVATIONS] - parts[LOGITS], 0.0)
 
 
 def states(case: Case, dense: Number, expert: Number) -> Parts:
@@ -50,10 +63,12 @@ def states(case: Case, dense: Number, expert: Number) -> Parts:
     )
     if case.shape.frozen:
         gradient, optimizer = 0, 0
-    replicas = {name: np.maximum(case.field(name) / case.expert, 1) for name in ("params", "grads", "optimizer")}
+    if f.offloaded:
+        optimizer = 0
+    replicas = {name: np.maximum(case.shards(name) / case.expert, 1) for name in ("params", "grads", "optimizer")}
     parts = {}
     for name, factor, size in ((WEIGHTS, "params", weight), (GRADIENTS, "grads", gradient), (OPTIMIZER, "optimizer", optimizer)):
-        parts[name] = size * (dense / case.field(factor) + expert / replicas[factor])
+        parts[name] = size * (dense / case.shards(factor) + expert / replicas[factor])
     return parts
 
 
@@ -83,14 +98,15 @@ def block_bytes(case: Case) -> tuple[Number, Number]:
 
 def _activations(case: Case) -> tuple[Number, Number, Number]:
     """Bytes of one block: all of them, those of the attention core, those of norms and activation function."""
-    s, w, t = case.shape, case.width, case.tensor
+    s, f, w, t = case.shape, case.framework, case.width, case.tensor
     rows = case.tokens / case.sequence_split
-    norm_input = rows * s.hidden * w  # input of each of two norms; their outputs feed the products
-    eager = 0.0 if case.framework.fused_norm else 2 * rows * s.hidden * 8  # 4-byte copies of norms written in tensor operations
-    hidden = 4 * norm_input + eager + (2 * rows * s.hidden if s.dropout else 0)
-    heads = case.tokens * (2 * s.query_width + 2 * s.kv_width) / t * w
+    narrow = 1 if f.saves_low_precision and case.precision in ("fp8", "fp4") else w  # width of the saved inputs of products
+    norm_input = rows * s.hidden * w  # input of each of two norms
+    eager = 0.0 if f.fused_norm else 2 * rows * s.hidden * 8  # 4-byte copies of norms written in tensor operations
+    hidden = 2 * norm_input + 2 * rows * s.hidden * narrow + eager + (2 * rows * s.hidden if s.dropout else 0)
+    heads = case.tokens * ((s.query_width + 2 * s.kv_width) * w + s.query_width * narrow) / t
     inner = case.tokens * inner_width(case) / t * w
-    mlp = inner * (3 if s.gated else 2)
+    mlp = inner * (2 if s.gated else 1) + inner * narrow / w
     if case.framework.pointwise == "eager" and s.gated:
         mlp = mlp + inner
     kernel = case.framework.attention if s.fused_attention else "unfused"
@@ -100,7 +116,7 @@ def _activations(case: Case) -> tuple[Number, Number, Number]:
         copies = {"fused_softmax": 1, "unfused": 2}[kernel] + (1.5 if s.dropout else 0)
         core = score_count(case) * w * copies
     if s.experts is not None:
-        hidden = hidden + 2 * rows * s.experts.active * s.hidden * w
+        hidden = hidden + rows * s.experts.active * s.hidden * narrow  # tokens as dispatched: the input of the experts
     return hidden + heads + mlp + core, core, 2 * norm_input + eager + inner
 
 
@@ -114,13 +130,17 @@ def _ends(case: Case, kind: str) -> Number:
 
 def logits(case: Case) -> Number:
     """Logits in 16 bits and the loss's 4-byte copies."""
-    held = case.shape.vocab / (case.tensor if case.framework.sharded_logits else 1)
-    return case.tokens * held * (case.width + 4 * case.framework.logit_copies)
+    f = case.framework
+    each = 2 * case.width if f.fused_loss else case.width + 4 * f.logit_copies
+    if f.sharded_logits:
+        return case.tokens * case.shape.vocab / case.tensor * each
+    gathered = np.where(case.tensor > 1, case.constants.gathered_logits, 0.0)
+    return case.tokens * case.shape.vocab * (each + gathered)
 
 
 def buffers(case: Case, parameters: Number, blocks: Number) -> Number:
     """Communication buffers and what sharded parameters need while a block is whole."""
     one = parameters / np.maximum(blocks, 1)
-    gathered = np.where(case.field("params") > 1, 2 * one * case.width, 0.0)
+    gathered = np.where(case.field("params") > 1, 2 * one * case.width, 0.0) + case.framework.bucket_bytes * (case.data > 1)
     received = 2 * case.tokens * case.shape.hidden * case.width
     return gathered + np.where((case.pipeline > 1) | (case.tensor > 1), received, 0.0)

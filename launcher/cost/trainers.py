@@ -13,6 +13,7 @@ MEGATRON_2021 = Framework(
     accumulate_fused=True,
     gradient_bytes=2,
     reduce_bytes=2,
+    logit_copies=1.0,  # the loss works in place on one 4-byte copy
     gathers_saved_inputs=True,
     gradient_overlap=False,
     gather_overlap=False,
@@ -20,7 +21,8 @@ MEGATRON_2021 = Framework(
     split_sends=True,
 )
 MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap="backward")  # arXiv 2205.05198: backward's communication beside products
-MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False)  # pipeline engine of DeepSpeed, ZeRO-1
+MEGATRON_2023 = replace(MEGATRON_2022, name="Megatron-LM 2023", attention="flash2", causal_skip=True, blocking_sends=False)
+MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False, bucket_bytes=2e9)  # pipeline engine of DeepSpeed, ZeRO-1
 NEMO_2022 = replace(MEGATRON_2022, name="NeMo 2022", gradient_bytes=4, reduce_bytes=2, gradient_overlap=True)  # O2: fp32 main gradients
 MEGATRON_CORE = Framework(
     name="Megatron Core",  # Transformer Engine, distributed optimizer with overlapped reduction and gather, user-buffer TP overlap
@@ -28,16 +30,19 @@ MEGATRON_CORE = Framework(
     pointwise="compiled",
     accumulate_fused=True,
     reduce_bytes=2,
-    logit_copies=1.0,
+    fused_loss=True,
+    saves_low_precision=True,
     gathers_saved_inputs=True,
     tensor_overlap="all",
 )
+NEMO = replace(MEGATRON_CORE, name="NeMo", gradient_bytes=2, optimizer_bytes=10)  # bf16 gradients; master weights keep only what bf16 lacks
 DEEPSPEED = Framework(
     name="DeepSpeed ZeRO",
     attention="fused_softmax",
     causal_skip=False,
     gradient_bytes=2,
     reduce_bytes=2,
+    bucket_bytes=2e9,  # reduce and gather buckets of 5e8 elements
     reduce_every_micro_batch=True,
 )
 ALEPH_ALPHA = Framework(
@@ -47,6 +52,7 @@ ALEPH_ALPHA = Framework(
     gradient_bytes=2,
     reduce_bytes=2,
     sharded_logits=False,
+    logit_copies=4.0,
     gradient_overlap=False,
     gather_overlap=False,
 )
@@ -62,7 +68,7 @@ FSDP = Framework(
     selective="per_op",
     reduce_every_micro_batch=True,
 )
-LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1")
+LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=True)
 TORCHTITAN = replace(FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4)
 TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
 INTERNEVO = replace(Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2)

@@ -12,6 +12,7 @@ import numpy as np
 
 from launcher.cost.case import Case
 from launcher.cost.constants import FITTED, Constants
+from launcher.cost.memory import CONTEXT, FRAGMENTS
 from launcher.cost.model import estimate
 from launcher.cost.shape import Shape
 from launcher.results.questions import Question
@@ -22,22 +23,38 @@ class Answer:
     """What the cost model says of one row."""
 
     step_time_s: float
-    memory_bytes: float
+    memory_bytes: float  # of the device, context and fragments included
+    reported_bytes: float  # as the source counts it
     fits: float
     time: dict[str, float]
     memory: dict[str, float]
 
 
 def answers(questions: Sequence[Question], constants: Constants = FITTED) -> list[Answer]:
-    """One answer for each question, in order."""
+    """One answer for each question, in order. Where recomputation is not known, everything is recomputed if nothing else fits."""
+    first = _answers(questions, constants)
+    tight = [i for i, (q, a) in enumerate(zip(questions, first)) if q.recompute_unknown and a.fits < 0.1 and q.shape.experts is None]
+    second = _answers([questions[i].recomputing() for i in tight], constants)
+    for i, answer in zip(tight, second):
+        first[i] = answer
+    return first
+
+
+def _answers(questions: Sequence[Question], constants: Constants) -> list[Answer]:
     found: dict[int, Answer] = {}
     for case, members in cases(questions):
         result = estimate(dataclasses.replace(case, constants=constants))
         parts = [{name: np.broadcast_to(v, case.table.shape) for name, v in kind.items()} for kind in (result.time, result.memory)]
         for place, member in enumerate(members):
             time, memory = ({name: float(values[place]) for name, values in kind.items()} for kind in parts)
-            found[member] = Answer(sum(time.values()), sum(memory.values()), float(result.fits[place]), time, memory)
+            found[member] = Answer(sum(time.values()), sum(memory.values()), reported(questions[member], memory), float(result.fits[place]), time, memory)
     return [found[i] for i in range(len(questions))]
+
+
+def reported(question: Question, memory: dict[str, float]) -> float:
+    """Peak memory as the source of a row counts it."""
+    left_out = {"device": (), "reserved": (CONTEXT,), "allocated": (CONTEXT, FRAGMENTS)}[question.publisher.reports]
+    return sum(size for name, size in memory.items() if name not in left_out)
 
 
 def cases(questions: Sequence[Question]) -> list[tuple[Case, list[int]]]:

@@ -24,22 +24,26 @@ class Publisher:
     vocab: int | None = None
     dropout: bool = False
     sharding: str = ""  # where the cell is blank
-    balanced_ends: bool = False  # embedding and head each take a block's place in the pipeline
+    recompute: str = ""  # where the cell is blank
+    since: int = 0  # year of the first row that this describes
+    reports: str = "allocated"  # what its peak memory counts: allocated or reserved by the trainer, or all of the device
 
 
 PUBLISHERS = (
-    Publisher(r"BigScience BLOOM", trainers.MEGATRON_DEEPSPEED, vocab=250000),
-    Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257),
+    Publisher(r"BigScience BLOOM", trainers.MEGATRON_DEEPSPEED, vocab=250000, reports="device"),
+    Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257, reports="device"),
     Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY),
     Publisher(r"Efficient Parallelization Layouts", trainers.ALEPH_ALPHA, vocab=128000),
-    Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud|Megatron-LM CI", trainers.MEGATRON_CORE, True, sharding="ZeRO-1"),
-    Publisher(r"torchtitan", trainers.TORCHTITAN, True),
+    Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", trainers.NEMO, True, sharding="ZeRO-1"),
+    Publisher(r"Megatron-LM CI", trainers.MEGATRON_CORE, True, sharding="ZeRO-1"),
+    Publisher(r"Megatron-LM repository", trainers.MEGATRON_CORE, True, sharding="ZeRO-1", since=2023),
+    Publisher(r"torchtitan", trainers.TORCHTITAN, True, recompute="selective (per-op)", reports="reserved"),
     Publisher(r"MT-NLG", trainers.MEGATRON_DEEPSPEED, dropout=True),
     Publisher(r"Megatron-LM SC21", trainers.MEGATRON_2021, dropout=True),
     Publisher(r"Megatron-LM repository", trainers.MEGATRON_2021, dropout=True),
     Publisher(r"Korthikanti", trainers.MEGATRON_2022, dropout=True),
     Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
-    Publisher(r"Vocabulary Parallelism|Zero Bubble|MegaScale", trainers.MEGATRON_CORE),
+    Publisher(r"Vocabulary Parallelism|Zero Bubble|MegaScale", trainers.MEGATRON_2023),
     Publisher(r"DeepSpeed", trainers.DEEPSPEED),
     Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
     Publisher(r"JAX|Pax|MaxText", trainers.JAX),
@@ -51,13 +55,16 @@ UNKNOWN = Publisher("", TRIREME)
 
 def publisher(row: Row) -> Publisher:
     """The publisher of a row, with what the row itself says of the trainer."""
-    found = next((p for p in PUBLISHERS if re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
+    year = row.whole("year") or 0
+    found = next((p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
     return replace(found, framework=_as_noted(row, found.framework))
 
 
 def _as_noted(row: Row, framework: Framework) -> Framework:
     """The kernels and modes that a row names in its notes and cells."""
     changes: dict[str, object] = {}
+    if re.search("maxtext|paxml", row.text("model").lower()):
+        framework = trainers.JAX
     if "zero-3" in row.text("zero_stage_or_sharding").lower() and framework.name.startswith("Megatron"):
         framework = trainers.DEEPSPEED
     kernel = row.kernel
@@ -65,7 +72,7 @@ def _as_noted(row: Row, framework: Framework) -> Framework:
         changes["attention"] = _kernel(kernel)
         changes["causal_skip"] = "flash" in kernel
         changes["fused_norm"] = "RMS" in kernel
-    notes = row.notes.lower()
+    notes = f"{row.notes.lower()}; {row.text('precision').lower()}; {row.text('zero_stage_or_sharding').lower()}"
     for words, change in NOTES:
         if re.search(words, notes):
             changes |= change
@@ -82,12 +89,13 @@ def _kernel(name: str) -> str:
 
 
 NOTES: tuple[tuple[str, dict[str, object]], ...] = (
+    (r"full cpu offload|pa_cpu=y|cpu offload variant: following", {"offloaded": True}),
     (r"\beager\b", {"pointwise": "eager"}),
-    (r"async tp", {"tensor_overlap": True}),
+    (r"async tp", {"tensor_overlap": "all"}),
     (r"no overlap", {"gradient_overlap": False, "gather_overlap": False}),
     (r"no all-reduce overlap", {"gradient_overlap": False, "gather_overlap": False}),
     (r"no broadcast overlap", {"gather_overlap": False}),
-    (r"fp32 grad accumulation", {"gradient_bytes": 4, "reduce_bytes": 4}),
+    (r"fp32 grad accumulation|bf16optimizer", {"gradient_bytes": 6, "reduce_bytes": 4}),  # bf16 gradients and their 4-byte sum
 )
 SELECTIVE = ((r"per-op|default policy|graph pass", "per_op"), (r"layernorm|moe_act|mla_up_proj", "norms"))
 """What the words of the recompute column mean."""

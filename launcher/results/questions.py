@@ -41,6 +41,17 @@ class Question:
     framework: Framework
     publisher: Publisher
 
+    @property
+    def recompute_unknown(self) -> bool:
+        """The source does not say what is recomputed. A run that was published fitted, so what fits is assumed."""
+        return not (self.row.text("recompute") or self.publisher.recompute)
+
+    def recomputing(self) -> Question:
+        """The same question with full recomputation."""
+        layout = self.layout.copy()
+        layout["recompute"] = RECOMPUTE.index("full")
+        return dataclasses.replace(self, layout=layout)
+
 
 def question(row: Row, hardware: dict[str, HardwareConfig]) -> Question:
     """The question that ``row`` poses. ``Unanswerable`` with the reason when it does not say enough."""
@@ -73,7 +84,7 @@ def shape_of(row: Row, who: Publisher) -> Shape:
     layers, hidden, seq = row.whole("layers"), row.whole("hidden"), row.whole("seq")
     if not (layers and hidden and seq):
         raise Unanswerable("layers, hidden or seq not given")
-    arch = row.text("arch") or "gpt"
+    arch = row.text("arch") or ("llama" if "llama" in row.text("model").lower() else "gpt")
     if arch not in ("gpt", "llama", "moe"):
         raise Unanswerable(f"no model of the {arch} architecture")
     experts, ffn = _experts(row) if arch == "moe" else (None, None)
@@ -157,7 +168,7 @@ def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
         "schedule": SCHEDULES.index("interleaved" if virtual > 1 else "1f1b"),
         "sequence_parallel": tensor > 1 and (who.sequence_parallel if row.yes("sequence_parallel") is None else row.yes("sequence_parallel")),
     }  # fmt: skip
-    for name, value in {**values, **_recompute(row), **_sharding(row, who, data, context)}.items():
+    for name, value in {**values, **_recompute(row.text("recompute") or who.recompute), **_sharding(row, who, data, context)}.items():
         record[name] = value
     return record, batch
 
@@ -167,8 +178,8 @@ def _likely_micro_batch(batch: int, data: int, pipeline: int) -> int:
     return 1 if pipeline > 1 else max(1, min(4, batch // data))
 
 
-def _recompute(row: Row) -> dict[str, int]:
-    text = row.text("recompute").lower()
+def _recompute(words: str) -> dict[str, int]:
+    text = words.lower()
     values = {"recompute": RECOMPUTE.index("none"), "recompute_layers": -1, "recompute_every": 1}
     if found := re.match(r"(\d+) layers", text):
         values |= {"recompute": RECOMPUTE.index("full"), "recompute_layers": int(found.group(1))}
