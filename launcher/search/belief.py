@@ -24,10 +24,11 @@ class Prior:
     """How far the cost model is trusted, as standard deviations of logarithms. From the published sweeps (tests/search)."""
 
     cluster: float = 0.30  # a
-    part: float = 0.30  # c_k
-    layout: float = 0.05  # l
-    reach: float = 1.5  # distance in layout space (doublings of a degree) over which l forgets
+    part: float = 0.20  # c_k
+    layout: float = 0.08  # l
+    reach: float = 1.2  # distance in layout space (doublings of a degree) over which l forgets
     noise: float = 0.02
+    transfer: float = 0.04  # noise of a measurement on fewer nodes as one of the full size
     memory: float = 0.10  # the cluster's factor on memory
     memory_noise: float = 0.06
 
@@ -66,12 +67,14 @@ class TimeBelief:
     shares: list[np.ndarray] = field(default_factory=list)  # of each measured trial
     features: list[np.ndarray] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)  # log(measured / predicted)
+    noise: list[float] = field(default_factory=list)
 
-    def observe(self, parts: np.ndarray, features: np.ndarray, seconds: float) -> None:
-        """A trial whose predicted ``parts`` add up to a prediction took ``seconds``."""
+    def observe(self, parts: np.ndarray, features: np.ndarray, seconds: float, full: bool = True) -> None:
+        """A trial whose predicted ``parts`` add up to a prediction took ``seconds``; at full size or on fewer nodes."""
         self.shares.append(parts / parts.sum())
         self.features.append(features)
         self.ratios.append(float(np.log(seconds / parts.sum())))
+        self.noise.append(self.prior.noise if full else self.prior.transfer)
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of every candidate's log step time."""
@@ -81,7 +84,7 @@ class TimeBelief:
         if self.ratios:
             seen_shares, seen_features = np.array(self.shares), np.array(self.features)
             gram = self._covariance(seen_shares, seen_features, seen_shares, seen_features)
-            gram += self.prior.noise**2 * np.eye(len(gram))
+            gram += np.diag(np.square(self.noise))
             cross = self._covariance(shares, features, seen_shares, seen_features)
             weights = np.linalg.solve(gram, np.column_stack([np.array(self.ratios)[:, None], cross.T]))
             mean = mean + cross @ weights[:, 0]
@@ -105,9 +108,9 @@ class MemoryBelief:
         self.grid = np.linspace(-4, 4, 81) * self.prior.memory
         self.log_weight = -0.5 * (self.grid / self.prior.memory) ** 2
 
-    def observe(self, predicted: float, ran: bool, peak: float | None = None) -> None:
-        """A trial predicted to need ``predicted`` bytes ran or ran out of memory; ``peak`` is what it was seen to use."""
-        if peak is not None:
+    def observe(self, predicted: float, ran: bool, peak: float = 0.0) -> None:
+        """A trial predicted to need ``predicted`` bytes ran or ran out of memory; ``peak`` is what it was seen to use, if it was."""
+        if peak:
             self.log_weight += -0.5 * ((np.log(peak / predicted) - self.grid) / self.prior.memory_noise) ** 2
             return
         fits = normal_cdf(self._margin(np.array([predicted]))[0])

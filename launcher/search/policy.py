@@ -8,6 +8,7 @@ Trials on fewer nodes are followed by trials of the best ones at full size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -35,13 +36,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What came of a trial. ``seconds`` is the median step time; None: it did not run, for ``reason``."""
+    """What came of a trial. ``seconds`` is the median step time; infinite: it did not run, for ``reason``."""
 
-    seconds: float | None
-    reason: Reason | None = None
-    peak_bytes: float | None = None
+    seconds: float = math.inf
+    reason: Reason = Reason.ERROR
+    peak_bytes: float = 0.0  # 0: not known
     gpu_hours: float = 0.0
     hours: float = 0.0
+
+    @property
+    def ran(self) -> bool:
+        return math.isfinite(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -71,32 +76,36 @@ class Policy:
         self.verified: dict[int, float] = {}
         self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
 
-    def next(self) -> Trial | Stop:
-        """The trial to run now, or the reason to stop."""
+    def next(self, count: int = 1) -> list[Trial] | Stop:
+        """Up to ``count`` trials to run now, the most promising first, or the reason to stop."""
         if limit := self._limit():
             return Stop(limit)
         mean, spread = self.time.posterior()
         fits = self.memory.fits()
-        untried = np.array([i not in self.tried for i in range(len(self.candidates))], dtype=bool)
+        untried = np.ones(len(self.candidates), dtype=bool)
+        untried[list(self.tried)] = False
         best = self.best_seconds()
         if best is None:
             worth = np.where(untried & (fits >= HOPELESS), fits * np.exp(mean.min() - mean), 0.0)
-            return self._trial(int(worth.argmax())) if worth.max() > 0 else Stop("no layout is likely to fit into memory")
-        if (untried & (self.chances(mean, spread, fits) >= self.settings.doubt)).any():
-            return self._trial(int(np.where(untried, expected_gain(mean, spread, best) * fits, -1.0).argmax()))
-        return self._verification() or Stop(f"no untried layout is likely to be faster by {self.settings.tolerance:.0%}")
+            nothing: Trial | Stop = Stop("no layout is likely to fit into memory" if not self.tried else "no layout that may fit is left")
+        else:
+            plausible = untried & (self.chances(mean, spread, fits) >= self.settings.doubt)
+            worth = np.where(untried, expected_gain(mean, spread, best) * fits, 0.0) if plausible.any() else np.zeros(len(untried))
+            nothing = self._verification() or Stop(f"no untried layout is likely to be faster by {self.settings.tolerance:.0%}")
+        order = np.argsort(-worth, kind="stable")[:count]
+        trials = [self._trial(int(i)) for i in order if worth[i] > 0]
+        return trials or (nothing if isinstance(nothing, Stop) else [nothing])
 
     def observe(self, trial: Trial, measured: Measurement) -> None:
         """Learn from a finished trial. Failures that are no fault of the layout teach nothing but cost what they cost."""
         index = trial.index
         parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
         self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
-        if measured.seconds is not None:
-            self.time.observe(parts[index], self.candidates.features[index], measured.seconds)
-        if measured.seconds is not None or measured.reason is Reason.OUT_OF_MEMORY:
-            self.memory.observe(float(memory[index]), measured.seconds is not None, measured.peak_bytes)
-        ratio = float(self.candidates.parts[index].sum() / parts[index].sum())
-        seconds = float("inf") if measured.seconds is None else measured.seconds * ratio
+        if measured.ran:
+            self.time.observe(parts[index], self.candidates.features[index], measured.seconds, self._is_full(trial))
+        if measured.ran or measured.reason is Reason.OUT_OF_MEMORY:
+            self.memory.observe(float(memory[index]), measured.ran, measured.peak_bytes)
+        seconds = measured.seconds * float(self.candidates.parts[index].sum() / parts[index].sum())
         self.tried[index] = seconds
         if self._is_full(trial):
             self.verified[index] = seconds
@@ -109,16 +118,25 @@ class Policy:
 
     def ranking(self) -> list[int]:
         """Candidates that ran, fastest first; those measured at full size before those that were not."""
-        ran = [i for i, seconds in self.tried.items() if np.isfinite(seconds)]
-        return sorted(ran, key=lambda i: (not np.isfinite(self.verified.get(i, np.inf)) and bool(self.verified), self._seconds(i)))
+        ran = [i for i in self.tried if math.isfinite(self.seconds_of(i))]
+        return sorted(ran, key=lambda i: (bool(self.verified) and i not in self.verified, self.seconds_of(i)))
 
     def best_seconds(self) -> float | None:
         """Full-size step time of the best so far."""
-        finite = [self._seconds(i) for i, seconds in self.tried.items() if np.isfinite(seconds) and np.isfinite(self.verified.get(i, 0.0))]
-        return min(finite, default=None)
+        return min((s for s in map(self.seconds_of, self.tried) if math.isfinite(s)), default=None)
 
-    def _seconds(self, index: int) -> float:
+    def seconds_of(self, index: int) -> float:
+        """Full-size step time of a candidate that was tried: measured, or scaled up from fewer nodes; infinite if it did not run."""
         return self.verified.get(index, self.tried[index])
+
+    def believed(self, index: int) -> float:
+        """Step time of a candidate by the corrected model."""
+        return float(np.exp(self.time.posterior()[0][index]))
+
+    def grid_gpu_hours(self, steps: int, world_size: int) -> float:
+        """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model."""
+        seconds = np.exp(self.time.posterior()[0]) * self.memory.fits() * steps + self.settings.start_s
+        return float(seconds.sum() * world_size / 3600)
 
     def _is_full(self, trial: Trial) -> bool:
         return trial.full or self.small.parts is self.candidates.parts
@@ -133,7 +151,7 @@ class Policy:
         """The next of the best that has been measured on fewer nodes only."""
         if self.small.parts is self.candidates.parts:
             return None
-        leaders = sorted((i for i, seconds in self.tried.items() if np.isfinite(seconds)), key=lambda i: self.tried[i])
+        leaders = sorted((i for i in self.tried if math.isfinite(self.seconds_of(i))), key=self.seconds_of)
         for index in leaders[: self.settings.verify]:
             if index not in self.verified:
                 return self._trial(index, full=True)

@@ -6,7 +6,7 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from launcher.config.schema import ClusterConfig
+from launcher.config.schema import ClusterConfig, Config
 from trainer.config import LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, resolve_model, to_dict
 
 HEADER = "# @package _global_\n"
@@ -19,16 +19,21 @@ def recipe(
     layout: LayoutConfig | None = None,
     cluster: ClusterConfig | None = None,
     hardware: str | None = None,
+    default: Config | None = None,
 ) -> dict[str, Any]:
-    """The recipe as nested data. ``hardware`` is the name of a file of conf/hardware; without one only the cluster's size is kept."""
+    """The recipe as nested data: what differs from ``default``, the composed configuration without any override.
+
+    ``hardware`` is the name of a file of conf/hardware; without one only the cluster's size is kept.
+    """
+    default = default or Config()
     made: dict[str, Any] = {}
     if hardware:
         made["defaults"] = [{"override /hardware": hardware}]
-    made["model"] = changes(underived(model), ModelConfig())
+    made["model"] = changes(underived(model), default.model)
     if layout is not None:
-        made["layout"] = changes(layout, LayoutConfig(), drop=("data",))
-    made["optimizer"] = changes(optimizer, OptimizerConfig())
-    made["run"] = changes(run, RunConfig())
+        made["layout"] = changes(layout, default.layout, drop=("data",))
+    made["optimizer"] = changes(optimizer, default.optimizer)
+    made["run"] = changes(run, default.run)
     if cluster is not None:
         made["cluster"] = {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
     return made

@@ -110,16 +110,14 @@ def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: 
     policy = Policy(candidates, settings, prior=prior)
     best = float(table.cost.min())
     done: list[Step] = []
-    while isinstance(trial := policy.next(), Trial):
+    while not isinstance(proposed := policy.next(), Stop):
+        trial = proposed[0]
         step = _measure(table, trial, settings, steps, warmup_steps, float(candidates.seconds[trial.index]), best)
-        cost = table.cost[trial.index]
-        ran = step.measured_s is not None
-        reason = None if ran else Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
-        policy.observe(trial, Measurement(float(cost) if ran else None, reason, gpu_hours=step.gpu_hours))
+        reason = Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
+        policy.observe(trial, Measurement(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
         done.append(step)
-    assert isinstance(trial, Stop)
     grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
-    return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, trial.reason, settings.tolerance)
+    return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
 
 
 def measured_seconds(row: Row) -> float | None:

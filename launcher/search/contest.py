@@ -1,0 +1,128 @@
+"""From a plan to the candidates of a search: which layouts enter, and how each is tried on as few nodes as keep its structure. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from launcher.config.schema import Config
+from launcher.cost.layouts import to_layout
+from launcher.cost.model import estimate
+from launcher.search.belief import Candidates
+from launcher.search.candidates import candidates, columns
+from launcher.search.plan import Plan
+from launcher.search.policy import HOPELESS, Policy, Small, Trial
+from trainer.config import ConfigError, LayoutConfig
+from trainer.config.errors import divisors
+
+HOPELESSLY_SLOW = 3.0
+"""Layouts predicted this many times slower than the fastest are not candidates: no model is that wrong between two layouts."""
+SHARDED = ("params", "grads", "optimizer")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The candidates of a search: rows of a plan, the small trials that stand for them, and what is predicted of both."""
+
+    config: Config
+    table: np.ndarray  # layouts at full size
+    candidates: Candidates
+    small_table: np.ndarray
+    small_batch: np.ndarray  # sequences of a step of the small trial
+    small: Small
+
+    def policy(self) -> Policy:
+        return Policy(self.candidates, self.config.search, self.small)
+
+    def layout(self, index: int) -> LayoutConfig:
+        return to_layout(self.table[index])
+
+    def trial_config(self, trial: Trial) -> Config:
+        """The run that measures ``trial``."""
+        if trial.full:
+            return dataclasses.replace(self.config, layout=self.layout(trial.index))
+        layout, batch = to_layout(self.small_table[trial.index]), int(self.small_batch[trial.index])
+        per_node = self.config.cluster.gpus_per_node
+        nodes = -(-layout.tensor * layout.pipeline * (layout.data or 1) // per_node)
+        cluster = dataclasses.replace(self.config.cluster, nodes=nodes)
+        run = dataclasses.replace(self.config.run, global_batch=batch)
+        return dataclasses.replace(self.config, layout=layout, run=run, cluster=cluster)
+
+    def predicted(self, trial: Trial) -> tuple[np.ndarray, float]:
+        """Seconds by part and bytes that are predicted of ``trial``."""
+        if trial.full:
+            return self.candidates.parts[trial.index], float(self.candidates.memory[trial.index])
+        return self.small.parts[trial.index], float(self.small.memory[trial.index])
+
+
+def contest(config: Config, planned: Plan, wanted: Mapping[str, Sequence[Any]] | None = None) -> Contest:
+    """Candidates for the layouts of ``planned``; ``wanted`` keeps only those with given values, by column."""
+    table = planned.space.table
+    keep = np.ones(len(table), dtype=bool)
+    for name, values in (wanted or {}).items():
+        keep &= np.isin(table[name], list(values))
+    if not keep.any():
+        raise ConfigError("no layout that obeys the rules has the values asked for; ask for more of them")
+    seconds, fits = planned.estimate.step_time, planned.estimate.fits
+    hopeful = keep & (fits >= HOPELESS)
+    if not hopeful.any():
+        raise ConfigError(
+            "no layout is likely to fit into memory; use more devices, a smaller model, or recompute more (trireme plan shows by how much)"
+        )
+    rows = np.flatnonzero(hopeful & (seconds <= HOPELESSLY_SLOW * seconds[hopeful].min()))
+    chosen = table[rows]
+    case = dataclasses.replace(planned.case, table=chosen)
+    full = candidates(chosen, estimate(case), case.device.memory)
+    if config.search.nodes == "full":
+        batch = np.full(len(rows), config.run.global_batch)
+        return Contest(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
+    small_table, batch = shrunk(case, config.cluster.gpus_per_node, config.run.global_batch)
+    if (small_table["data"] == chosen["data"]).all():
+        return Contest(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
+    predicted = estimate(dataclasses.replace(case, table=small_table, global_batch=batch))
+    small = Small(columns(predicted.time, len(rows)), np.asarray(predicted.memory_total))
+    return Contest(config, chosen, full, small_table, batch, small)
+
+
+def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each layout with the fewest replicas (two, unless there is one) that fill whole nodes, keep every shard and fit as surely; its batch.
+
+    The micro-batches of a replica stay the same. A state that is sharded over all replicas is sharded over the fewer ones, so that it
+    needs more memory: where that endangers the trial, more replicas are kept.
+    """
+    table, full_fits = case.table, np.asarray(estimate(case).fits)
+    small, step = table.copy(), np.zeros(len(table), dtype=int)
+    ladders = [ladder(int(t) * int(p), int(d), (int(a), int(b), int(c)), gpus_per_node) for t, p, d, a, b, c in _columns(table)]
+    undecided = np.ones(len(table), dtype=bool)
+    while undecided.any():
+        for i in np.flatnonzero(undecided):
+            _resize(small, table, int(i), ladders[i][step[i]])
+        batch = global_batch * small["data"] // table["data"]
+        fits = np.asarray(estimate(dataclasses.replace(case, table=small, global_batch=batch)).fits)
+        undecided &= (fits < 0.9 * full_fits) & (small["data"] < table["data"])
+        step[undecided] += 1
+    return small, batch
+
+
+@cache
+def ladder(model_ranks: int, data: int, shards: tuple[int, int, int], gpus_per_node: int) -> tuple[int, ...]:
+    """Replicas that a trial may have, ascending, ``data`` last."""
+    kept = [factor for factor in shards if factor < data]
+    fewer = [d for d in divisors(data)[:-1] if d >= 2 and (model_ranks * d) % gpus_per_node == 0]
+    return (*(d for d in fewer if all(d % factor == 0 for factor in kept)), data)
+
+
+def _columns(table: np.ndarray) -> list[tuple[Any, ...]]:
+    return list(zip(*(table[name] for name in ("tensor", "pipeline", "data", *SHARDED)), strict=True))
+
+
+def _resize(small: np.ndarray, table: np.ndarray, i: int, data: int) -> None:
+    whole = int(table["data"][i])
+    small["data"][i] = data
+    for name in SHARDED:
+        small[name][i] = data if table[name][i] == whole else table[name][i]

@@ -1,0 +1,194 @@
+"""A search on a cluster: the policy proposes trials, the sweep loop runs them, what they measure goes back to the policy.
+
+The sweep's store is the only state. The policy is a function of the measurements, and trials that have been measured are not run
+again, so that the same command goes on where a killed search stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, cast
+
+from launcher.backends import backend_for
+from launcher.backends.base import Backend
+from launcher.config import resolve
+from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.search.contest import Contest
+from launcher.search.naming import overrides_of
+from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
+from launcher.sweep.run import Point, run_sweep
+from launcher.sweep.store import Record, Store
+from trainer.config import ConfigError, Reason, Status
+
+BackendFor = Callable[[ClusterConfig], Backend]
+Tell = Callable[[Trial, Record, Measurement], None]
+
+
+@dataclass
+class Found:
+    """How a search went. ``trials`` in the order in which they were run."""
+
+    policy: Policy
+    trials: list[tuple[Trial, Record, Measurement]] = field(default_factory=list)
+    reason: str = ""
+    interrupted: bool = False
+
+
+def search(
+    name: str,
+    contest: Contest,
+    overrides: Sequence[str] = (),
+    tell: Tell = lambda *_: None,
+    backends: BackendFor = backend_for,
+) -> Found:
+    """Run the search ``name`` to its end. ``overrides`` is what every trial has besides its layout, for the record."""
+    config = contest.config
+    found = Found(contest.policy())
+    places = _OpenPlaces(config.cluster, backends)
+    store = Store(config.sweep.dir)
+    settings = dataclasses.replace(config.sweep, follow=True)
+    try:
+        while not isinstance(proposed := found.policy.next(config.search.parallel), Stop):
+            for trial, record, measured in _measure(name, contest, proposed, overrides, settings, store, places):
+                if not record.status.final:
+                    found.interrupted, found.reason = True, "interrupted; the same command goes on"
+                    return found
+                found.policy.observe(trial, measured)
+                found.trials.append((trial, record, measured))
+                tell(trial, record, measured)
+    finally:
+        places.close()
+    found.reason = proposed.reason
+    return found
+
+
+def _measure(
+    name: str,
+    contest: Contest,
+    trials: Sequence[Trial],
+    overrides: Sequence[str],
+    settings: SweepConfig,
+    store: Store,
+    places: _OpenPlaces,
+) -> list[tuple[Trial, Record, Measurement]]:
+    """Run ``trials`` side by side and say what came of each."""
+    points = [_point(contest, trial, overrides) for trial in trials]
+    watch = _Watch(store, {})
+    for trial, point in zip(trials, points):
+        if point.config is not None:
+            watch.cuts[store.plan(point, name).id] = trial.cut_s
+    started = time.time()
+    records = run_sweep(name, points, settings, [watch], places)
+    hours = (time.time() - started) / 3600 / len(records)
+    return [(trial, record, measurement(record, hours)) for trial, record in zip(trials, records)]
+
+
+def _point(contest: Contest, trial: Trial, overrides: Sequence[str]) -> Point:
+    config = contest.trial_config(trial)
+    parts, memory = contest.predicted(trial)
+    words = [*overrides, *overrides_of(config.layout)]
+    if not trial.full:
+        words += [f"cluster.nodes={config.cluster.nodes}", f"run.global_batch={config.run.global_batch}"]
+    try:
+        return Point(tuple(words), resolve(config), None, {"step_time_s": float(parts.sum()), "memory_bytes": memory})
+    except ConfigError as error:
+        return Point(tuple(words), None, str(error))
+
+
+def measurement(record: Record, hours: float) -> Measurement:
+    """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran."""
+    result = record.result() or {}
+    gpu_hours = record.world_size * max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0) / 3600
+    done = record.status is Status.DONE
+    seconds = result.get("step_time_s") if done else None
+    if record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN and (steps := measured_steps(record)):
+        seconds = median(steps)
+    peak = result.get("peak_memory_bytes") if done else None
+    return Measurement(float(seconds or math.inf), record.reason or Reason.ERROR, float(peak or 0), gpu_hours, hours)
+
+
+def measured_steps(record: Record) -> list[float]:
+    """Step times of the newest attempt after warm-up, in seconds."""
+    warmup = record.config.get("run", {}).get("warmup_steps", 0)
+    times: dict[int, float] = {}
+    try:
+        lines = (record.directory / "metrics.jsonl").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        step = _metrics(line)
+        if (
+            step.get("attempt") == record.attempt
+            and isinstance(step.get("step"), int)
+            and step["step"] > warmup
+            and step.get("step_time_s")
+        ):
+            times[step["step"]] = float(step["step_time_s"])
+    return [times[step] for step in sorted(times)]
+
+
+def _metrics(line: str) -> dict[str, Any]:
+    """One line of a metrics file; the last may not be whole yet."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+@dataclass
+class _Watch:
+    """Gives a trial up as soon as its steps show that it cannot win."""
+
+    store: Store
+    cuts: dict[str, float | None]  # by trial id
+    asked: set[str] = field(default_factory=set)
+
+    def on_trial(self, record: Record) -> None:
+        """Nothing to do: only steps count."""
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        for record in records:
+            cut = self.cuts.get(record.id)
+            if cut is not None and record.id not in self.asked and cannot_win(steps := measured_steps(record), cut):
+                self.asked.add(record.id)
+                detail = f"{len(steps)} steps of {median(steps):.4g} s at least; the best so far would take {cut:.4g} s"
+                self.store.ask_to_stop(record, Reason.CANNOT_WIN, detail)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _OpenPlaces:
+    """The cluster's backend, kept open from trial to trial: workers start once."""
+
+    def __init__(self, cluster: ClusterConfig, backends: BackendFor):
+        self._cluster, self._backends = cluster, backends
+        self._open: Backend | None = None
+
+    def __call__(self, _cluster: ClusterConfig) -> Backend:
+        self._open = self._open or self._backends(self._cluster)
+        return cast(Backend, _Lent(self._open))
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+
+
+class _Lent:
+    """A backend that its borrower cannot close."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def close(self) -> None:
+        """Left to the owner."""
