@@ -13,7 +13,7 @@ from launcher.backends.base import Backend, Job
 from launcher.backends.logs import log_attempts
 from launcher.config.clusters import cluster_from_dict
 from launcher.sweep.store import Record, Store
-from trainer.config import ConfigError, Status
+from trainer.config import ConfigError
 from trainer.config.errors import listed
 
 HELP = "print or follow a trial's logs"
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 def _newest(record: Record, attempt: int | None) -> Iterator[str]:
     """The log of one attempt, as far as it goes."""
     attempts = log_attempts(record.directory)
-    current = record.status is not Status.PLANNED and attempt in (None, record.attempt)
+    current = record.handle is not None and attempt in (None, record.attempt)
     chosen = record.attempt if current else attempt if attempt is not None else max(attempts, default=record.attempt)
     if attempt is not None and attempt not in attempts and not current:
         raise ConfigError(f"trial {record.id} has no log of attempt {attempt}" + (f"; there is {listed(attempts)}" if attempts else ""))

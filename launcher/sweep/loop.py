@@ -353,6 +353,7 @@ class Loop:
             self._remember(record, verdict, state.bad_nodes)
             record.attempt, record.status = verdict.attempt + 1, Status.PLANNED
             record.reason, record.detail, record.handle = verdict.reason, verdict.detail, None
+            record.submitted, record.started, record.nodes = None, None, ()
             self._store.save(record)
             self._tell(record)
             self._waiting.insert(0, flight)

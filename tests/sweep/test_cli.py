@@ -73,6 +73,15 @@ def test_status_tells_that_a_trial_ended_with_its_killed_launcher(tmp_path: Path
     assert (first["status"], first["reason"], first["detail"]) == ("planned", "node", "its launcher ended, and its ranks with it")
 
 
+def test_logs_of_a_trial_that_waits_for_another_attempt_are_those_of_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (record,) = ended(tmp_path, "ok").sweep().records
+    record.status, record.attempt, record.handle = Status.PLANNED, 1, None
+    Store(tmp_path).save(record)
+    capsys.readouterr()
+    logs.main([record.id, "--rank", "0", "--dir", str(tmp_path)])
+    assert capsys.readouterr().out == "rank 0 of attempt 0 begins\n"
+
+
 def test_status_all_lists_the_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended(tmp_path, "ok")
     sweep(tmp_path, trial("ok", tensor=2, seed=0), name="second")
