@@ -27,7 +27,7 @@ _STREAM_TIMEOUT = (5.0, 330.0)
 """The same for watches, which the server is asked to end after ``WATCH_SECONDS``, and logs."""
 WATCH_SECONDS = 300
 PATIENCE = 600.0
-"""Seconds for which, by default, a request is repeated while the server cannot be reached: an upgrade of its control plane takes minutes."""
+"""Seconds for which a request is repeated, by default, while nobody answers: an upgrade of the control plane takes minutes."""
 _POOL = 64
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -104,7 +104,7 @@ class Client:
                 raise
 
     def watch(self, path: str, **query: Any) -> Iterator[Manifest]:
-        """Changes as they come: ``{"type", "object"}``, until the server ends the watch. ``ApiError`` (410) when it cannot go on from there."""
+        """Changes as they come, ``{"type", "object"}``, until the server ends the watch; ``ApiError`` (410) when it cannot go on."""
         query |= {"watch": "true", "timeoutSeconds": WATCH_SECONDS, "allowWatchBookmarks": "true"}
         for line in self._lines(self._in_namespace(path), query):
             change = json.loads(line)
@@ -114,7 +114,7 @@ class Client:
             yield change
 
     def log(self, pod: str, container: str, since: str | None, follow: bool) -> Iterator[bytes]:
-        """Lines of a container's log, each beginning with its time. ``since``: an RFC 3339 time of whole seconds. ``Unreachable`` if it breaks off."""
+        """Lines of a container's log, each with its time first. ``since``: RFC 3339, whole seconds. ``Unreachable`` if it breaks off."""
         query = {"container": container, "timestamps": "true", "follow": "true" if follow else "false"}
         if since is not None:
             query["sinceTime"] = since

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import queue
 import re
 import threading
@@ -90,7 +91,7 @@ def write_fenced(path: Path, content: bytes, attempt: int) -> None:
         there = None
     if isinstance(there, dict) and isinstance(there.get("attempt"), int) and there["attempt"] > attempt:
         return
-    partial = path.with_name(f".{path.name}.{attempt}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     partial.write_bytes(content)
     partial.replace(path)
 
@@ -128,12 +129,13 @@ class Follower(threading.Thread):
         seen = int(self._cursor.read_text()) if self._cursor.exists() else 0
         saved = time.monotonic()
         try:
-            for seen, line in follow_pod(self._client, self._pod, seen, self._ended, self._stopped):
+            for stamp, line in follow_pod(self._client, self._pod, seen, self._ended, self._stopped):
                 self._unpacker.take(line)
-                if self._unpacker.whole and time.monotonic() - saved > _SAVE_SECONDS:
+                seen = stamp if self._unpacker.whole else seen
+                if time.monotonic() - saved > _SAVE_SECONDS:
                     saved = time.monotonic()
                     self._save(seen)
-            if self._unpacker.whole and seen:
+            if seen:
                 self._save(seen)
         except ApiError as error:
             self._client.complain(explain(error, f"read the log of pod {self._pod}", self._client.namespace))
@@ -159,11 +161,13 @@ def follow_pod(
     Goes on from where it was when a stream breaks off, or the server or the pod's node cannot be asked for a while.
     """
     stopped = stopped or threading.Event()
+    seen = after
     while not stopped.is_set():
         last = over()  # asked before reading, so that nothing written before the end is missed
         try:
-            for after, line in _read_pod(client, pod, after, follow=not last):
-                yield after, line
+            for stamp, line in _read_pod(client, pod, seen, follow=not last):
+                seen = stamp
+                yield stamp, line
         except BackendError:
             last = False
         if last:

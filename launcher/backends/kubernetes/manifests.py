@@ -134,11 +134,11 @@ def _label(text: str) -> str:
 
 def _refuse_passwords(config: str) -> None:
     """A ConfigMap can be read by many: addresses in the run may not carry credentials."""
-    for word in re.findall(r"\w+://\S+", config):
-        if urlsplit(word).password:
+    for address in map(urlsplit, re.findall(r"\w+://\S+", config)):
+        if address.password:
             raise ConfigError(
-                f"an address in the run carries a password (user {urlsplit(word).username!r} at {urlsplit(word).hostname}), which a manifest would show; "
-                "take it out and give it by reference, as in cluster.secrets.MLFLOW_TRACKING_PASSWORD=SECRET/KEY"
+                f"an address in the run carries a password ({address.username}:...@{address.hostname}), which a manifest would "
+                "show; take it out and give it by reference, as in cluster.secrets.MLFLOW_TRACKING_PASSWORD=SECRET/KEY"
             )
 
 

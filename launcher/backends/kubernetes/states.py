@@ -77,7 +77,7 @@ def _started(pods: Sequence[Object]) -> float | None:
     """When the last of the pods began, if all have."""
     states = [container_of(pod) for pod in pods]
     begun = [seconds((state.get("running") or state.get("terminated") or {}).get("startedAt")) for state in states]
-    known = [stamp for stamp in begun if stamp is not None]
+    known = [stamp for stamp in begun if stamp]  # a container that could not start says 1970
     return max(known) if known and len(known) == len(pods) else None
 
 

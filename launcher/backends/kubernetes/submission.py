@@ -76,7 +76,7 @@ class Submission:
             self._wait(deadline, f"Service {job.name} of an earlier run to go away")
 
     def _child(self, manifest: Manifest, owner: Manifest) -> None:
-        """Create one object under the root. One that is there already is ours if the root owns it; one of a former root is on its way out."""
+        """Create one object under the root. One that is there is ours if the root owns it; one of a former root is on its way out."""
         head = {**manifest["metadata"], "ownerReferences": [owner]}
         path, name = self._path(manifest), head["name"]
         deadline = time.monotonic() + self._end_seconds
@@ -96,9 +96,10 @@ class Submission:
         """Read back what was stored: a server that is too old drops, for example, completionMode, and every pod would be rank 0."""
         lost = [path for path in dropped(sent, stored) if not path.startswith("metadata")]
         if lost:
+            workload = next(word for word, kind in KINDS.items() if kind is self._kind)
             raise ConfigError(
-                f"the API server at {self._client.server} is too old for cluster.workload={_word(self._kind)}: it drops {', '.join(lost[:3])} of the "
-                f"{sent['kind']} without a word; use cluster.workload=pods, which every version runs"
+                f"the API server at {self._client.server} is too old for cluster.workload={workload}: of the {sent['kind']} it drops "
+                f"{', '.join(lost[:3])} without a word; use cluster.workload=pods, which every version runs"
             )
 
     def _fence(self, job: Job) -> None:
@@ -130,10 +131,7 @@ def ours(root: Manifest, job: Job) -> Manifest:
     if head.get("labels", {}).get(STORE) != store_of(job):
         whose = head.get("annotations", {}).get(DIRECTORY) or "something other than Trireme"
         raise ConfigError(
-            f"namespace {head['namespace']} has a Service {job.name} already, made for {whose}; wait for it, delete it, or use another cluster.namespace"
+            f"namespace {head['namespace']} has a Service {job.name} already, made for {whose}; "
+            "wait for its end, delete it, or use another cluster.namespace"
         )
     return root
-
-
-def _word(kind: Kind) -> str:
-    return next(word for word, known in KINDS.items() if known is kind)

@@ -24,6 +24,8 @@ from trainer.config.errors import listed, nearest
 Build = Callable[[Job, KubernetesCluster, Manifest], list[Manifest]]
 
 KUEUE = "kueue.x-k8s.io"
+_FAILED = ("Failed", "Aborted", "Terminated")
+"""Conditions, or Volcano's phases, that mean that a workload has given up."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,6 @@ class Kind:
     host0: str  # hostname of pod 0, with {name} for the job's
     build: Build
     complete: str  # condition, or phase, that means that all pods have succeeded
-    failed: tuple[str, ...]  # those that mean that it has given up
 
     @property
     def path(self) -> str:
@@ -75,7 +76,7 @@ def from_text(text: str) -> list[Manifest]:
 
 
 def check_schema(manifest: Manifest) -> None:
-    """Refuse unknown fields and wrong types, which an API server would drop or answer at length. For other groups' kinds: the pod template."""
+    """Refuse unknown fields and wrong types, which a server would drop or answer at length. Of other groups' kinds: the pod template."""
     from kubernetes import client
     from pydantic import ValidationError
 
@@ -84,19 +85,13 @@ def check_schema(manifest: Manifest) -> None:
     if model is None or "volcano" in manifest["apiVersion"]:
         model, part = client.V1PodTemplateSpec, _template_in(manifest)
     try:
-        if part is not None:
-            model.model_validate(part)
+        model.model_validate(part)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(step) for step in first["loc"])
-        problem = (
-            "is not a field of Kubernetes"
-            if first["type"] == "extra_forbidden"
-            else f"is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}"
-        )
-        raise ConfigError(
-            f"{manifest['kind']} {place} {problem}; correct it in cluster.patch, cluster.tolerations, cluster.affinity or where else it was given"
-        ) from None
+        problem = "is not a field of Kubernetes" if first["type"] == "extra_forbidden" else f"is wrong: {first['msg'].lower()}"
+        remedy = "correct it in cluster.patch, cluster.tolerations, cluster.affinity or where else it was given"
+        raise ConfigError(f"{manifest['kind']} {place} {problem}; {remedy}") from None
 
 
 def outcome(kind: Kind, workload: Manifest) -> tuple[str, str, str]:
@@ -106,7 +101,7 @@ def outcome(kind: Kind, workload: Manifest) -> tuple[str, str, str]:
         said = [{"type": status["state"].get("phase"), "status": "True", **status["state"]}]
     else:
         said = [condition for condition in status.get("conditions") or [] if condition.get("status") == "True"]
-    for word, names in (("failed", kind.failed), ("complete", (kind.complete,)), ("suspended", ("Suspended",))):
+    for word, names in (("failed", _FAILED), ("complete", (kind.complete,)), ("suspended", ("Suspended",))):
         for condition in said:
             if condition.get("type") in names:
                 return word, condition.get("reason") or "", condition.get("message") or ""
@@ -189,17 +184,20 @@ def _volcano_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> li
     return [{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": metadata(job, cluster), "spec": spec}]
 
 
+_INDEX = "JOB_COMPLETION_INDEX"
+
 KINDS = {
-    "job": Kind("batch/v1", "Job", "jobs", "JOB_COMPLETION_INDEX", "{name}-0", _indexed_job, "Complete", ("Failed",)),
-    "pods": Kind("v1", "Pod", "pods", "TRIREME_NODE", "{name}-0", _pods, "", ()),
-    "jobset": Kind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets", "JOB_COMPLETION_INDEX", f"{{name}}-{CONTAINER}-0-0", _job_set, "Completed", ("Failed",)),
-    "trainjob": Kind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", "JOB_COMPLETION_INDEX", f"{{name}}-{CONTAINER}-0-0", _train_job, "Complete", ("Failed",)),
-    "volcano": Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", "VC_TASK_INDEX", f"{{name}}-{CONTAINER}-0", _volcano_job, "Completed", ("Failed", "Aborted", "Terminated")),
-}  # fmt: skip
+    "job": Kind("batch/v1", "Job", "jobs", _INDEX, "{name}-0", _indexed_job, "Complete"),
+    "pods": Kind("v1", "Pod", "pods", "TRIREME_NODE", "{name}-0", _pods, ""),
+    "jobset": Kind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets", _INDEX, "{name}-node-0-0", _job_set, "Completed"),
+    "trainjob": Kind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", _INDEX, "{name}-node-0-0", _train_job, "Complete"),
+    "volcano": Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", "VC_TASK_INDEX", "{name}-node-0", _volcano_job, "Completed"),
+}
 """By ``cluster.workload``."""
 
 _TRAIN_JOB_POD = (
-    "affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName", "terminationGracePeriodSeconds", "tolerations", "volumes",
+    "affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName", "terminationGracePeriodSeconds",
+    "tolerations", "volumes",
 )  # fmt: skip
 _FROM_RUNTIME = {"restartPolicy", "subdomain", "enableServiceLinks", "automountServiceAccountToken", "containers"}
 
@@ -211,14 +209,12 @@ def _indexed_spec(job: Job, template: Manifest) -> Manifest:
 
 def _refuse_rest(pod: Manifest, container: Manifest) -> None:
     """A TrainJob can say less than a pod: what it cannot is refused, not forgotten."""
+    usual = {"name": CONTAINER, "imagePullPolicy": "IfNotPresent"}
     rest = [f"spec.{name}" for name in pod if name not in _FROM_RUNTIME]
-    rest += [
-        f"containers.{name}" for name, value in container.items() if name != "name" and (name, value) != ("imagePullPolicy", "IfNotPresent")
-    ]
+    rest += [f"containers.{name}" for name, value in container.items() if usual.get(name) != value]
     if rest:
-        raise ConfigError(
-            f"cluster.workload=trainjob has no place for the pod's {listed(rest)}; set it in the ClusterTrainingRuntime, or use workload=jobset"
-        )
+        remedy = "set it in the ClusterTrainingRuntime, or use workload=jobset"
+        raise ConfigError(f"cluster.workload=trainjob has no place for the pod's {listed(rest)}; {remedy}")
 
 
 def _queued(job: Job, cluster: KubernetesCluster) -> Manifest:
@@ -238,13 +234,12 @@ def _topology(cluster: KubernetesCluster) -> dict[str, str]:
     return {f"{KUEUE}/podset-{'required' if cluster.topology_required else 'preferred'}-topology": cluster.topology}
 
 
-def _template_in(manifest: Manifest) -> Manifest | None:
-    """The pod template inside a kind of another group, where it has a whole one."""
+def _template_in(manifest: Manifest) -> Manifest:
+    """The pod template inside a kind of another group; an empty one where it has none that is whole."""
     spec = manifest["spec"]
     if manifest["kind"] == "JobSet":
-        found: Manifest = spec["replicatedJobs"][0]["template"]["spec"]["template"]
-        return found
-    return spec["tasks"][0]["template"] if "tasks" in spec else None
+        return dict(spec["replicatedJobs"][0]["template"]["spec"]["template"])
+    return dict(spec["tasks"][0]["template"]) if "tasks" in spec else {}
 
 
 class _Dumper(yaml.SafeDumper):

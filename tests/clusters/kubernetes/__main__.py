@@ -17,7 +17,9 @@ from tests.clusters.kubernetes import Cluster, node, obstacle
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("python -m tests.clusters.kubernetes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m tests.clusters.kubernetes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--directory", type=Path, default=Path("/tmp/trireme-kubernetes"), help="(%(default)s)")
     parser.add_argument("--played", type=int, default=4, help="nodes without machines (%(default)s)")
     parser.add_argument("--no-node", action="store_true", help="no kubelet: no root needed, and no pod really runs")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.clusters.kubernetes import build, node
+from tests.clusters.kubernetes import build
 from tests.clusters.kubernetes.control_plane import LAUNCHER_NAMESPACE, POD_NETWORK, ControlPlane, Settings, connect
 from tests.clusters.kubernetes.image import IMAGE
 from tests.clusters.kubernetes.names import Names, Relay

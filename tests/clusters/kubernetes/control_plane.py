@@ -135,8 +135,9 @@ class ControlPlane:
 
     def answers(self, path: str) -> bool:
         """Whether the API server says 200 to the administrator."""
-        from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
+
+        from kubernetes.client.exceptions import ApiException
 
         api = connect(self.kubeconfig)
         _, url, headers, _, _ = api.param_serialize("GET", path, auth_settings=["BearerToken"])

@@ -19,7 +19,7 @@ _FILES = {
 
 
 def save(path: Path, name: str, entrypoint: list[str], program: Path | None = None) -> None:
-    """Write an image archive as ``ctr images import`` reads it. ``program``: a static one that becomes /program."""
+    """Write an image archive as ``ctr images import`` reads it. ``busybox``: a static one, which becomes /busybox."""
     layer = _layer(program)
     config = {
         "architecture": "amd64",
@@ -48,7 +48,7 @@ def _layer(program: Path | None) -> bytes:
         for name, text in _FILES.items():
             _add(layer, name, text.encode())
         if program is not None:
-            _add(layer, "program", program.read_bytes(), 0o755)
+            _add(layer, "busybox", program.read_bytes(), 0o755)
     return stream.getvalue()
 
 

@@ -57,8 +57,9 @@ class Names:
 
     def _addresses(self, labels: list[str]) -> list[str] | None:
         """None if there is no such name."""
-        from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
+
+        from kubernetes.client.exceptions import ApiException
 
         *host, service, namespace = labels[: -len(_DOMAIN)] if labels[-len(_DOMAIN) :] == _DOMAIN else ["", "", "", ""]
         if len(host) > 1 or not service:
@@ -96,7 +97,12 @@ class Relay:
             threading.Thread(target=self._pass, args=(near,), daemon=True).start()
 
     def _pass(self, near: socket.socket) -> None:
-        with near, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)) as far, selectors.DefaultSelector() as waiting:
+        with (
+            near,
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self._port)) as far,
+            selectors.DefaultSelector() as waiting,
+        ):
             waiting.register(near, selectors.EVENT_READ, far)
             waiting.register(far, selectors.EVENT_READ, near)
             while True:

@@ -106,7 +106,7 @@ class Node:
 
     def _import_images(self) -> None:
         busybox = Path(shutil.which("busybox") or "")
-        for name, entry, program in ((PAUSE, ["/program", "sleep", "2147483647"], busybox), (IMAGE, [], None)):
+        for name, entry, program in ((PAUSE, ["/busybox", "sleep", "2147483647"], busybox), (IMAGE, [], None)):
             archive = self.folder / "image.tar"
             save(archive, name, entry, program)
             command = ["ctr", "-a", str(self._socket), "-n", "k8s.io", "images", "import", str(archive)]
@@ -130,7 +130,11 @@ class Node:
 
     def _enter_script(self) -> str:
         folder = self.folder
-        shields = [f"mount --bind {folder}/shield/{name.replace('/', '_')} /proc/sys/{name}" for name in SHIELDED if Path("/proc/sys", name).exists()]
+        shields = [
+            f"mount --bind {folder}/shield/{name.replace('/', '_')} /proc/sys/{name}"
+            for name in SHIELDED
+            if Path("/proc/sys", name).exists()
+        ]
         lines = [
             "#!/bin/sh", "set -e", "mkdir -p /var/lib/kubelet /var/lib/cni", "mount --make-rshared /",
             f"mount --bind {folder}/kubelet /var/lib/kubelet", f"mount --bind {folder}/log /var/log", f"mount --bind {folder}/cni /var/lib/cni",

@@ -170,8 +170,9 @@ class PlayedNodes:
 
     def _patiently(self, act: Callable[[], object]) -> None:
         """Do ``act``, again while the API server is away; give up when the object is not there any more."""
-        from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
+
+        from kubernetes.client.exceptions import ApiException
 
         while not self._closed.is_set():
             try:
