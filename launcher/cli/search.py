@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
     if arguments.replay:
         return replay(arguments)
-    return run(compose(arguments.overrides), arguments.overrides, as_json=arguments.json)
+    return run(compose(arguments.overrides), compose([]), arguments.overrides, as_json=arguments.json)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,8 +61,26 @@ def parser() -> argparse.ArgumentParser:
 # ---------------------------------------------------------------------------------------------------- on a cluster
 
 
-def run(config: Config, overrides: Sequence[str], wanted: Mapping[str, Sequence[Any]] | None = None, as_json: bool = False) -> int:
-    """Search and report. ``wanted`` keeps only layouts with given values, by column (Hydra's sweeper gives them)."""
+def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
+    """What Hydra's sweeper plugin does: search among the values that ``arguments`` give to layout keys, all else fixed."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from launcher.config import to_config
+    from launcher.config.compose import plain_errors
+    from launcher.search.wanted import columns_wanted
+
+    with plain_errors():
+        parsed = list(zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True))
+        swept = {o.key_or_group: list(o.sweep_iterator()) for _, o in parsed if o.is_sweep_override()}
+        fixed = [text for text, o in parsed if not o.is_sweep_override()]
+        config, default = (to_config(context.config_loader.load_sweep_config(base, words)) for words in (fixed, []))
+    return run(config, default, list(arguments), columns_wanted(swept))
+
+
+def run(
+    config: Config, default: Config, overrides: Sequence[str], wanted: Mapping[str, Sequence[Any]] | None = None, as_json: bool = False
+) -> int:
+    """Search and report. ``default`` is the configuration without overrides; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.config import locate_data
     from launcher.search.contest import contest
     from launcher.search.plan import plan
@@ -76,7 +94,7 @@ def run(config: Config, overrides: Sequence[str], wanted: Mapping[str, Sequence[
     say(f"search {name}: {len(planned.space.table):,} layouts, {len(candidates.candidates):,} of them candidates")
     base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "layout=", "search.", "sweep."))]
     found = search(name, candidates, base, tell=lambda *trial: say(line(candidates, *trial)))
-    recipe = write_recipe(name, config, candidates, found, overrides)
+    recipe = write_recipe(name, candidates, found, default, overrides)
     result = document(name, candidates, found, len(planned.space.table), recipe)
     if as_json:
         print(json.dumps(result, indent=2, allow_nan=False))
@@ -158,17 +176,16 @@ def show(result: dict[str, Any]) -> None:
         console.print(f"the winner is a recipe: trireme train recipe={Path(result['recipe']).stem}")
 
 
-def write_recipe(name: str, config: Config, candidates: Contest, found: Found, overrides: Sequence[str]) -> Path | None:
+def write_recipe(name: str, candidates: Contest, found: Found, default: Config, overrides: Sequence[str]) -> Path | None:
     """The winner under ``<sweep.dir>/recipe/``, where ``recipe=NAME`` finds it."""
-    from launcher.config import compose
     from launcher.search.recipe import as_yaml, recipe
 
-    ranking = found.policy.ranking()
+    config, ranking = candidates.config, found.policy.ranking()
     if not ranking or found.interrupted:
         return None
     hardware = next((o.split("=", 1)[1] for o in overrides if o.startswith("hardware=")), None)
     layout, best = candidates.layout(ranking[0]), found.policy.seconds_of(ranking[0])
-    made = recipe(config.model, config.optimizer, config.run, layout, config.cluster, hardware, compose([]))
+    made = recipe(config.model, config.optimizer, config.run, layout, config.cluster, hardware, default)
     made["expect"] = {"step_time_s": float(f"{best:.4g}"), "tolerance": 0.05, "source": f"trireme search, sweep {name}"}
     path = Path(config.sweep.dir) / "recipe" / f"{config.search.recipe or name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,10 +248,10 @@ def show_replays(replays: Sequence[Replay]) -> None:
     console.print(made)
     reached = [each.trials_to_best for each in replays if each.trials_to_best is not None]
     spent, grid = sum(each.gpu_hours for each in replays), sum(each.grid_gpu_hours for each in replays)
+    in_mean, in_all = sum(reached) / max(len(reached), 1), sum(len(each.steps) for each in replays) / len(replays)
     console.print(
-        f"{len(replays)} tables; within {replays[0].tolerance:.0%} of the best in {len(reached)}, after {sum(reached) / max(len(reached), 1):.1f} "
-        f"trials in the mean; {sum(len(each.steps) for each in replays) / len(replays):.1f} trials until the search stops; "
-        f"{spent:.4g} of {grid:.4g} GPU-hours ({spent / grid:.1%})"
+        f"{len(replays)} tables; within {replays[0].tolerance:.0%} of the best in {len(reached)}, after {in_mean:.1f} trials in the mean; "
+        f"{in_all:.1f} trials until the search stops; {spent:.4g} of {grid:.4g} GPU-hours ({spent / grid:.1%})"
     )
 
 

@@ -69,12 +69,12 @@ class TimeBelief:
     ratios: list[float] = field(default_factory=list)  # log(measured / predicted)
     noise: list[float] = field(default_factory=list)
 
-    def observe(self, parts: np.ndarray, features: np.ndarray, seconds: float, full: bool = True) -> None:
-        """A trial whose predicted ``parts`` add up to a prediction took ``seconds``; at full size or on fewer nodes."""
+    def observe(self, parts: np.ndarray, features: np.ndarray, seconds: float, noise: float = 0.0, full: bool = True) -> None:
+        """A trial whose predicted ``parts`` add up to a prediction took ``seconds``, give or take ``noise``; on all nodes or fewer."""
         self.shares.append(parts / parts.sum())
         self.features.append(features)
         self.ratios.append(float(np.log(seconds / parts.sum())))
-        self.noise.append(self.prior.noise if full else self.prior.transfer)
+        self.noise.append(max(self.prior.noise if full else self.prior.transfer, noise))
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of every candidate's log step time."""

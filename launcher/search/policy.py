@@ -40,6 +40,7 @@ class Measurement:
 
     seconds: float = math.inf
     reason: Reason = Reason.ERROR
+    noise: float = 0.0  # relative standard error of ``seconds``, as far as it is known
     peak_bytes: float = 0.0  # 0: not known
     gpu_hours: float = 0.0
     hours: float = 0.0
@@ -102,7 +103,7 @@ class Policy:
         parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
         self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
         if measured.ran:
-            self.time.observe(parts[index], self.candidates.features[index], measured.seconds, self._is_full(trial))
+            self.time.observe(parts[index], self.candidates.features[index], measured.seconds, measured.noise, self._is_full(trial))
         if measured.ran or measured.reason is Reason.OUT_OF_MEMORY:
             self.memory.observe(float(memory[index]), measured.ran, measured.peak_bytes)
         seconds = measured.seconds * float(self.candidates.parts[index].sum() / parts[index].sum())

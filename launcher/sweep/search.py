@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, cast
 
 from launcher.backends import backend_for
@@ -106,11 +106,19 @@ def measurement(record: Record, hours: float) -> Measurement:
     result = record.result() or {}
     gpu_hours = record.world_size * max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0) / 3600
     done = record.status is Status.DONE
-    seconds = result.get("step_time_s") if done else None
-    if record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN and (steps := measured_steps(record)):
-        seconds = median(steps)
+    given_up = record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN
+    steps = measured_steps(record) if done or given_up else []
+    seconds = result.get("step_time_s") if done else median(steps) if steps else None
     peak = result.get("peak_memory_bytes") if done else None
-    return Measurement(float(seconds or math.inf), record.reason or Reason.ERROR, float(peak or 0), gpu_hours, hours)
+    return Measurement(float(seconds or math.inf), record.reason or Reason.ERROR, noise_of(steps), float(peak or 0), gpu_hours, hours)
+
+
+def noise_of(steps: Sequence[float]) -> float:
+    """Relative standard error of the median of ``steps``: 1.25 standard deviations over root n, the deviation from the quartiles."""
+    if len(steps) < 4:
+        return 0.0
+    low, middle, high = quantiles(steps, n=4)
+    return 1.25 * (high - low) / 1.35 / math.sqrt(len(steps)) / middle
 
 
 def measured_steps(record: Record) -> list[float]:
