@@ -37,8 +37,8 @@ def _sharding_words(layout: Mapping[str, Any]) -> list[str]:
 
 def seconds(value: float | None) -> str:
     """``1.23 s``, ``45.6 ms``; three digits that matter, ``-`` when unknown."""
-    if value is None:
-        return "-"
+    if not value:
+        return "-" if value is None else "0"
     scale, unit = next(((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if value >= scale), (1e-6, "µs"))
     return f"{_three(value / scale)} {unit}"
 

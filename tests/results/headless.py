@@ -20,7 +20,7 @@ PATIENCE_S = 90.0
 class Page:
     """One browser with one tab. Use as a context manager."""
 
-    def __init__(self, profile: Path, *, width: int = 1400, height: int = 900, dark: bool = False):
+    def __init__(self, profile: Path, *, width: int = 1400, height: int = 900):
         command_in, self._out = os.pipe()
         self._in, answers_out = os.pipe()
         # The protocol fixes descriptors 3 and 4; the shell puts the pipes there whatever their numbers are here.
@@ -43,8 +43,6 @@ class Page:
         for domain in ("Page", "Network"):
             self._call(f"{domain}.enable")
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def __enter__(self) -> Page:
         return self
@@ -59,6 +57,10 @@ class Page:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+    def prefer(self, dark: bool) -> None:
+        """What the person at the browser likes."""
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)

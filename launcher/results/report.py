@@ -1,0 +1,239 @@
+"""``report.html``: everything that a sweep showed on one page that needs no network, no script and no server.
+
+The page's words are in ``report.html.j2``, which escapes whatever it is given; the pictures come from ``plots.py`` and
+``timeline.py``. What is gathered here is plain data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.results import labels, plots, timeline
+from launcher.results.measurements import measure, newest_logs, read_failures, read_steps, read_timeline, tail
+from launcher.results.plots import Series
+from launcher.results.ranking import Measurement, leaders, notch, positive, rank
+from launcher.results.timeline import Timeline
+from launcher.sweep.files import write_text
+from launcher.sweep.store import Record, Sweep
+from trainer.config import Status
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+COLOURS = 8
+"""Colours of the palette; more trials share them."""
+PICTURES_BYTES = 500_000
+"""Timelines are drawn, fastest trial first, until they make up so much of the page."""
+TAIL_LINES, TAIL_BYTES, TAIL_FILES = 30, 8192, 3
+"""How much of an unsuccessful trial's logs is shown."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial with all that the page says of it."""
+
+    measured: Measurement
+    name: str  # unique in the page
+    record: Record
+    result: Mapping[str, Any]
+    series: Series
+    timeline: Timeline | None
+
+
+@dataclass(frozen=True)
+class LossGroup:
+    """Trials that train the same model on the same data: their losses must coincide."""
+
+    curves: Markup
+    differences: Markup | None
+    trials: Sequence[Trial]
+    widest: tuple[float, int, str, str] | None  # relative difference, step, and the two trials
+
+
+def write_report(sweep: Sweep, path: Path) -> None:
+    """Write the page of ``sweep`` to ``path``, replacing what is there."""
+    write_text(path, render(sweep))
+
+
+def render(sweep: Sweep) -> str:
+    """The whole page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("launcher.results", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "seconds": labels.seconds, "amount": labels.amount, "memory": labels.memory, "percent": labels.percent, "plain": printable,
+    }  # fmt: skip
+    return environment.get_template("report.html.j2").render(page(sweep))
+
+
+def page(sweep: Sweep) -> dict[str, Any]:
+    """What the template shows, by name."""
+    trials = gather(sweep.records)
+    timed = [trial for trial in trials if trial.series.times and trial.measured.place]
+    series = [trial.series for trial in timed]
+    drawn, left_out = pictures(timed)
+    foreseen = [s for s in series if s.predicted]
+    failed = [trial for trial in trials if trial.measured.status in (Status.FAILED, Status.STOPPED, Status.PRUNED)]
+    optional = ("predicted_step_time_s", "predicted_memory_bytes", "mfu")
+    return {
+        "sweep": sweep, "trials": trials, "made": stamp(time.time()), "created": stamp(sweep.created), "facts": facts(trials),
+        "best": leaders([trial.measured for trial in trials]), "names": {trial.measured.trial: trial.name for trial in trials},
+        "slowest": timed[-1] if len(timed) > 1 else None, "counts": counts(trials), "labels": labels,
+        "step_times": plots.step_times(series) if series else None,
+        "split": _parts(timed, split, plots.PHASES), "memory": _parts(timed, memory_parts, plots.STATES),
+        "predictions": plots.predictions(foreseen) if foreseen else None, "prediction_error": mean_error(foreseen),
+        "losses": loss_groups(trials), "timelines": drawn, "timelines_left_out": left_out,
+        "unsuccessful": [(trial, said(trial.record)) for trial in failed],
+        "any": {name: any(getattr(trial.measured, name) for trial in trials) for name in optional},
+    }  # fmt: skip
+
+
+# -- gathering ------------------------------------------------------------------------------------------------------------------
+
+
+def gather(records: Sequence[Record]) -> list[Trial]:
+    """Every trial of the sweep with what its directory holds, in the order of the ranking."""
+    by_id = {record.id: record for record in records}
+    ranked = rank(measure(by_id.values()))
+    names = unique_names(ranked)
+    return [_trial(measured, by_id[measured.trial], name, index % COLOURS) for index, (measured, name) in enumerate(zip(ranked, names))]
+
+
+def _trial(measured: Measurement, record: Record, name: str, colour: int) -> Trial:
+    result, steps = record.result() or {}, read_steps(record.directory)
+    warmup = record.config.get("run", {}).get("warmup_steps", 0)
+    times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]
+    losses = {s["step"]: float(s["loss"]) for s in steps if isinstance(s.get("loss"), (int, float))}
+    series = Series(name, colour, times, notch(measured), measured.predicted_step_time_s, losses)
+    return Trial(measured, name, record, result, series, Timeline.read(read_timeline(record.directory)))
+
+
+def unique_names(ranked: Sequence[Measurement]) -> list[str]:
+    """A trial's layout in words, or its overrides where it has none; with its id where another has the same."""
+    words = [labels.layout_label(m.layout) if m.layout else " ".join(m.overrides) for m in ranked]
+    return [word if words.count(word) == 1 else f"{word} · {m.trial[:4]}" for word, m in zip(words, ranked)]
+
+
+def facts(trials: Sequence[Trial]) -> dict[str, str]:
+    """What all trials have in common, for the head of the page."""
+    config: Mapping[str, Any] = next((trial.record.config for trial in trials if trial.record.config), {})
+    cluster: Mapping[str, Any] = next((trial.record.cluster for trial in trials if trial.record.cluster), {})
+    versions: dict[str, Any] = next((v for trial in trials if isinstance(v := trial.result.get("versions"), dict)), {})
+    model = "{family}, {layers} layers, hidden {hidden}, {heads} heads, sequence {seq}, vocabulary {vocab}"
+    run = "global batch {global_batch}, {precision}, {steps} steps, seed {seed}"
+    found = {
+        "model": model.format_map(config["model"]) if config else "",
+        "run": run.format_map(config["run"]) if config else "",
+        "cluster": "{backend}, {nodes} x {gpus_per_node} ranks".format_map(cluster) if cluster else "",
+        "hardware": cluster["hardware"]["name"] if cluster else "",
+        "code": next((trial.record.commit[:12] for trial in trials if trial.record.commit), ""),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    return {name: words for name, words in found.items() if words}
+
+
+def counts(trials: Sequence[Trial]) -> str:
+    """``3 done, 1 failed``."""
+    found = {status.value: sum(trial.measured.status is status for trial in trials) for status in Status}
+    return ", ".join(f"{count} {status}" for status, count in found.items() if count)
+
+
+def said(record: Record) -> dict[str, Any]:
+    """What an unsuccessful trial left: the ranks' own words, and the ends of their logs."""
+    words = [f"rank {f.get('rank')}: {f.get('message')}" for f in read_failures(record.directory) if f.get("attempt") == record.attempt]
+    failures = [line for line in words if line != record.detail]
+    logs = {log.name: "\n".join(tail(log, TAIL_BYTES).splitlines()[-TAIL_LINES:]) for log in newest_logs(record.directory)[:TAIL_FILES]}
+    return {"failures": failures, "logs": logs}
+
+
+# -- pictures -------------------------------------------------------------------------------------------------------------------
+
+
+def pictures(trials: Sequence[Trial]) -> tuple[list[tuple[Trial, Markup]], int]:
+    """The timelines of as many trials as the page has room for, the fastest first; and how many had to be left out."""
+    drawn: list[tuple[Trial, Markup]] = []
+    have = [trial for trial in trials if trial.timeline is not None]
+    size = 0
+    for trial in have:
+        assert trial.timeline is not None
+        image = timeline.picture(trial.timeline, f"pipeline of {trial.name}")
+        size += len(image)
+        if drawn and size > PICTURES_BYTES:
+            break
+        drawn.append((trial, image))
+    return drawn, len(have) - len(drawn)
+
+
+def loss_groups(trials: Sequence[Trial]) -> list[LossGroup]:
+    """One overlay for each set of trials that must train alike: same model, data, optimizer, batch, seed and precision."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if trial.series.losses:
+            groups.setdefault(problem(trial.record.config), []).append(trial)
+    found = []
+    for group in groups.values():
+        series = [trial.series for trial in group]
+        found.append(LossGroup(plots.loss_curves(series), plots.loss_differences(series), group, plots.widest_gap(series)))
+    return found
+
+
+def problem(config: Mapping[str, Any]) -> str:
+    """All of a configuration that decides the losses, whatever the layout."""
+    run = {name: config["run"].get(name) for name in ("global_batch", "seed", "precision")} if "run" in config else {}
+    return json.dumps([config.get("model"), config.get("data"), config.get("optimizer"), run], sort_keys=True)
+
+
+def _parts(trials: Sequence[Trial], series_of: Any, order: Sequence[str]) -> Markup | None:
+    found = [series for series in map(series_of, trials) if series.parts]
+    return plots.stacked(found, order, labels.memory if order is plots.STATES else labels.seconds) if found else None
+
+
+def memory_parts(trial: Trial) -> Series:
+    """Counted bytes of the fullest rank by part; the peak is what the device really held."""
+    measured = trial.measured
+    return Series(
+        trial.name, trial.series.colour, parts=_amounts(trial.result.get("memory")), mark=measured.peak_memory_bytes,
+        foreseen=measured.predicted_memory_bytes,
+    )  # fmt: skip
+
+
+def split(trial: Trial) -> Series:
+    """Where the time of a step goes, in the mean over ranks; ``other`` is what no part accounts for."""
+    parts, whole = _amounts(trial.result.get("step_split_s")), trial.measured.step_time_s
+    if parts and whole:
+        parts["other"] = parts.get("other", 0.0) + max(0.0, whole - sum(parts.values()))
+    return Series(trial.name, trial.series.colour, parts=parts, mark=whole if parts else None)
+
+
+def mean_error(foreseen: Sequence[Series]) -> float | None:
+    """Mean size of the relative error of predicted step times."""
+    errors = [labels.error_of(s.predicted, statistics.median(s.times)) for s in foreseen]
+    return statistics.fmean(abs(e) for e in errors if e is not None) if foreseen else None
+
+
+def _amounts(values: Any) -> dict[str, float]:
+    known = values.items() if isinstance(values, dict) else ()
+    return {str(name): number for name, value in known if (number := positive(value))}
+
+
+# -- words ----------------------------------------------------------------------------------------------------------------------
+
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\t\n\x20-\x7e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def printable(words: object) -> str:
+    """Text without terminal colours and control characters, which a page may not hold."""
+    return _UNPRINTABLE.sub("", str(words))
+
+
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
