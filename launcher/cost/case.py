@@ -134,7 +134,7 @@ class Case:
 
     def data_group(self, size: Number, stride: Number = 1) -> Group:
         """``size`` replicas, each ``stride`` replicas from the next."""
-        return Group.placed(self.device, size, self.data_stride * stride)
+        return Group.placed(self.device, size, self.data_stride * stride, self.framework.single_rail)
 
     @cached_property
     def stages_apart(self) -> np.ndarray:

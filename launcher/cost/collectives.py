@@ -18,15 +18,17 @@ from launcher.cost.shape import Number
 
 @dataclass(frozen=True)
 class Group:
-    """``size`` ranks that talk to each other, ``near`` of them in one link domain."""
+    """``size`` ranks that talk to each other, ``near`` of them in one link domain, sending through ``rails`` network ports of it."""
 
     size: Number
     near: Number
+    rails: Number
 
     @classmethod
-    def placed(cls, device: Device, size: Number, stride: Number) -> Group:
+    def placed(cls, device: Device, size: Number, stride: Number, single_rail: bool = False) -> Group:
         """A group whose neighbours are ``stride`` ranks apart; domains are filled rank by rank."""
-        return cls(size, np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1)))
+        near = np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1))
+        return cls(size, near, 1 if single_rail else near)
 
     @property
     def far(self) -> Number:
@@ -37,7 +39,7 @@ class Group:
 def bus(device: Device, constants: Constants, group: Group) -> Number:
     """Ring rate in bytes/s per rank."""
     link = device.link * constants.link
-    network = device.network * constants.network * group.near / (1 + constants.crowd * np.log2(np.maximum(group.far / 2, 1)))
+    network = device.network * constants.network * group.rails / (1 + constants.crowd * np.log2(np.maximum(group.far / 2, 1)))
     return np.where(group.far > 1, np.minimum(link, network), link)
 
 

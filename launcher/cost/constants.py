@@ -34,7 +34,7 @@ class Constants:
     ramp_bytes: float = 1.96e+07  # payload at which half of the peak ring rate is reached on links
     launch: float = 3.51e-05  # seconds to start a collective
     switch: float = 1.13  # rate of an all-reduce added up in the switch / ring rate
-    crowd: float = 0.15  # slow-down of collectives over the network per doubling of nodes beyond one
+    crowd: float = 0.06  # slow-down of collectives over the network per doubling of nodes beyond one
     skew: float = 1.68  # collectives between layers in training / alone: ranks do not arrive together
     # overlap
     tensor_hidden: float = 0.966  # part of overlappable tensor-parallel communication that is hidden
@@ -43,9 +43,10 @@ class Constants:
     # step
     step: float = 0.0286  # seconds per step: data, logging, scalar reductions
     # memory
-    gathered_logits: float = 8.0  # bytes per logit where tensor ranks gather them whole: shards and whole, and the gradients of both
-    communicator_gb: float = 0.3  # buffers of one communicator
-    fragmentation: float = 0.08  # memory lost to fragments, relative to what is allocated
+    gathered_logits: float = 6.0  # bytes per logit where tensor ranks gather them: the whole in 16 bits, its gradient, and the shards of both
+    communicator_gb: float = 0.5  # buffers of one communicator
+    fragmentation: float = 0.12  # memory lost to fragments, relative to what comes and goes within a step
+    padding: float = 0.02  # memory lost around what stays, relative to it
     context_gb: float = 1.2  # CUDA context and library workspaces, 1e9 bytes
     oom_spread: float = 0.06  # relative standard error of the memory estimate
 

@@ -41,6 +41,7 @@ class Framework:
     tensor_overlap: str = "none"  # tensor-parallel communication beside products: none | backward | all
     gradient_overlap: bool = True
     gather_overlap: bool = True
+    single_rail: bool = False  # data-parallel collectives use one network port of a node, however many ranks take part
     blocking_sends: bool = False  # a rank stands still while it hands activations on
     split_sends: bool = False  # tensor ranks each send a part of an activation that all of them hold
     reduce_every_micro_batch: bool = False  # FSDP without no_sync: gradients are reduce-scattered after every micro-batch

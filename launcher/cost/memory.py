@@ -41,7 +41,8 @@ def _stage(case: Case, held: Held, kind: str, block: Number, kept: Number) -> Pa
     parts[LOGITS] = logits(case) if kind == "last" else np.where(case.pipeline > 1, 0.0, logits(case))
     parts[BUFFERS] = buffers(case, dense + expert, blocks)
     parts[UPDATE] = temporaries(case, dense, expert, parts)
-    parts[FRAGMENTS] = case.constants.fragmentation * total(parts)
+    stays = parts[WEIGHTS] + parts[GRADIENTS] + parts[OPTIMIZER]
+    parts[FRAGMENTS] = case.constants.fragmentation * (total(parts) - stays) + case.constants.padding * stays
     groups = sum((size > 1).astype(float) for size in (case.tensor, case.pipeline, case.data, case.context))
     parts[CONTEXT] = (case.constants.context_gb + case.constants.communicator_gb * groups) * 1e9
     return parts
@@ -88,12 +89,18 @@ def block_bytes(case: Case) -> tuple[Number, Number]:
     everything, attention, norms = _activations(case)
     full, selective = case.recomputed_blocks, case.recomputes("selective")
     mode = case.framework.selective
-    per_op = everything * 0.55
-    chosen = {"attention": everything - attention, "norms": everything - norms, "per_op": per_op}[mode]
+    chosen = {"attention": everything - attention, "norms": everything - norms, "per_op": _per_op(case)}[mode]
     kept = np.where(selective, chosen, everything)
     split = np.maximum(case.sequence_split, case.tensor if case.framework.sharded_checkpoints else 1)
     checkpoint = case.tokens * case.shape.hidden * case.width / split
     return everything, full * checkpoint + (1 - full) * kept
+
+
+def _per_op(case: Case) -> Number:
+    """Torchtitan's policy keeps the block's input, the attention's output and every second product: queries, values, gate, MLP output."""
+    s, w = case.shape, case.width
+    split = case.tokens * (2 * s.query_width + s.kv_width + inner_width(case)) / case.tensor * w
+    return split + 2 * case.tokens / case.sequence_split * s.hidden * w
 
 
 def _activations(case: Case) -> tuple[Number, Number, Number]:

@@ -55,7 +55,7 @@ def work(case: Case, held: Held) -> Work:
 def tied_embedding(case: Case, sent: float) -> Number:
     """The first and the last stage sum the gradients of the matrix that both hold."""
     payload = case.shape.vocab * case.shape.hidden / case.tensor * sent
-    pair = collectives.Group(2, np.where(case.stages_apart, 1, 2))
+    pair = collectives.Group(2, np.where(case.stages_apart, 1, 2), 1)
     both = collectives.all_reduce(case.device, case.constants, pair, payload)
     return np.where((case.pipeline > 1) & case.shape.tied, both, 0.0)
 

@@ -22,7 +22,7 @@ MEGATRON_2021 = Framework(
 )
 MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap="backward")  # arXiv 2205.05198: backward's communication beside products
 MEGATRON_2023 = replace(MEGATRON_2022, name="Megatron-LM 2023", attention="flash2", causal_skip=True, blocking_sends=False)
-MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False, bucket_bytes=2e9)  # pipeline engine of DeepSpeed, ZeRO-1
+MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False, bucket_bytes=3e9)  # pipeline engine of DeepSpeed, ZeRO-1
 NEMO_2022 = replace(MEGATRON_2022, name="NeMo 2022", gradient_bytes=4, reduce_bytes=2, gradient_overlap=True)  # O2: fp32 main gradients
 MEGATRON_CORE = Framework(
     name="Megatron Core",  # Transformer Engine, distributed optimizer with overlapped reduction and gather, user-buffer TP overlap
@@ -42,8 +42,9 @@ DEEPSPEED = Framework(
     causal_skip=False,
     gradient_bytes=2,
     reduce_bytes=2,
-    bucket_bytes=2e9,  # reduce and gather buckets of 5e8 elements
+    bucket_bytes=3e9,  # two reduce buckets and a gather bucket of 5e8 elements
     reduce_every_micro_batch=True,
+    single_rail=True,
 )
 ALEPH_ALPHA = Framework(
     name="Aleph Alpha scaling",  # arXiv 2311.05610; whole logits and 2-byte gradients are inferred from its out-of-memory outcomes
@@ -73,4 +74,4 @@ TORCHTITAN = replace(FSDP, name="torchtitan", pointwise="compiled", reduce_bytes
 TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
 INTERNEVO = replace(Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2)
 JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True)
-NANOTRON = replace(Framework(), name="nanotron", gradient_overlap=False, gather_overlap=False)
+NANOTRON = replace(Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False)  # bf16 gradients and their 4-byte sum
