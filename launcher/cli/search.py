@@ -178,7 +178,8 @@ def show(result: dict[str, Any]) -> None:
 
 def write_recipe(name: str, candidates: Contest, found: Found, default: Config, overrides: Sequence[str]) -> Path | None:
     """The winner under ``<sweep.dir>/recipe/``, where ``recipe=NAME`` finds it."""
-    from launcher.search.recipe import as_yaml, recipe
+    from launcher.cli import recipes
+    from launcher.search.recipe import recipe
 
     config, ranking = candidates.config, found.policy.ranking()
     if not ranking or found.interrupted:
@@ -188,8 +189,7 @@ def write_recipe(name: str, candidates: Contest, found: Found, default: Config, 
     made = recipe(config.model, config.optimizer, config.run, layout, config.cluster, hardware, default)
     made["expect"] = {"step_time_s": float(f"{best:.4g}"), "tolerance": 0.05, "source": f"trireme search, sweep {name}"}
     path = Path(config.sweep.dir) / "recipe" / f"{config.search.recipe or name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_yaml(made, f"Found by 'trireme search {' '.join(overrides)}' with {found.policy.trials} trials."))
+    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' with {found.policy.trials} trials.")
     return path
 
 

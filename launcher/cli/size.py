@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli import recipes
 from launcher.cli.console import wide_console
 from trainer.config import ConfigError, ModelConfig, to_dict
 from trainer.config.schema import RECOMPUTE
@@ -49,7 +50,9 @@ def main(argv: list[str]) -> int:
     start = baseline(choice.model, choice.tokens, arguments.gpus or 1)
     ready = configuration(choice, start, config, arguments)
     if arguments.out:
-        write(ready, choice, arguments.out)
+        comment = f"{choice.parameters:.4g} parameters, {choice.tokens:.4g} tokens. Written by 'trireme size'."
+        recipes.write(Path(arguments.out), ready, comment)
+        print(f"written: {arguments.out}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(document(choice, others, start, ready), indent=2, allow_nan=False))
     else:
@@ -176,24 +179,10 @@ def configuration(choice: Choice, start: Baseline, config: Config | None, argume
     return recipe(start.model, start.optimizer, run, layout, config.cluster, hardware)
 
 
-def write(ready: dict[str, Any], choice: Choice, path: str) -> None:
-    from launcher.search.recipe import as_yaml
-
-    comment = f"{choice.parameters:.4g} parameters, {choice.tokens:.4g} tokens. Written by 'trireme size'."
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(as_yaml(ready, comment))
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    print(f"written: {path}", file=sys.stderr)
-
-
 def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace) -> None:
     """The tables for people, and the configuration unless it went into a file."""
     from rich import box
     from rich.table import Table
-
-    from launcher.search.recipe import as_yaml
 
     console = wide_console()
     made = Table("", "parameters", "tokens", "days", "loss", "layers", "hidden", "heads", "ffn", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -205,7 +194,7 @@ def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str,
     console.print(made)
     console.print("loss by Chinchilla's fit, good for comparing rows only; compute-optimal: 20 tokens per parameter", style="dim")
     if not arguments.out:
-        print(as_yaml(ready))
+        print(recipes.as_yaml(ready))
 
 
 def document(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from typing import Any
 
 from launcher.config.schema import ClusterConfig, Config
 from trainer.config import LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, resolve_model, to_dict
-
-HEADER = "# @package _global_\n"
 
 
 def recipe(
@@ -63,11 +60,3 @@ def _changes(values: dict[str, Any], defaults: dict[str, Any], drop: tuple[str, 
         elif key not in drop and value != defaults[key]:
             found[key] = value
     return found
-
-
-def as_yaml(made: dict[str, Any], comment: str = "") -> str:
-    """The file: Hydra's package line, a comment, the keys."""
-    import yaml
-
-    lines = "".join(f"# {line}\n" for line in textwrap.wrap(comment, 130))
-    return HEADER + lines + yaml.safe_dump(made, sort_keys=False, default_flow_style=None, width=140)

@@ -1,0 +1,28 @@
+"""Recipes as files of Hydra's group ``recipe``."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+
+HEADER = "# @package _global_\n"
+
+
+def as_yaml(recipe: dict[str, Any], comment: str = "") -> str:
+    """The file: Hydra's package line, a comment, the keys."""
+    import yaml
+
+    lines = "".join(f"# {line}\n" for line in textwrap.wrap(comment, 130))
+    return HEADER + lines + yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None, width=140)
+
+
+def write(path: Path, recipe: dict[str, Any], comment: str) -> None:
+    """``ConfigError`` when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(as_yaml(recipe, comment))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
