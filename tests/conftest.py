@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from farm import Farm
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--layouts", type=int, default=60, help="layouts that the matrix draws (tests/numerics/test_matrix.py)")
+    parser.addoption("--layout-seed", type=int, default=1, help="seed of the matrix")
 
 
 @pytest.fixture(scope="session")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Farm"]:  # noqa: F821
+def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
     """Ranks at no cost: ``farm.train(config, world_size)``, ``farm.call("module:function", world_size, ...)``."""
-    from farm import Farm
-
     nursery = Farm(tmp_path_factory.mktemp("farm"))
     yield nursery
     nursery.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ from trainer.parallel.plan import Parallelizer
 from trainer.parallel.recompute import apply_recompute, chosen_blocks
 from trainer.parallel.sharding import Precision, ShardedState
 from trainer.parallel.tensor import Region
+from trainer.scaling import LossScale
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Batch:
     step: int
     first_row: int  # in the global batch
     size: int  # b
-    weight: float  # of one token in the loss
+    weight: float  # of one token in the loss, times the loss scale
     vocabulary: Group  # the ranks that have parts of the logits
     columns: int  # real ones among this rank's logits
 
@@ -85,6 +87,8 @@ class Engine:
             bucket.initialize(config.run.seed)
         self.owned = self.state.owned()
         self.optimizer = AdamW(config.optimizer, self.owned)
+        self.scale = LossScale.of(config.run.precision)
+        self.updates = 0  # optimizer updates made: a skipped step is none, so the learning rate waits for it
         seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
         boundary = Boundary.of((seq, layout.micro_batch, model.hidden), self.region, self.precision.compute, world.device)
         schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, self.micro_batches)
@@ -141,7 +145,7 @@ class Engine:
         if any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks):
             array = torch.from_numpy(self.dataset.batch(step, first, count))
             rows = array.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
-        return Batch(rows, step, first, size, 1.0 / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
+        return Batch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
 
     def _vocabulary_width(self) -> int:
         """Real columns among this tensor rank's logits."""
@@ -150,45 +154,51 @@ class Engine:
 
     def _update(self, step: int, losses: list[Tensor], stop: bool) -> StepResult:
         """Norm, clip and update; one all-reduce joins loss, norm and the wish to stop."""
-        lr, clip = learning_rate(self.config.optimizer, step), self.config.optimizer.clip
+        lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
         own = torch.zeros(3, dtype=torch.float64, device=self.device)
         if losses and self.groups.tensor.index == 0:
-            own[0] = torch.stack(losses).double().sum()
-        own[1] = squared_norm(self.owned)
+            own[0] = torch.stack(losses).double().sum() / scale
+        own[1] = squared_norm(self.owned) / scale**2
         own[2] = float(stop)
         total = own.clone()
         self.groups.world.all_reduce(total).wait()
         norm = total[1].sqrt()
         skip = (~(torch.isfinite(norm) & torch.isfinite(total[0]))).float()
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
-        self.optimizer.step(lr, factor, skip)
+        self.optimizer.step(lr, factor / scale, skip)
         self.state.restore()
-        loss, _, stops = total.tolist()
-        result = StepResult(loss, norm.item(), lr, stops > 0, bool(skip.item()))
-        if result.skipped:
-            self._not_finite(step, own)
-        return result
+        loss, squared, stops = total.tolist()  # the one wait of the host for the device
+        skipped = not (math.isfinite(loss) and math.isfinite(squared))
+        if skipped:
+            self._not_finite(step, loss, own)
+        else:
+            self.updates += 1
+            self.scale.succeeded()
+        return StepResult(loss, math.sqrt(squared) if squared >= 0 else squared, lr, stops > 0, skipped)
 
-    def _not_finite(self, step: int, own: Tensor) -> None:
-        """Name the rank, and stop if that is the policy."""
-        wrong = ["loss" if not torch.isfinite(own[0]) else "gradient"] if not torch.isfinite(own[:2]).all() else []
-        ranks = {rank: what[0] for rank, what in enumerate(self.groups.world.gather_objects(wrong)) if what}
-        rank, what = next(iter(ranks.items()), (self.world.rank, "gradient norm"))
-        message = f"step {step + 1}: the {what} of rank {rank} is not finite"
+    def _not_finite(self, step: int, loss: float, own: Tensor) -> None:
+        """Lower the loss scale if that can be the cause; else name the rank, and stop if that is the policy."""
+        if math.isfinite(loss) and self.scale.overflowed():
+            return
+        everyone = self.groups.world.gather_objects(torch.isfinite(own[:2]).tolist())
+        rank = next((rank for rank, finite in enumerate(everyone) if not all(finite)), self.world.rank)
+        message = f"step {step + 1}: the {'gradient' if everyone[rank][0] else 'loss'} of rank {rank} is not finite"
         if self.config.run.on_nonfinite == "stop":
-            raise NonFinite(message + "; lower optimizer.lr, or set run.on_nonfinite=skip")
+            raise NonFinite(f"{message}; lower optimizer.lr, or set run.on_nonfinite=skip")
         if self.world.rank == 0:
             print(f"warning: {message}; the step is skipped", flush=True)
 
-
     def extra(self) -> dict[str, float]:
         """What a checkpoint keeps besides the owned state."""
-        return {"updates": float(self.optimizer.steps)}
+        return {"updates": self.updates, "loss_scale": self.scale.value, "good_steps": self.scale.good_steps}
 
     def resume(self, extra: dict[str, float]) -> None:
         """Continue from ``owned``, which a checkpoint has been read into, and ``extra``."""
-        self.optimizer.steps.fill_(extra["updates"])
+        self.updates = int(extra["updates"])
+        self.optimizer.steps.fill_(self.updates)
+        if self.scale.dynamic:
+            self.scale.value, self.scale.good_steps = extra["loss_scale"], int(extra["good_steps"])
         self.state.restore()
 
     def memory(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,19 @@ def write_json(path: Path, data: Any) -> None:
     """Write ``data`` to ``path`` atomically: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(data, indent=1) + "\n")
+    temporary.write_text(json.dumps(finite(data), indent=1) + "\n")
     temporary.replace(path)
+
+
+def finite(data: Any) -> Any:
+    """``data`` with null in place of numbers that JSON does not have: infinities and NaN."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

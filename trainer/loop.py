@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import platform
 import signal
 import socket
@@ -19,7 +20,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import ConfigError, Reason, Status, TrainConfig, to_dict
 from trainer.data import open_dataset
 from trainer.engine import Engine, StepResult
-from trainer.files import write_json
+from trainer.files import finite, write_json
 from trainer.meter import mean_split, model_flops, spread
 from trainer.parallel.collectives import World
 from trainer.place import Place
@@ -43,8 +44,9 @@ def choose_device(wish: str, local_rank: int) -> torch.device:
     """``auto`` takes CUDA when there is one. ``ConfigError`` for a CUDA device that does not exist."""
     if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(f"run.device={wish} needs a CUDA device number {local_rank}, but this host has {torch.cuda.device_count()}; use run.device=cpu")
+    found = torch.cuda.device_count()
+    if local_rank >= found:
+        raise ConfigError(f"run.device={wish} needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
@@ -80,7 +82,8 @@ class History:
                     record = json.loads(line)
                     lines[record["step"]] = record
         known = [lines[step] for step in range(1, steps + 1) if step in lines]
-        return cls([r["loss"] for r in known], [r["grad_norm"] for r in known], [r["step_time_s"] for r in known])
+        losses, norms = ([math.nan if r[name] is None else r[name] for r in known] for name in ("loss", "grad_norm"))
+        return cls(losses, norms, [r["step_time_s"] for r in known])
 
 
 class Run:
@@ -154,8 +157,9 @@ class Run:
                 "step_time_s": seconds, "tokens_per_s": self.engine.tokens_per_step / seconds, "time": time.time()}
         self.out.mkdir(parents=True, exist_ok=True)
         with (self.out / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(f"step {step + 1}/{self.config.run.steps}  loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  {seconds:.3f} s", flush=True)
+            file.write(json.dumps(finite(line)) + "\n")
+        done = f"step {step + 1}/{self.config.run.steps}"
+        print(f"{done}  loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  {seconds:.3f} s", flush=True)
 
     def _write_result(self, status: Status) -> None:
         """``result.json``, from what all ranks measured."""

@@ -1,0 +1,172 @@
+"""Draws layouts from the whole space and holds each against one process.
+
+    python tests/numerics/matrix.py '{"layout": {"tensor": 2}, "model": {}, "precision": "fp64"}'
+
+runs one case by hand. A case is drawn from (seed, index); cases that break a rule are drawn again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from farm import Farm
+from small_runs import ranks
+
+from trainer.config import ConfigError, TrainConfig, from_dict, resolve
+from trainer.place import Place
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
+MOST_RANKS = 8
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the space. ``model`` and ``layout`` hold what differs from the defaults."""
+
+    layout: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    precision: str = "fp64"
+
+    def config(self) -> dict[str, Any]:
+        """Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large eps keeps that
+        rounding from becoming a step."""
+        return {
+            "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16} | self.model,
+            "layout": {"micro_batch": 1} | self.layout,
+            "data": {"kind": "synthetic"},
+            "optimizer": {"lr": 0.02, "warmup_steps": 3, "eps": 1e-4, "clip": 0.5},
+            "run": {"steps": STEPS, "precision": self.precision, "global_batch": 8, "bucket_mb": 0.03},
+        }
+
+    @property
+    def ranks(self) -> int:
+        return ranks(self.layout)
+
+    @property
+    def valid(self) -> bool:
+        try:
+            resolve(from_dict(TrainConfig, self.config()), self.ranks)
+        except ConfigError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return json.dumps({"layout": self.layout, "model": self.model, "precision": self.precision})
+
+
+def draw(seed: int, index: int) -> Case:
+    """Case number ``index``."""
+    dice = random.Random(f"{seed}/{index}")
+    while True:
+        case = _draw_any(dice)
+        if case.ranks <= MOST_RANKS and case.valid:
+            return case
+
+
+def _draw_any(dice: random.Random) -> Case:
+    schedule = dice.choice(["gpipe", "1f1b", "interleaved", "zero_bubble"])
+    data = dice.choice([1, 2, 2, 4])
+    optimizer = dice.choice([n for n in (1, 2, 4) if data % n == 0])
+    grads = dice.choice([n for n in (1, 2, 4) if optimizer % n == 0])
+    params = dice.choice([n for n in (1, 2, 4) if grads % n == 0])
+    layout = {
+        "tensor": dice.choice([1, 2, 2, 4]), "pipeline": dice.choice([1, 2, 2, 4]), "data": data, "schedule": schedule,
+        "virtual_pipeline": 2 if schedule == "interleaved" else 1, "micro_batch": dice.choice([1, 2, 4]),
+        "sequence_parallel": dice.random() < 0.5, "recompute": dice.choice(["none", "selective", "full"]),
+        "recompute_layers": dice.choice([None, 1]), "recompute_every": dice.choice([1, 2]), "balance": dice.choice(["equal", "cost"]),
+        "order": dice.choice(["tensor-data-pipeline", "tensor-pipeline-data"]),
+        "sharding": {"params": params, "grads": grads, "optimizer": optimizer},
+    }
+    model = {
+        "family": dice.choice(["gpt", "llama", "bloom"]), "tied": dice.random() < 0.5, "dropout": dice.choice([0.0, 0.0, 0.1]),
+        "attention": dice.choice(["fused", "unfused"]), "kv_heads": dice.choice([4, 4, 2]), "layers": dice.choice([4, 4, 5]),
+        "activation": dice.choice(["gelu", "swiglu", "squared_relu"]),
+    }
+    return Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]))
+
+
+def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
+    """Run in every rank: train, and leave losses, norms and all final parameters in ``out``."""
+    from trainer.data import open_dataset
+    from trainer.engine import Engine, parameters
+    from trainer.parallel.collectives import World
+
+    run = resolve(from_dict(TrainConfig, config), place.world_size)
+    world = World(place.rank, place.world_size, torch.device("cpu"), place.address, place.port, 60.0)
+    dataset = open_dataset(run.data, run.model, run.run.seed, run.run.global_batch)
+    engine = Engine(run, world, dataset)
+    results = [engine.step(step) for step in range(run.run.steps)]
+    found = {"losses": torch.tensor([r.loss for r in results], dtype=torch.float64),
+             "norms": torch.tensor([r.grad_norm for r in results], dtype=torch.float64)} | parameters(engine)
+    if place.rank == 0:
+        torch.save(found, Path(out) / "trained.pt")
+    world.close()
+
+
+class Matrix:
+    """Runs cases, and remembers what one process makes of each model."""
+
+    def __init__(self, farm: Farm):
+        self.farm = farm
+        self.references: dict[str, dict[str, torch.Tensor]] = {}
+
+    def run(self, case: Case) -> dict[str, torch.Tensor]:
+        finished = self.farm.call("numerics.matrix:trained", case.ranks, config=case.config())
+        return torch.load(finished.directory / "trained.pt")
+
+    def reference(self, case: Case) -> dict[str, torch.Tensor]:
+        one = Case(model=case.model, precision=case.precision)
+        if str(one) not in self.references:
+            self.references[str(one)] = self.run(one)
+        return self.references[str(one)]
+
+    def worst(self, case: Case) -> tuple[str, float]:
+        """What differs most from one process, and by how much, relative to its largest element."""
+        expected, found = self.reference(case), self.run(case)
+        assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
+        return max(((name, _difference(found[name], value)) for name, value in expected.items()), key=lambda pair: pair[1])
+
+    def fails(self, case: Case) -> bool:
+        try:
+            return self.worst(case)[1] > TOLERANCE[case.precision]
+        except AssertionError:
+            return True
+
+    def shrunk(self, case: Case) -> Case:
+        """A failing case as plain as it gets: every setting that is not needed for the failure is left out."""
+        for part in ("layout", "model"):
+            for name in list(getattr(case, part)):
+                plainer = copy.deepcopy(case)
+                del getattr(plainer, part)[name]
+                if plainer.valid and self.fails(plainer):
+                    case = plainer
+        return case
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    if not torch.isfinite(found).all():
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300))
+
+
+def main() -> int:
+    text = json.loads(sys.argv[1])
+    case = Case(text.get("layout", {}), text.get("model", {}), text.get("precision", "fp64"))
+    farm = Farm(Path(tempfile.mkdtemp()))
+    name, difference = Matrix(farm).worst(case)
+    farm.close()
+    print(f"{name} differs by {difference:.1e}, allowed is {TOLERANCE[case.precision]:.0e}")
+    return int(difference > TOLERANCE[case.precision])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
