@@ -53,7 +53,7 @@ def _strip(one: Series, scale: Scale, y: float) -> list[Markup]:
         rectangle(scale(low), y + 6, scale(high) - scale(low), ROW - 12, f"box c{one.colour}"),
         element("g", *dots, class_=f"dots c{one.colour}"),
         element("g", element("title", interval), line(scale(median), y + 3, scale(median), y + ROW - 3, "median"),
-                line(scale(median - one.notch), middle, scale(median + one.notch), middle, "median")),
+                line(scale(max(median - one.notch, scale.low)), middle, scale(min(median + one.notch, scale.high)), middle, "median")),
     ]  # fmt: skip
     return parts + ([_diamond(scale(one.predicted), middle, f"predicted {labels.seconds(one.predicted)}")] if one.predicted else [])
 

@@ -207,11 +207,11 @@ def memory_parts(trial: Trial) -> Series:
 
 
 def split(trial: Trial) -> Series:
-    """Where the time of a step goes, in the mean over ranks; ``other`` is what no part accounts for."""
-    parts, whole = _amounts(trial.result.get("step_split_s")), trial.measured.step_time_s
-    if parts and whole:
-        parts["other"] = parts.get("other", 0.0) + max(0.0, whole - sum(parts.values()))
-    return Series(trial.name, trial.series.colour, parts=parts, mark=whole if parts else None)
+    """Where the time of the mean step goes, over ranks and steps; ``other`` is what no part accounts for."""
+    parts = _amounts(trial.result.get("step_split_s"))
+    if parts:
+        parts["other"] = parts.get("other", 0.0) + max(0.0, statistics.fmean(trial.series.times) - sum(parts.values()))
+    return Series(trial.name, trial.series.colour, parts=parts)
 
 
 def mean_error(foreseen: Sequence[Series]) -> float | None:

@@ -84,11 +84,13 @@ class Scale:
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, about: int = 6) -> list[float]:
-        """Round values inside the scale: powers of ten on a logarithmic one, else steps of 1, 2 or 5 times one."""
+        """Round values inside the scale, about so many: steps of 1, 2 or 5 times a power of ten, or such numbers on a logarithmic one."""
         if self.log:
-            exponents = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
-            every = max(1, math.ceil(len(exponents) / about))
-            return [10.0**e for e in exponents[::every]] or [math.sqrt(self.low * self.high)]
+            decades = math.log10(self.high / self.low)
+            factors = (1, 2, 5) if decades < 3 else (1,)
+            every = max(1, math.ceil(decades / about))
+            exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1, every)
+            return [tick for e in exponents for f in factors if self.low <= (tick := f * 10.0**e) <= self.high]
         rough = (self.high - self.low) / about
         unit = 10.0 ** math.floor(math.log10(rough))
         step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)

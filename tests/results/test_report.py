@@ -225,7 +225,7 @@ def test_verb_writes_the_page_where_it_is_told(tmp_path: Path, capsys: pytest.Ca
 def test_output_that_cannot_be_written_is_one_plain_error(tmp_path: Path) -> None:
     demo_sweep(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="-o .* cannot be written"):
+    with pytest.raises(ConfigError, match=r"-o .* cannot be written"):
         report_verb.main(["--dir", str(tmp_path), "-o", str(tmp_path / "file" / "report.html")])
 
 
