@@ -1,0 +1,300 @@
+"""Manifests: golden files of every workload, strict schemas, and what each setting does. No cluster.
+
+After a wanted change: python -m tests.backends.test_kubernetes_manifests
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from launcher.backends.base import Job
+from launcher.backends.kubernetes.errors import dropped
+from launcher.backends.kubernetes.manifests import ENTRY, Manifest, merge, pods_of
+from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
+from launcher.config.kubernetes import KubernetesCluster, VolumeConfig, check_cluster
+from launcher.config.schema import ContainerConfig
+from trainer.config import ConfigError, from_dict
+
+GOLDEN = Path(__file__).with_name("golden") / "kubernetes"
+CURRENT = "1.36"
+"""The Kubernetes whose schemas the manifests must satisfy."""
+CONFIG = "model:\n  layers: 2\n"
+PLAIN = KubernetesCluster(backend="kubernetes", nodes=2, gpus_per_node=8, container=ContainerConfig(image="trireme:1"))
+FULL = dataclasses.replace(
+    PLAIN,
+    container=ContainerConfig(image="registry.example/trireme:1", mounts=["/local/cache:/cache:ro"]),
+    env={"NCCL_DEBUG": "WARN"},
+    namespace="research",
+    queue="team-a",
+    queue_priority="sweeps",
+    topology="cloud/rack",
+    service_account="trainer",
+    pull_secrets=["registry"],
+    node_selector={"gpu": "h100"},
+    tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    affinity={"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    rdma_resource="rdma/ib",
+    rdma_count=8,
+    cpu="96",
+    memory="1000Gi",
+    volumes=[VolumeConfig(mount="/runs", claim="runs"), VolumeConfig(mount="/data", nfs="filer:/data", read_only=True)],
+    run_dir="/runs/trials",
+    secrets={"MLFLOW_TRACKING_TOKEN": "mlflow/token"},
+    labels={"cost-centre": "42"},
+    annotations={"contact": "team-a"},
+)  # fmt: skip
+
+
+def job(cluster: KubernetesCluster = PLAIN, world_size: int = 16, **fields: Any) -> Job:
+    return Job("0123456789ab", "layouts", 0, Path("/home/a/runs/trials/0123456789ab"), cluster, world_size, **fields)
+
+
+def rendered(cluster: KubernetesCluster = PLAIN, world_size: int = 16, **fields: Any) -> list[Manifest]:
+    return render(job(cluster, world_size, **fields), check_cluster(cluster), CONFIG)
+
+
+def pod_of(objects: list[Manifest]) -> Manifest:
+    """The pod specification in a rendered Job or Pod."""
+    spec = objects[2]["spec"]
+    found: Manifest = spec["template"]["spec"] if "template" in spec else spec
+    return found
+
+
+def variant(workload: str, full: bool) -> KubernetesCluster:
+    """FULL, without what the workload cannot express."""
+    if not full:
+        return dataclasses.replace(PLAIN, workload=workload)
+    without = {"volcano": {"queue_priority": None, "topology": None}}.get(workload, {})
+    return dataclasses.replace(FULL, workload=workload, **without)
+
+
+CASES = [(workload, full) for workload in KINDS for full in (False, True)]
+
+
+def golden_text(workload: str, full: bool) -> str:
+    """The program in the ConfigMap is left out: it has its own tests."""
+    objects = rendered(variant(workload, full))
+    objects[1]["data"]["entry.py"] = "(launcher/backends/kubernetes/entry.py)"
+    return to_text(objects)
+
+
+def golden_path(workload: str, full: bool) -> Path:
+    return GOLDEN / f"{workload}-{'full' if full else 'plain'}.yaml"
+
+
+@pytest.mark.parametrize(("workload", "full"), CASES)
+def test_manifests_are_those_of_the_golden_files(workload: str, full: bool) -> None:
+    assert golden_text(workload, full) == golden_path(workload, full).read_text()
+
+
+@pytest.mark.parametrize(("workload", "full"), CASES)
+def test_what_is_printed_is_what_is_sent(workload: str, full: bool) -> None:
+    objects = rendered(variant(workload, full))
+    assert from_text(to_text(objects)) == objects
+
+
+@pytest.mark.parametrize(("workload", "full"), CASES)
+def test_every_object_satisfies_the_strict_schema_of_a_current_kubernetes(workload: str, full: bool) -> None:
+    for manifest in rendered(variant(workload, full)):
+        if manifest["apiVersion"] in ("v1", "batch/v1"):
+            kubernetes_validate.validate(manifest, CURRENT, strict=True)
+        else:
+            assert manifest["kind"] == KINDS[workload].kind
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("workload", ["jobset", "trainjob"])
+def test_no_field_of_a_jobset_or_trainjob_is_unknown_to_its_makers(workload: str, full: bool) -> None:
+    from kubeflow_trainer_api import models
+
+    model = {"jobset": models.JobsetV1alpha2JobSet, "trainjob": models.TrainerV1alpha1TrainJob}[workload]
+    manifest = rendered(variant(workload, full))[2]
+    assert dropped(manifest, model.from_dict(manifest).to_dict()) == []
+    manifest["spec"]["suspended"] = True
+    assert dropped(manifest, model.from_dict(manifest).to_dict()) == ["spec.suspended"]
+
+
+def test_the_restricted_pod_security_standard_is_met_by_default() -> None:
+    pod = pod_of(rendered())
+    container = pod["containers"][0]["securityContext"]
+    assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container == {"capabilities": {"drop": ["ALL"]}, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+    assert pod["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(("world_size", "pods", "gpus"), [(16, 2, "8"), (8, 1, "8"), (2, 1, "2"), (12, 2, "8")])
+def test_a_layout_gets_as_many_pods_as_it_needs_nodes(world_size: int, pods: int, gpus: str) -> None:
+    cluster = dataclasses.replace(PLAIN, workload="job")
+    spec = rendered(cluster, world_size)[2]["spec"]
+    assert (spec["completions"], spec["parallelism"], pods_of(job(cluster, world_size))) == (pods, pods, pods)
+    assert spec["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+
+
+def test_every_pod_of_every_workload_finds_pod_0_by_a_name_that_its_kind_gives_to_pod_0() -> None:
+    hosts = {}
+    for workload in KINDS:
+        text = to_text(rendered(variant(workload, False)))
+        hosts[workload] = text.partition("name: MASTER_ADDR\n")[2].split("value: ")[1].split("\n")[0]
+    name, rest = "trireme-0123456789ab-0", "trireme-0123456789ab-0.trireme.svc"
+    assert hosts == {
+        "job": f"{name}-0.{rest}",
+        "pods": f"{name}-0.{rest}",
+        "jobset": f"{name}-node-0-0.{rest}",
+        "trainjob": f"{name}-node-0-0.{rest}",
+        "volcano": f"{name}-node-0.{rest}",
+    }
+
+
+def test_names_of_pods_stay_dns_labels_for_a_thousand_nodes() -> None:
+    cluster = dataclasses.replace(PLAIN, workload="pods", nodes=1000, gpus_per_node=1)
+    objects = rendered(cluster, 1000)
+    assert len(objects) == 1002
+    assert max(len(o["metadata"]["name"]) for o in objects) <= 63
+
+
+def test_all_of_a_job_but_its_root_can_be_told_by_its_labels() -> None:
+    labels = {tuple(sorted(o["metadata"]["labels"].items())) for o in rendered(dataclasses.replace(PLAIN, workload="pods"))}
+    assert len(labels) == 1
+    assert dict(labels.pop()).items() >= {
+        ("app.kubernetes.io/managed-by", "trireme"), ("trireme/job", "trireme-0123456789ab-0"), ("trireme/sweep", "layouts"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a" * 64, "ends-with-", "dots...", "x" * 62 + "-y"])
+def test_any_name_of_a_sweep_makes_a_valid_label(name: str) -> None:
+    label = render(dataclasses.replace(job(), sweep=name), PLAIN, CONFIG)[0]["metadata"]["labels"]["trireme/sweep"]
+    assert 0 < len(label) <= 63 and label[-1].isalnum()
+
+
+def test_launchers_of_different_folders_can_tell_their_jobs_apart() -> None:
+    other = dataclasses.replace(job(), directory=Path("/home/b/runs/trials/0123456789ab"))
+    here, there = (render(j, PLAIN, CONFIG)[0]["metadata"]["labels"]["trireme/store"] for j in (job(), other))
+    assert here != there
+
+
+def test_nodes_that_were_at_fault_are_left_out_of_every_alternative() -> None:
+    terms = [{"matchExpressions": [{"key": "gpu", "operator": "In", "values": [kind]}]} for kind in ("a100", "h100")]
+    word = "requiredDuringSchedulingIgnoredDuringExecution"
+    cluster = dataclasses.replace(PLAIN, affinity={"nodeAffinity": {word: {"nodeSelectorTerms": terms}}})
+    out = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n3"]}
+    for chosen, count in ((cluster, 2), (PLAIN, 1)):
+        found = pod_of(rendered(chosen, avoid=("n3",)))["affinity"]["nodeAffinity"][word]["nodeSelectorTerms"]
+        assert len(found) == count and all(out in term["matchExpressions"] for term in found)
+
+
+@pytest.mark.parametrize(("required", "word"), [(False, "preferred"), (True, "required")])
+def test_a_topology_is_for_kueue_to_see_to_if_there_is_a_queue_and_else_an_affinity(required: bool, word: str) -> None:
+    cluster = dataclasses.replace(PLAIN, topology="rack", topology_required=required)
+    assert f"{word}DuringSchedulingIgnoredDuringExecution" in pod_of(rendered(cluster))["affinity"]["podAffinity"]
+    queued = rendered(dataclasses.replace(cluster, queue="q"))[2]["spec"]["template"]
+    assert queued["metadata"]["annotations"] == {f"kueue.x-k8s.io/podset-{word}-topology": "rack"}
+    assert "affinity" not in queued["spec"]
+
+
+@pytest.mark.parametrize("workload", ["job", "jobset", "trainjob"])
+def test_a_queued_workload_starts_suspended(workload: str) -> None:
+    manifest = rendered(dataclasses.replace(variant(workload, False), queue="q"))[2]
+    assert manifest["spec"]["suspend"] is True and manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+
+
+def test_queued_pods_are_one_group_that_is_admitted_whole() -> None:
+    for pod in rendered(dataclasses.replace(variant("pods", False), queue="q"))[2:]:
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "trireme-0123456789ab-0"
+        assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+
+
+# -- patches ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_patch_is_merged_last_named_items_by_name_and_null_deletes() -> None:
+    patch = {"Pod": {"spec": {"hostNetwork": True, "subdomain": None, "containers": [{"name": "node", "env": [{"name": "WORLD_SIZE", "value": "3"}]}]}}}
+    pod = pod_of(rendered(dataclasses.replace(PLAIN, patch=patch)))
+    environment = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
+    assert pod["hostNetwork"] is True and "subdomain" not in pod
+    assert environment["WORLD_SIZE"] == "3" and environment["TRIREME_OUT"] == "/trial" and len(pod["containers"]) == 1
+
+
+def test_a_patch_can_reach_every_object() -> None:
+    patch = {"Job": {"spec": {"ttlSecondsAfterFinished": 60}}, "Service": {"metadata": {"labels": {"x": "y"}}}}
+    objects = rendered(dataclasses.replace(PLAIN, patch=patch))
+    assert objects[2]["spec"]["ttlSecondsAfterFinished"] == 60 and objects[0]["metadata"]["labels"]["x"] == "y"
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "merged"),
+    [
+        ({"a": 1}, {"b": {"c": None, "d": 2}}, {"a": 1, "b": {"d": 2}}),
+        ([{"name": "a", "x": 1}], [{"name": "b"}, {"name": "a", "y": 2}], [{"name": "a", "x": 1, "y": 2}, {"name": "b"}]),
+        ([1, 2], [3], [3]),
+        ({"a": [{"name": "x"}]}, {"a": []}, {"a": []}),
+    ],
+)
+def test_merging(base: Any, patch: Any, merged: Any) -> None:
+    assert merge(base, patch) == merged
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"container": {}}, "cluster.container.image is null"),
+        ({"patch": {"Pod": {"spec": {"hostNetwrk": True}}}}, "spec.hostNetwrk is not a field of Kubernetes; correct it in cluster.patch"),
+        ({"patch": {"Deployment": {}}}, "cluster.patch.Deployment names no kind of this workload; it has Pod, Service, ConfigMap or Job"),
+        ({"tolerations": [{"key": 3}]}, "tolerations.0.key is wrong: input should be a valid string"),
+        ({"affinity": {"nodeAffinitee": {}}}, "spec.affinity.nodeAffinitee is not a field"),
+        ({"volumes": [{"mount": "/x"}]}, "has 0 sources; give exactly one of claim, host_path, nfs, config_map or secret"),
+        ({"volumes": [{"mount": "/x", "claim": "a", "nfs": "s:/p"}]}, "has 2 sources"),
+        ({"volumes": [{"mount": "x", "claim": "a"}]}, "'x' is not an absolute path"),
+        ({"volumes": [{"mount": "/x", "nfs": "server"}]}, "nfs='server' is not SERVER:/PATH"),
+        ({"container": {"image": "i", "mounts": ["data:/data"]}}, "'data:/data' is not SRC:DST"),
+        ({"run_dir": "/runs"}, "cluster.run_dir=/runs is not inside a mounted volume"),
+        ({"user": 0}, "cluster.user=0 is root, which cluster.restricted=true forbids"),
+        ({"workload": "volcano", "topology": "rack"}, "cluster.topology is not passed on to Volcano"),
+        ({"queue_priority": "high"}, "it needs cluster.queue"),
+        ({"workload": "trainjob", "priority_class": "high"}, "has no place for the pod's spec.priorityClassName; set it in the ClusterTrainingRuntime"),
+        ({"workload": "trainjob", "pull_policy": "Always"}, "containers.imagePullPolicy"),
+        ({"workload": "cronjob"}, "cluster.workload='cronjob' is not one of"),
+        ({"secrets": {"TOKEN": "the token itself"}}, "cluster.secrets.TOKEN is not SECRET/KEY"),
+        ({"env": {"WANDB_API_KEY": "123"}}, "cluster.env.WANDB_API_KEY looks like a secret"),
+        ({"env": {"PROXY": "http://me:word@proxy:3128"}}, "cluster.env.PROXY looks like a secret"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_plain_sentence_before_anything_is_sent(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        cluster = from_dict(KubernetesCluster, {"backend": "kubernetes", "container": {"image": "i"}, **change}, "cluster.")
+        render(job(cluster, 8), check_cluster(cluster), CONFIG)
+    assert words in str(refused.value) and "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "NCCL_IB_PKEY", "KEYSTONE", "MONKEY"])
+def test_ordinary_variables_are_not_taken_for_secrets(name: str) -> None:
+    rendered(dataclasses.replace(PLAIN, env={name: "1"}))
+
+
+def test_a_password_in_an_address_of_the_run_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError) as refused:
+        render(job(), PLAIN, "tracking:\n  uri: https://me:hunter2@mlflow.example/\n")
+    assert "cluster.secrets.MLFLOW_TRACKING_PASSWORD" in str(refused.value) and "hunter2" not in str(refused.value)
+
+
+def test_the_program_of_the_pods_needs_nothing_but_the_standard_library() -> None:
+    import ast
+    import sys
+
+    tree = ast.parse(ENTRY.read_text())
+    imported = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= {*sys.stdlib_module_names}
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for case in CASES:
+        golden_path(*case).write_text(golden_text(*case))
