@@ -1,0 +1,121 @@
+"""What rank 0 sends in a step is what the formulas say, call by call and byte by byte.
+
+Formulas: Narayanan et al. 2021 section 3, Korthikanti et al. 2022 section 4.2, Rajbhandari et al. 2020 section 7, and for AMSP
+a reduce-scatter and all-gather per level. Payload is the whole tensor of a collective; sizes are in elements of fp64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from farm import Farm
+from small_runs import ranks, small
+
+S, H, V, LAYERS, STEPS = 16, 64, 128, 2, 3
+BLOCK = 12 * H * H + 13 * H
+ENDS = {"embedding": V * H + S * H, "head": V * H + 2 * H}
+SIZE = 8
+MICRO = 4  # micro-batches of one replica
+X = S * H  # one activation
+
+
+def volumes(farm: Farm, **layout: Any) -> dict[str, tuple[float, float]]:
+    """Calls and payload elements per step on rank 0."""
+    data = layout.get("data", 1)
+    config = small(steps=STEPS, model={"layers": LAYERS, "hidden": H, "heads": 4, "vocab": V, "seq": S, "tied": False},
+                   run={"global_batch": MICRO * data, "bucket_mb": 100}, **layout)
+    found = farm.train(config, ranks(layout)).checked().result["communication"]
+    return {key: (v["calls"] / STEPS, v["payload_bytes"] / SIZE / STEPS) for key, v in found.items() if "world" not in key}
+
+
+def test_tensor_parallelism_reduces_four_activations_per_layer(farm: Farm) -> None:
+    """Also one for the embedding, one for the head's input gradient, and for the loss one maximum and two sums per token."""
+    calls = MICRO * (4 * LAYERS + 2 + 2)
+    elements = MICRO * (4 * LAYERS * X + 2 * X + 3 * S)
+    assert volumes(farm, tensor=2) == {"all_reduce over tensor": (calls, elements)}
+
+
+def test_sequence_parallelism_gathers_and_scatters_instead(farm: Farm) -> None:
+    """Per layer 2 all-gathers and 2 reduce-scatters each way, and 2 all-gathers of the inputs that were saved cut."""
+    replicated = LAYERS * 6 * H + S * H + 2 * H  # norms and row biases, positions, the last norm
+    assert volumes(farm, tensor=2, sequence_parallel=True) == {
+        "all_gather over tensor": (MICRO * (6 * LAYERS + 3), MICRO * (6 * LAYERS + 3) * X),
+        "reduce_scatter over tensor": (MICRO * (4 * LAYERS + 2), MICRO * (4 * LAYERS + 2) * X),
+        "all_reduce over tensor": (MICRO * 2 + 1, MICRO * 3 * S + replicated),
+    }
+
+
+def test_a_pipeline_sends_one_activation_per_micro_batch_and_boundary(farm: Farm) -> None:
+    assert volumes(farm, pipeline=2) == {"send over pipeline up": (MICRO, MICRO * X)}
+
+
+def test_tensor_ranks_send_a_replicated_boundary_once(farm: Farm) -> None:
+    assert volumes(farm, pipeline=2, tensor=2)["send over pipeline up"] == (MICRO, MICRO * X / 2)
+
+
+def test_interleaving_multiplies_what_a_pipeline_sends(farm: Farm) -> None:
+    """Rank 0 holds stages 0 and 2: it sends both forward, and stage 2 backward."""
+    found = volumes(farm, pipeline=2, virtual_pipeline=2, schedule="interleaved", stage_layers=[1, 0, 0, 1])
+    assert found == {"send over pipeline up": (3 * MICRO, 3 * MICRO * X)}
+
+
+def whole(shards: int) -> int:
+    """Elements of the one bucket, padded so that the shards are equal and aligned."""
+    return padded(LAYERS * BLOCK + sum(ENDS.values()), shards)
+
+
+def padded(n: int, shards: int) -> int:
+    return math.ceil(n / (64 * shards)) * 64 * shards
+
+
+def sharding(params: int, grads: int, optimizer: int) -> dict[str, int]:
+    return {"params": params, "grads": grads, "optimizer": optimizer}
+
+
+def test_data_parallelism_reduces_the_gradients_once(farm: Farm) -> None:
+    assert volumes(farm, data=2) == {"all_reduce over data replicas": (1, whole(1))}
+
+
+def test_zero_1_scatters_gradients_and_gathers_parameters_once(farm: Farm) -> None:
+    assert volumes(farm, data=2, sharding=sharding(1, 1, 2)) == {
+        "reduce_scatter over data optimizer": (1, whole(2)), "all_gather over data optimizer": (1, whole(2))}
+
+
+def test_zero_2_scatters_gradients_after_every_micro_batch(farm: Farm) -> None:
+    assert volumes(farm, data=2, sharding=sharding(1, 2, 2)) == {
+        "reduce_scatter over data grads": (MICRO, MICRO * whole(2)), "all_gather over data grads": (1, whole(2))}
+
+
+def test_zero_3_gathers_twice_and_scatters_once_per_micro_batch(farm: Farm) -> None:
+    units = [padded(n, 2) for n in (*[BLOCK] * LAYERS, *ENDS.values())]
+    assert volumes(farm, data=2, sharding=sharding(2, 2, 2)) == {
+        "all_gather over data params": (2 * MICRO * len(units), 2 * MICRO * sum(units)),
+        "reduce_scatter over data params": (MICRO * len(units), MICRO * sum(units)),
+    }
+
+
+def test_every_level_of_amsp_moves_only_what_the_level_below_left(farm: Farm) -> None:
+    """Gradients in halves, optimizer states in quarters, all parameters: 4 replicas."""
+    assert volumes(farm, data=4, sharding=sharding(1, 2, 4)) == {
+        "reduce_scatter over data grads": (MICRO, MICRO * whole(4)),
+        "reduce_scatter over data optimizer": (1, whole(4) / 2), "all_gather over data optimizer": (1, whole(4) / 2),
+        "all_gather over data grads": (1, whole(4)),
+    }
+
+
+def test_hybrid_sharding_reduces_shards_between_groups(farm: Farm) -> None:
+    units = [padded(n, 2) for n in (*[BLOCK] * LAYERS, *ENDS.values())]
+    found = volumes(farm, data=4, sharding=sharding(2, 2, 2))
+    assert found["all_reduce over data replicas"] == (len(units), sum(units) / 2)
+
+
+def test_wire_bytes_are_those_of_a_ring(farm: Farm) -> None:
+    result = farm.train(small(steps=STEPS, tensor=4), 4).checked().result
+    volume = result["communication"]["all_reduce over tensor"]
+    assert volume["wire_bytes"] == pytest.approx(2 * 3 / 4 * volume["payload_bytes"], rel=1e-4)
+
+
+def test_one_process_communicates_nothing(farm: Farm) -> None:
+    assert farm.train(small(), 1).checked().result["communication"] == {}
