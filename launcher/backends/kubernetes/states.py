@@ -111,13 +111,13 @@ def _given_up(kind: Kind, job: Observed, word: str, reason: str, message: str, n
 
 
 def _unsettled(pods: Sequence[Object], job: Observed, causes: Sequence[Cause], now: float) -> bool:
-    """Whether peers of the failed pod still run and deserve a moment; how long is counted from the first end that is known."""
+    """Whether peers of a pod that ended badly still run and deserve a moment; counted from the first such end."""
     if not any(running(pod) and pod["metadata"]["uid"] not in job.gone for pod in pods):
         return False
     if any(cause.reason is Reason.CANNOT_START for cause in causes):
         return False
     ends = [cause.ended for cause in causes if cause.ended is not None]
-    return not ends or now - min(ends) < SETTLE
+    return bool(ends) and now - min(ends) < SETTLE
 
 
 def _order(cause: Cause) -> tuple[int, bool, float]:
