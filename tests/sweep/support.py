@@ -94,6 +94,7 @@ class PlayedQueue(Backend):
             os.kill(os.getpid(), 9)
         for request in requests:
             if (self.folder / "full").exists():
+                (self.folder / "refused").touch()
                 raise BackendError("the queue takes no more jobs")
             path = self.folder / f"{request.job.name}.job"
             if not path.exists():

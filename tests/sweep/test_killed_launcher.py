@@ -48,7 +48,10 @@ def test_killed_between_intent_and_record_every_trial_is_trained_once(tmp_path: 
     killed = Store(tmp_path / "runs").sweep("demo").records
     assert [(r.status, r.handle) for r in killed] == [(Status.SUBMITTED, None)] * 2, "the intent is on disk, the handle is not"
     assert len(queue.queued()) == (0 if moment == "before submit" else 2)
+    if moment == "after submit":
+        (queue.folder / "full").touch()  # what exists is adopted: nothing is submitted again
     repeat(tmp_path, queue)
+    assert not (queue.folder / "refused").exists()
     records = Store(tmp_path / "runs").sweep("demo").records
     assert [(r.status, r.attempt, starts(r)) for r in records] == [(Status.DONE, 0, [0])] * 2
 
@@ -97,7 +100,7 @@ def test_local_ranks_die_with_their_launcher_and_only_the_unfinished_trial_runs_
     process.kill()
     process.wait()
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    records = sweep(runs, trial("ok", tensor=2, seed=0), trial("sleep 0.3", tensor=2, seed=1))
+    records = sweep(runs, trial("ok", tensor=2, seed=0), trial("sleep 0.3", tensor=2, seed=1), retries=0)  # a dead launcher uses up no try
     assert [(r.status, starts(r)) for r in records] == [(Status.DONE, [0]), (Status.DONE, [0, 1])]
     assert records[1].history[0]["reason"] == Reason.NODE.value
 
