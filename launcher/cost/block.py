@@ -137,7 +137,8 @@ def times(case: Case) -> Times:
     back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward + cast}
     ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: expert}
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: expert}
-    launches = case.framework.kernels_per_block * case.constants.host
+    sparse = case.shape.expert_layers / case.shape.layers
+    launches = (case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture) * case.constants.host
     ahead[HOST] = np.maximum(launches - total(ahead), 0.0)
     back[HOST] = np.maximum(2 * launches - total(back), 0.0)
     return Times(ahead, back, repeated(case, ahead))

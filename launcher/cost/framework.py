@@ -19,7 +19,8 @@ class Framework:
     pointwise: str = "fused"  # eager | fused (bias, dropout, activation each one kernel) | compiled
     hopper_attention: bool = False  # attention kernels made for the newest devices (cuDNN, flash 3)
     causal_skip: bool = True  # the attention kernel leaves out what lies above the diagonal
-    kernels_per_block: int = 24  # kernels of a block's forward pass
+    kernels_per_block: int = 40  # kernels of a block's forward pass; backward has twice as many
+    kernels_per_mixture: int = 150  # further ones of a mixture of experts: routing, sorting, dispatch, one product per group
     # numbers
     weight_bytes: int = 2  # stored parameters in 16-bit training
     gradient_bytes: int = 4  # gradient buffer

@@ -1,32 +1,54 @@
 """How long a pipeline takes for one step: closed forms of the schedules, for many layouts at once.
 
 ``trainer.layout.simulate`` runs the very action lists of the trainer, one layout at a time; these formulas are its answer for
-whole spaces, and tests hold the two against each other. Stages are of three kinds: the first (embedding), the middle ones, the
-last (head and loss).
+whole spaces, and tests hold the two against each other. Pipeline ranks are of three kinds: the first (embedding), the middle
+ones, the last (head and loss).
 
-1F1B is a machine of cycles: stage i may run ahead of the end by p - i micro-batches, so p - i of them pass in no less time than one
-takes from stage i to the end and back. The slowest cycle sets the pace of the steady state (the maximal cycle mean of a
-max-plus system: Baccelli et al. 1992, "Synchronization and Linearity", chapter 3); one traversal fills and drains.
+A 1F1B step is the longest path through its computations: one traversal of all stages, plus for the other m - 1 micro-batches
+the slowest way to get them past some point. Stage i may run ahead of its own backward by p - i micro-batches, so going once
+from there to the end and back lets p - i of them pass (a cycle of the max-plus system: Baccelli et al. 1992, "Synchronization
+and Linearity", chapter 3); or they pass one by one through a stage that is slow itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from launcher.cost.shape import Number
 
+Ways = tuple[Number, Number]
+"""Seconds forward and backward."""
+
 
 @dataclass(frozen=True)
 class Stages:
     """Seconds of one micro-batch on a pipeline rank, all its chunks together, by kind of rank; and of one transfer between ranks."""
 
-    first: tuple[Number, Number]  # forward, backward
-    middle: tuple[Number, Number]
-    last: tuple[Number, Number]
+    first: Ways
+    middle: Ways
+    last: Ways  # with a single rank this is the whole model
     send: Number
-    weight_share: float = 0.5  # part of backward that is weight gradient (zero-bubble splits it off)
+    weight_share: float = 0.5  # part of backward that is weight gradient, which zero-bubble splits off
+
+    def traversal(self, p: Number, *ways: int) -> Number:
+        """One micro-batch through all ``p`` ranks, forward (0), backward (1) or both, without transfers."""
+        first, middle, last = (sum(kind[way] for way in ways) for kind in (self.first, self.middle, self.last))
+        return np.where(p > 1, first + last + np.maximum(p - 2, 0) * middle, last)
+
+    def slowest(self, p: Number, *ways: int) -> Number:
+        """The slowest rank."""
+        first, middle, last = (sum(kind[way] for way in ways) for kind in (self.first, self.middle, self.last))
+        return np.maximum(np.where(p > 1, np.maximum(first, last), last), np.where(p > 2, middle, 0.0))
+
+    def cycle(self, p: Number, size: Number) -> Number:
+        """From the rank that runs ``size`` micro-batches ahead to the end and back."""
+        middle, last = sum(self.middle), sum(self.last)
+        whole = self.traversal(p, 0, 1) + 2 * (p - 1) * self.send
+        part = np.where(size > 0, (size - 1) * (middle + 2 * self.send) + last, 0.0)
+        return np.where(size == p, whole, part)
 
 
 @dataclass(frozen=True)
@@ -34,75 +56,61 @@ class Pipeline:
     """Seconds of one step's pipeline, and what they consist of."""
 
     total: Number
-    busy: Number  # the mean rank computes
-    transfers: Number  # waiting for messages
-    bubble: Number  # the rest: waiting for other stages
+    transfers: Number  # what transfers between ranks add to it
 
 
 def run(stages: Stages, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number) -> Pipeline:
     """One step. ``gpipe`` and ``zero_bubble`` say which layouts have that schedule; all others run (interleaved) 1F1B."""
-    p, v, m = ranks, chunks, micro_batches
-    still = _replace(stages, 0.0)
-    total, calm = _one_step(stages, p, v, m, gpipe, zero_bubble), _one_step(still, p, v, m, gpipe, zero_bubble)
-    busy = m * _mean(stages, p)
-    return Pipeline(total, busy, total - calm, np.maximum(calm - busy, 0.0))
+    total = _step(stages, ranks, chunks, micro_batches, gpipe, zero_bubble)
+    instant = dataclasses.replace(stages, send=np.zeros_like(total))
+    return Pipeline(total, total - _step(instant, ranks, chunks, micro_batches, gpipe, zero_bubble))
 
 
-def _replace(stages: Stages, send: float) -> Stages:
-    return Stages(stages.first, stages.middle, stages.last, send, stages.weight_share)
-
-
-def _mean(stages: Stages, p: Number) -> Number:
-    return _sum(stages, p, 0, 1) / p
-
-
-def _sum(stages: Stages, p: Number, *ways: int) -> Number:
-    """One traversal of all stages."""
-    both = [np.where(p > 1, stages.first[w] + stages.last[w] + (p - 2) * stages.middle[w], stages.last[w]) for w in ways]
-    return sum(both)
-
-
-def _one_step(stages: Stages, p: Number, v: Number, m: Number, gpipe: Number, zero_bubble: Number) -> Number:
+def _step(stages: Stages, p: Number, v: Number, m: Number, gpipe: Number, zero_bubble: Number) -> Number:
     plain = one_forward_one_backward(stages, p, m)
-    return np.select(
-        [gpipe, zero_bubble, v > 1], [fill_drain(stages, p, m), split_backward(stages, p, m), interleaved(stages, p, v, m)], plain
-    )
+    others = [fill_drain(stages, p, m), split_backward(stages, p, m, plain), interleaved(stages, p, v, m)]
+    return np.select([gpipe, zero_bubble, v > 1], others, plain)
 
 
 def fill_drain(stages: Stages, p: Number, m: Number) -> Number:
-    """GPipe: all forwards, then all backwards, each at the pace of its slowest stage or transfer."""
-    once = _sum(stages, p, 0, 1) + 2 * (p - 1) * stages.send
-    pace = [np.maximum(_slowest(stages, p, way), np.where(p > 1, stages.send, 0.0)) for way in (0, 1)]
+    """GPipe: all forwards, then all backwards, each at the pace of its slowest rank or transfer. Exact."""
+    once = stages.traversal(p, 0, 1) + 2 * (p - 1) * stages.send
+    pace = [np.maximum(stages.slowest(p, way), np.where(p > 1, stages.send, 0.0)) for way in (0, 1)]
     return once + (m - 1) * (pace[0] + pace[1])
 
 
-def _slowest(stages: Stages, p: Number, *ways: int) -> Number:
-    first, middle, last = (sum(kind[w] for w in ways) for kind in (stages.first, stages.middle, stages.last))
-    return np.maximum(np.where(p > 1, np.maximum(first, last), last), np.where(p > 2, middle, 0.0))
-
-
 def one_forward_one_backward(stages: Stages, p: Number, m: Number) -> Number:
-    """1F1B: one traversal, then the pace of the slowest cycle."""
-    once = _sum(stages, p, 0, 1) + 2 * (p - 1) * stages.send
-    return once + (m - 1) * pace(stages, p, m)
+    """1F1B. Exact for equal ranks and for a slow last rank; a few per cent low where a slow first rank meets long transfers."""
+    more = np.ceil(m) - 1
+    paths = [_cycles(stages, p, size, more) for size in (p, np.maximum(p - 1, 1), np.minimum(p, 2), np.ones_like(p))]
+    paths.append(np.where(p > 1, _one_by_one(stages.first, more, p), 0.0))
+    paths.append(np.where(p > 2, _one_by_one(stages.middle, more, np.full_like(p, 2)), 0.0))
+    once = stages.traversal(p, 0, 1) + 2 * (p - 1) * stages.send
+    return once + np.max(np.broadcast_arrays(*paths), axis=0)
 
 
-def pace(stages: Stages, p: Number, m: Number) -> Number:
-    """Seconds per micro-batch in the steady state of 1F1B: the slowest stage or cycle."""
-    middle, last = sum(stages.middle), sum(stages.last)
-    whole = (_sum(stages, p, 0, 1) + 2 * (p - 1) * stages.send) / p
-    end = np.where(p > 2, (middle + last + 2 * stages.send) / 2, 0.0)
-    return np.maximum(_slowest(stages, p, 0, 1), np.maximum(whole, end))
+def _cycles(stages: Stages, p: Number, size: Number, more: Number) -> Number:
+    """``more`` micro-batches pass in cycles of ``size``, the rest in one smaller cycle."""
+    rounds = np.floor(more / size)
+    return rounds * stages.cycle(p, size) + stages.cycle(p, more - rounds * size)
+
+
+def _one_by_one(rank: Ways, more: Number, ahead: Number) -> Number:
+    """``more`` micro-batches pass through one rank; of its quicker way, those that it runs ahead are off the path."""
+    return more * np.maximum(*rank) + np.maximum(more + 1 - ahead, 0.0) * np.minimum(*rank)
 
 
 def interleaved(stages: Stages, p: Number, v: Number, m: Number) -> Number:
-    """Interleaved 1F1B: the bubble is that of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2)."""
-    chunk = _sum(stages, p, 0, 1) / (p * v)
-    return m * _slowest(stages, p, 0, 1) + (p - 1) * chunk + 2 * stages.send * (m * v + p - 1)
+    """Interleaved 1F1B: the bubble of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2). Sends do not block, so a
+    step waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks."""
+    chunk = stages.traversal(p, 0, 1) / (p * v)
+    steady = m * stages.slowest(p, 0, 1) + (p - 1) * chunk + 2 * stages.send * (p * v - 1)
+    return np.maximum(steady, m * v * stages.send)
 
 
-def split_backward(stages: Stages, p: Number, m: Number) -> Number:
-    """ZB-H1: weight gradients fill the idle time at the end (Qi et al. 2023, arXiv 2401.10241, section 3)."""
+def split_backward(stages: Stages, p: Number, m: Number, plain: Number) -> Number:
+    """ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3): the weight gradients of all but the last rank leave the way back, and up to
+    p - 1 of them fill the idle time at the end. Exact for equal ranks."""
     weight = stages.weight_share * stages.middle[1]
-    saved = np.minimum(2 * weight, sum(stages.middle)) * (p - 1)
-    return np.maximum(one_forward_one_backward(stages, p, m) - saved, m * _slowest(stages, p, 0, 1))
+    saved = weight * ((p - 1) + np.minimum(m - 1, p - 1))
+    return np.maximum(plain - saved, m * stages.slowest(p, 0, 1))
