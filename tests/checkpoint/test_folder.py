@@ -78,15 +78,19 @@ def test_an_older_attempt_cannot_start_after_a_newer_one(tmp_path: Path) -> None
         entered(tmp_path, 1)
 
 
-def test_what_a_killed_attempt_was_writing_is_cleared_and_never_mixed_in(tmp_path: Path) -> None:
-    dead = entered(tmp_path)
-    write_rank(dead.workspace(4), 1, [])
-    again = Folder(tmp_path, 0, token="another start")
-    again.enter()
+def test_what_a_killed_attempt_was_writing_is_cleared(tmp_path: Path) -> None:
+    write_rank(entered(tmp_path).workspace(4), 1, [])
+    Folder(tmp_path, 0, token="another start").enter()
     assert not list(tmp_path.glob(".writing-*"))
-    write_rank(again.workspace(4), 0, [])
+
+
+def test_two_starts_of_one_attempt_never_mix_their_files(tmp_path: Path) -> None:
+    old, new = entered(tmp_path), Folder(tmp_path, 0, token="another start")
+    new.enter()
+    write_rank(new.workspace(4), 0, [])
+    write_rank(old.workspace(4), 1, [])
     with pytest.raises(CheckpointError, match="rank 1 did not write"):
-        again.commit(4, 2, FACTS, timeout_s=0.1)
+        new.commit(4, 2, FACTS, timeout_s=0.1)
 
 
 def test_saving_a_step_again_replaces_it_whole(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_an_older_attempt_is_turned_away(farm: Farm, tmp_path: Path) -> None:
 
 def test_imported_weights_are_where_a_run_starts(farm: Farm, tmp_path: Path) -> None:
     """Weights that went to the Hugging Face layout and back train like the checkpoint that they came from, moments forgotten."""
-    train(farm, config(tmp_path / "c", "fp32")).checked()
+    scratch = train(farm, config(tmp_path / "c", "fp32")).checked().result
     five = tmp_path / "c" / "step-00000005-attempt-0"
     export_weights(five, tmp_path / "hf")
     import_weights(tmp_path / "hf", tmp_path / "imported")
@@ -197,4 +197,5 @@ def test_imported_weights_are_where_a_run_starts(farm: Farm, tmp_path: Path) -> 
     five.rename(tmp_path / "forgetful" / "step-00000000-attempt-0")
     runs = [train(farm, config(tmp_path / name, "fp32", every=0, tensor=2)).checked().result for name in ("forgetful", "imported")]
     assert len(runs[0]["losses"]) == STEPS and runs[0]["losses"] == runs[1]["losses"]
+    assert abs(runs[0]["losses"][0] - scratch["losses"][0]) > 1e-3
     assert steps(tmp_path / "imported") == [0], "a run that is not asked to save only reads"

@@ -69,6 +69,13 @@ def test_targets_continue_inputs_over_the_windows_end() -> None:
     assert (np.diff(rows) == 1).all()
 
 
+@pytest.mark.parametrize(("tokens", "windows"), [(SEQ + 1, 1), (2 * SEQ, 1), (2 * SEQ + 1, 2)])
+def test_a_window_needs_the_token_after_it(tokens: int, windows: int) -> None:
+    data = Corpus(np.arange(tokens, dtype=np.uint32), SEQ, seed=1, global_batch=windows)
+    assert data.windows == windows
+    assert sorted(data.batch(0, 0, windows)[:, 0]) == [i * SEQ for i in range(windows)]
+
+
 def test_synthetic_tokens_cover_the_vocabulary_evenly() -> None:
     tokens = Synthetic(16, 255, seed=5, global_batch=64).batch(0, 0, 64)
     counts = np.bincount(tokens.ravel(), minlength=16)

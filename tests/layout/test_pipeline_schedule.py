@@ -25,6 +25,7 @@ from trainer.layout import (
     simulate,
     validate,
 )
+from trainer.layout.messages import add_communication
 
 SINGLE = ("gpipe", "1f1b", "zero_bubble")
 
@@ -122,6 +123,14 @@ def test_receives_are_posted_while_the_computation_before_their_use_runs(shape: 
             user = actions[use]
             receive = Kind.RECV_FORWARD if user.kind is Kind.FORWARD else Kind.RECV_BACKWARD
             assert (receive, user.chunk, user.micro_batch) not in [(a.kind, a.chunk, a.micro_batch) for a in actions[before:use]]
+
+
+def test_a_tensor_needed_late_is_received_early_if_it_was_sent_early() -> None:
+    """Rank 1 wants micro-batch 1 first, but rank 0 sends 0 first: without tags the first to arrive is 0."""
+    forward, backward = ([Action(kind, 0, m) for m in (0, 1)] for kind in (Kind.FORWARD, Kind.BACKWARD))
+    schedule = add_communication([[*forward, *backward[::-1]], [forward[1], backward[1], forward[0], backward[0]]])
+    assert [a.micro_batch for a in schedule[1] if a.kind is Kind.RECV_FORWARD] == [0, 1]
+    validate(schedule, 1, 2)
 
 
 @given(shapes)

@@ -35,20 +35,16 @@ def head_weight(model: ModelConfig) -> float:
 def by_cost(layers: int, chunks: int, head: float) -> tuple[int, ...]:
     """The split whose heaviest chunk is lightest, when the last chunk also carries ``head`` blocks' worth of work.
 
-    Among equals the one with the least sum of squared loads. Blocks cost the same, so only the last chunk's count is a choice
-    and the rest is spread evenly, larger chunks later: early stages hold more micro-batches in flight.
+    Only the last chunk's count is a choice; the rest is spread evenly, larger chunks later, because early stages hold more
+    micro-batches in flight. The least sum of squared loads also has the least maximum: where moving a block lowers the one, it
+    does not raise the other.
     """
     if chunks == 1:
         return (layers,)
     splits = [(*_even(layers - last, chunks - 1), last) for last in range(layers - chunks + 2)]
-    return min(splits, key=lambda split: _roughness([*split[:-1], split[-1] + head]))
+    return min(splits, key=lambda split: round(sum(n * n for n in split[:-1]) + (split[-1] + head) ** 2, 9))
 
 
 def _even(layers: int, chunks: int) -> tuple[int, ...]:
     """``layers`` over ``chunks`` with counts that differ by at most one, the larger ones last."""
     return tuple((layers + i) // chunks for i in range(chunks))
-
-
-def _roughness(loads: list[float]) -> tuple[float, float]:
-    """What the split minimises: the heaviest load, then the sum of squares (rounded, so that equal splits compare equal)."""
-    return round(max(loads), 9), round(sum(load * load for load in loads), 9)
