@@ -11,7 +11,7 @@ from launcher.backends.kubernetes.errors import ApiError, dropped, explain, from
 
 TEMPLATE = "spec.template: Invalid value: {" + "core.PodTemplateSpec{ObjectMeta:v1.ObjectMeta{Name:} " * 60 + "}: field is immutable"
 NAME = 'metadata.name: Invalid value: "Bad_Name": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters'
-LIMITS = 'Required value: Limit must be set for non overcommitable resources'
+LIMITS = "Required value: Limit must be set for non overcommitable resources"
 
 
 def answer(status: int, reason: str, message: str, **details: Any) -> ApiError:
@@ -99,7 +99,14 @@ def test_an_answer_that_asks_for_patience_says_how_long() -> None:
 
 
 def test_forgotten_fields_are_named_by_their_path() -> None:
-    sent = {"spec": {"completionMode": "Indexed", "completions": 2, "suspend": True, "template": {"spec": {"containers": [{"name": "a", "x": 1}]}}}}
+    sent = {
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": 2,
+            "suspend": True,
+            "template": {"spec": {"containers": [{"name": "a", "x": 1}]}},
+        }
+    }
     stored = {"spec": {"completions": 2, "template": {"spec": {"containers": [{"name": "a"}]}}}, "status": {}}
     assert sorted(dropped(sent, stored)) == ["spec.completionMode", "spec.suspend", "spec.template.spec.containers.0.x"]
 

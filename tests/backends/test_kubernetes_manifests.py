@@ -212,7 +212,15 @@ def test_queued_pods_are_one_group_that_is_admitted_whole() -> None:
 
 
 def test_a_patch_is_merged_last_named_items_by_name_and_null_deletes() -> None:
-    patch = {"Pod": {"spec": {"hostNetwork": True, "subdomain": None, "containers": [{"name": "node", "env": [{"name": "WORLD_SIZE", "value": "3"}]}]}}}
+    patch = {
+        "Pod": {
+            "spec": {
+                "hostNetwork": True,
+                "subdomain": None,
+                "containers": [{"name": "node", "env": [{"name": "WORLD_SIZE", "value": "3"}]}],
+            }
+        }
+    }
     pod = pod_of(rendered(dataclasses.replace(PLAIN, patch=patch)))
     environment = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
     assert pod["hostNetwork"] is True and "subdomain" not in pod
@@ -258,7 +266,10 @@ def test_merging(base: Any, patch: Any, merged: Any) -> None:
         ({"user": 0}, "cluster.user=0 is root, which cluster.restricted=true forbids"),
         ({"workload": "volcano", "topology": "rack"}, "cluster.topology is not passed on to Volcano"),
         ({"queue_priority": "high"}, "it needs cluster.queue"),
-        ({"workload": "trainjob", "priority_class": "high"}, "has no place for the pod's spec.priorityClassName; set it in the ClusterTrainingRuntime"),
+        (
+            {"workload": "trainjob", "priority_class": "high"},
+            "has no place for the pod's spec.priorityClassName; set it in the ClusterTrainingRuntime",
+        ),
         ({"workload": "trainjob", "pull_policy": "Always"}, "containers.imagePullPolicy"),
         ({"workload": "cronjob"}, "cluster.workload='cronjob' is not one of"),
         ({"secrets": {"TOKEN": "the token itself"}}, "cluster.secrets.TOKEN is not SECRET/KEY"),

@@ -42,7 +42,13 @@ def works(index: int = 0, **status: Any) -> Object:
 
 
 def ended(index: int = 0, code: int = 0, reason: str = "", ago: float = 5, message: str = "", **status: Any) -> Object:
-    end = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "startedAt": at(50), "finishedAt": at(ago), "message": message}
+    end = {
+        "exitCode": code,
+        "reason": reason or ("Error" if code else "Completed"),
+        "startedAt": at(50),
+        "finishedAt": at(ago),
+        "message": message,
+    }
     return pod(index, "Failed" if code else "Succeeded", {"terminated": end}, **status)
 
 
@@ -312,7 +318,9 @@ def test_a_complete_workload_is_done_also_when_its_pods_are_gone(kind: str, stat
         ("volcano", {"state": {"phase": "Aborted"}}, None, "Job failed"),
     ],
 )  # fmt: skip
-def test_a_failed_workload_has_failed_and_its_pods_say_more_if_they_are_there(kind: str, status: dict[str, Any], reason: Reason | None, words: str) -> None:
+def test_a_failed_workload_has_failed_and_its_pods_say_more_if_they_are_there(
+    kind: str, status: dict[str, Any], reason: Reason | None, words: str
+) -> None:
     failed = workload(**status)
     told = state(count=2, kind=kind, workload=failed)
     assert (told.status, told.reason) == (Status.FAILED, reason) and words in told.detail

@@ -103,6 +103,7 @@ class Node:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.told_to_end = False
         self.ended_by_us = False
+        self.first_failure: int | None = None  # exit code, as a shell would say it
         self.kills_before = oom_kills()
 
     def terminate(self, *_: object) -> None:
@@ -129,8 +130,7 @@ class Node:
             metrics.send(rest=True)
         self.send_files()
         self.write_termination_message()
-        failed = [128 - code if code < 0 else code for code in codes.values() if code not in (0, STOPPED)]
-        return failed[0] if failed else max(codes.values())
+        return max(codes.values()) if self.first_failure is None else self.first_failure
 
     def start(self, rank: int) -> threading.Thread:
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank - self.ranks[0]), "LOCAL_WORLD_SIZE": str(len(self.ranks))}
@@ -144,20 +144,21 @@ class Node:
 
     def wait(self, metrics: Growing | None) -> dict[int, int]:
         """Exit codes by rank. A rank that fails gives its peers a moment to say why, then all are ended."""
-        failed: float | None = None
+        since = 0.0
         while True:
             codes = {rank: process.poll() for rank, process in self.processes.items()}
             if metrics:
                 metrics.send()
             ended = {rank: code for rank, code in codes.items() if code is not None}
+            bad = [128 - code if code < 0 else code for code in ended.values() if code not in (0, STOPPED)]
+            if bad and self.first_failure is None:
+                self.first_failure, since = bad[0], time.monotonic()
             if len(ended) == len(codes):
                 return ended
-            if any(code not in (0, STOPPED) for code in ended.values()):
-                failed = failed or time.monotonic()
-                if time.monotonic() - failed > PEER_GRACE:
-                    self.ended_by_us = True
-                    for process in self.processes.values():
-                        process.kill()
+            if bad and time.monotonic() - since > PEER_GRACE:
+                self.ended_by_us = True
+                for process in self.processes.values():
+                    process.kill()
             time.sleep(0.1)
 
     def explain(self, codes: dict[int, int]) -> None:
