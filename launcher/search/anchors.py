@@ -61,7 +61,7 @@ GPT = Habits(
     vocab=51200,
     dropout=0.1,
     weight_decay=0.1,
-    batch_tokens=((1 * B, 256 * 2048), (4 * B, 1024 * 2048), (8 * B, 2048 * 2048)),  # NeMo tool, base tables
+    batch_tokens=((0.76 * B, 256 * 2048), (2 * B, 1024 * 2048), (5 * B, 2048 * 2048)),  # NeMo tool, a size inside each of its bins
     warmup_tokens=None,
 )
 

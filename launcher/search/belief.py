@@ -105,7 +105,7 @@ class MemoryBelief:
     prior: Prior
 
     def __post_init__(self) -> None:
-        self.grid = np.linspace(-4, 4, 81) * self.prior.memory
+        self.grid = np.linspace(-10, 10, 81) * self.prior.memory
         self.log_weight = -0.5 * (self.grid / self.prior.memory) ** 2
 
     def observe(self, predicted: float, ran: bool, peak: float = 0.0) -> None:

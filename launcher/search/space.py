@@ -96,7 +96,8 @@ def redundancies(table: np.ndarray, gpus_per_node: int, limits: SpaceConfig) -> 
     unevenly. Schedules are one and the same without a pipeline, and sequence parallelism is nothing without a tensor group.
     """
     tensor, pipeline = table["tensor"], table["pipeline"]
-    first_schedule = next((SCHEDULES.index(name) for name in limits.schedules if name != "interleaved"), -1)
+    plain = "1f1b" if "1f1b" in limits.schedules else next((name for name in limits.schedules if name != "interleaved"), "")
+    first_schedule = SCHEDULES.index(plain) if plain else -1
     broken = [
         (gpus_per_node % tensor != 0) & (tensor % gpus_per_node != 0),
         ((pipeline == 1) & (table["schedule"] != first_schedule)) | (table["sequence_parallel"] & (tensor == 1)),

@@ -1,0 +1,239 @@
+"""The policy finds the planted fastest layout with few trials, whatever fails, and stops when it should."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from launcher.config.search import SearchConfig
+from launcher.search.belief import Candidates
+from launcher.search.policy import Measurement, Policy, Small, Stop, Trial, cannot_win
+from trainer.config import Reason
+
+SETTINGS = SearchConfig()
+
+
+class Planted:
+    """A cluster whose truth is known: step time = parts x hidden corrections x noise, memory = need x a hidden factor."""
+
+    def __init__(self, seed: int, count: int = 200, layout_noise: float = 0.03, memory_factor: float = 1.0):
+        draw = np.random.default_rng(seed)
+        parts = np.exp(draw.normal(0, 0.5, (count, 4))) * np.array([1.0, 0.3, 0.2, 0.1])
+        need = draw.uniform(30, 130, count)
+        self.candidates = Candidates(parts, need, draw.uniform(0, 5, (count, 4)), 100.0)
+        corrections = np.exp(draw.normal(0, 0.2, 4)) * 1.2
+        self.seconds = parts @ corrections * np.exp(draw.normal(0, layout_noise, count))
+        self.fits = need * memory_factor * np.exp(draw.normal(0, 0.04, count)) <= 100.0
+        self.best = float(self.seconds[self.fits].min(initial=math.inf))
+
+    def measure(self, trial: Trial) -> Measurement:
+        if not self.fits[trial.index]:
+            return Measurement(reason=Reason.OUT_OF_MEMORY, gpu_hours=0.1)
+        return Measurement(float(self.seconds[trial.index]), gpu_hours=1.0)
+
+
+def search(planted: Planted, settings: SearchConfig = SETTINGS, measure: object = None, policy: Policy | None = None) -> tuple[Policy, Stop]:
+    policy = policy or Policy(planted.candidates, settings)
+    while not isinstance(proposed := policy.next(), Stop):
+        (trial,) = proposed
+        policy.observe(trial, (measure or planted.measure)(trial))  # type: ignore[operator]
+    return policy, proposed
+
+
+def test_the_planted_best_is_found_with_a_small_part_of_the_trials() -> None:
+    behind, trials = [], []
+    for seed in range(30):
+        planted = Planted(seed)
+        policy, stop = search(planted)
+        behind.append(policy.best_seconds() / planted.best - 1)  # type: ignore[operator]
+        trials.append(policy.trials)
+        assert "no untried layout is likely to be faster by 2%" in stop.reason
+    assert np.mean(behind) < 0.01 and np.mean([b <= 0.02 for b in behind]) >= 0.85
+    assert np.mean(trials) < 0.08 * 200
+
+
+@pytest.mark.parametrize("memory_factor", [0.85, 1.15])
+def test_a_memory_model_that_is_off_costs_few_trials(memory_factor: float) -> None:
+    behind, trials = [], []
+    for seed in range(20):
+        planted = Planted(seed, memory_factor=memory_factor)
+        policy, _ = search(planted)
+        behind.append(policy.best_seconds() / planted.best - 1)  # type: ignore[operator]
+        trials.append(policy.trials)
+    assert np.mean(behind) < 0.02 and np.mean(trials) < 0.12 * 200
+
+
+def test_a_borderline_layout_that_would_win_is_tried() -> None:
+    """The fastest by far is predicted at 104 % of the memory: a hard limit would lose it."""
+    parts = np.array([[1.0], [1.5], [1.6], [1.7]])
+    some = Candidates(parts, np.array([104.0, 50.0, 50.0, 50.0]), np.arange(4.0)[:, None], 100.0)
+    truth = {0: 1.0, 1: 1.5, 2: 1.6, 3: 1.7}
+    policy = Policy(some, SETTINGS)
+    while not isinstance(proposed := policy.next(), Stop):
+        policy.observe(proposed[0], Measurement(truth[proposed[0].index]))
+    assert policy.ranking()[0] == 0 and policy.trials <= 2
+
+
+def test_failed_and_missing_trials_do_not_hide_the_best_nor_enter_the_ranking() -> None:
+    planted = Planted(4)
+    broken = {i for i in range(200) if i % 3 == 0 and planted.seconds[i] > planted.best}
+
+    def measure(trial: Trial) -> Measurement:
+        return Measurement(reason=Reason.COMMUNICATION, gpu_hours=0.1) if trial.index in broken else planted.measure(trial)
+
+    policy, _ = search(planted, measure=measure)
+    left = [planted.seconds[i] for i in range(200) if planted.fits[i] and i not in broken]
+    assert policy.best_seconds() <= 1.02 * min(left)  # type: ignore[operator]
+    ranking = policy.ranking()
+    assert not set(ranking) & broken and [planted.seconds[i] for i in ranking] == sorted(planted.seconds[i] for i in ranking)
+
+
+def test_a_fault_of_the_place_teaches_nothing_about_memory() -> None:
+    planted = Planted(1)
+    policy = Policy(planted.candidates, SETTINGS)
+    before = policy.memory.fits()
+    trial = policy.next()[0]  # type: ignore[index]
+    policy.observe(trial, Measurement(reason=Reason.NODE))
+    assert policy.memory.fits() == pytest.approx(before) and trial.index in policy.tried
+
+
+def test_no_trial_is_proposed_twice_and_the_same_measurements_give_the_same_trials() -> None:
+    planted = Planted(2)
+    runs = []
+    for _ in range(2):
+        asked: list[int] = []
+
+        def measure(trial: Trial, asked: list[int] = asked) -> Measurement:
+            asked.append(trial.index)
+            return planted.measure(trial)
+
+        search(planted, dataclasses.replace(SETTINGS, doubt=0.001), measure)
+        runs.append(asked)
+    assert runs[0] == runs[1] and len(set(runs[0])) == len(runs[0]) > 3
+
+
+def test_more_doubt_means_more_trials() -> None:
+    planted = Planted(3)
+    counts = [search(planted, dataclasses.replace(SETTINGS, doubt=doubt))[0].trials for doubt in (0.5, 0.1, 0.001)]
+    assert counts == sorted(counts) and counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize("limit, value, trials", [("max_trials", 3, 3), ("max_gpu_hours", 2.0, 2), ("max_hours", 0.5, 2)])
+def test_limits_end_the_search_and_are_named(limit: str, value: float, trials: int) -> None:
+    planted = Planted(5, memory_factor=0.1)
+    settings = dataclasses.replace(SETTINGS, doubt=1e-9, **{limit: value})
+
+    def measure(trial: Trial) -> Measurement:
+        return dataclasses.replace(planted.measure(trial), hours=0.25)
+
+    policy, stop = search(planted, settings, measure)
+    assert policy.trials == trials and stop.reason == f"search.{limit}={value:g} is reached"
+
+
+def test_nothing_fits_is_said() -> None:
+    some = Candidates(np.ones((3, 1)), np.full(3, 300.0), np.zeros((3, 1)), 100.0)
+    assert Policy(some, SETTINGS).next() == Stop("no layout is likely to fit into memory")
+
+
+def test_when_everything_runs_out_of_memory_the_search_ends() -> None:
+    planted = Planted(6, memory_factor=50.0)
+    policy, stop = search(planted)
+    assert stop.reason == "no layout that may fit is left" and policy.ranking() == [] and policy.trials < 60
+
+
+def test_several_trials_at_once_are_different_and_lead_to_the_same_best() -> None:
+    planted = Planted(7)
+    policy = Policy(planted.candidates, SETTINGS)
+    while not isinstance(proposed := policy.next(4), Stop):
+        assert len({trial.index for trial in proposed}) == len(proposed) <= 4
+        for trial in proposed:
+            policy.observe(trial, planted.measure(trial))
+    assert policy.best_seconds() <= 1.03 * planted.best  # type: ignore[operator]
+
+
+class TestOnFewerNodes:
+    """Trials of half the size, whose times are 0.9 of the full ones, but for one layout that does not scale."""
+
+    planted = Planted(8, count=60, memory_factor=0.1)
+    small = Small(planted.candidates.parts * 0.9, planted.candidates.memory)
+
+    def measure(self, trial: Trial) -> Measurement:
+        seconds = float(self.planted.seconds[trial.index])
+        return Measurement(seconds if trial.full else 0.9 * seconds, gpu_hours=2.0 if trial.full else 1.0)
+
+    def test_the_best_are_measured_again_at_full_size_and_only_they(self) -> None:
+        asked: list[Trial] = []
+
+        def measure(trial: Trial) -> Measurement:
+            asked.append(trial)
+            return self.measure(trial)
+
+        policy, _ = search(self.planted, SETTINGS, measure, Policy(self.planted.candidates, SETTINGS, self.small))
+        full = [trial.index for trial in asked if trial.full]
+        assert len(full) == SETTINGS.verify and set(full) == set(policy.ranking()[: SETTINGS.verify])
+        assert all(not trial.full for trial in asked[: -SETTINGS.verify])
+        assert policy.best_seconds() == pytest.approx(self.planted.best, rel=0.03)
+
+    def test_small_trials_are_scaled_by_what_the_model_predicts(self) -> None:
+        policy = Policy(self.planted.candidates, SETTINGS, self.small)
+        trial = policy.next()[0]  # type: ignore[index]
+        policy.observe(trial, self.measure(trial))
+        assert policy.seconds_of(trial.index) == pytest.approx(self.planted.seconds[trial.index])
+
+    def test_a_leader_that_does_not_scale_is_found_out(self) -> None:
+        fastest = int(self.planted.seconds.argmin())
+
+        def measure(trial: Trial) -> Measurement:
+            measured = self.measure(trial)
+            return dataclasses.replace(measured, seconds=2 * measured.seconds) if trial.full and trial.index == fastest else measured
+
+        policy, _ = search(self.planted, SETTINGS, measure, Policy(self.planted.candidates, SETTINGS, self.small))
+        winner = policy.ranking()[0]
+        assert winner != fastest and winner in policy.verified
+        assert policy.seconds_of(winner) == min(policy.verified.values())
+
+
+def test_the_cut_is_the_best_time_in_the_trials_own_scale() -> None:
+    planted = Planted(9, memory_factor=0.1)
+    policy = Policy(planted.candidates, SETTINGS, Small(planted.candidates.parts * 0.5, planted.candidates.memory))
+    first = policy.next()[0]  # type: ignore[index]
+    assert first.cut_s is None
+    policy.observe(first, Measurement(1.0))
+    second = policy.next()
+    assert not isinstance(second, Stop) and second[0].cut_s == pytest.approx(1.0 * 1.02)
+
+
+@pytest.mark.parametrize(
+    "steps, cut, hopeless",
+    [
+        ([1.2, 1.3, 1.25], 1.0, True),
+        ([1.2, 0.99, 1.3], 1.0, False),  # its fastest step would win
+        ([1.2, 1.3], 1.0, False),  # too few
+        ([1.0001, 1.001, 1.002], 1.0, False),  # a tie
+        ([5.0, 5.0, 5.0], None, False),  # nothing to beat
+        ([], 1.0, False),
+    ],
+)
+def test_a_trial_is_given_up_only_when_its_steps_show_that_it_cannot_win(steps: list[float], cut: float | None, hopeless: bool) -> None:
+    assert cannot_win(steps, cut) is hopeless
+
+
+def test_giving_up_hopeless_trials_does_not_change_the_winner() -> None:
+    """Steps scatter by 2 %; a trial given up is known by its first three steps only."""
+    draw = np.random.default_rng(0)
+    for seed in range(15):
+        planted = Planted(seed, count=80)
+
+        def measure(trial: Trial, planted: Planted = planted) -> Measurement:
+            whole = planted.measure(trial)
+            if not whole.ran:
+                return whole
+            steps = list(whole.seconds * np.exp(draw.normal(0, 0.02, 10)))
+            given_up = cannot_win(steps[:3], trial.cut_s)
+            return Measurement(float(np.median(steps[:3] if given_up else steps)), noise=0.01)
+
+        policy, _ = search(planted, measure=measure)
+        assert planted.seconds[policy.ranking()[0]] <= 1.06 * planted.best
+        assert math.isfinite(policy.seconds_of(policy.ranking()[0]))

@@ -1,0 +1,54 @@
+"""Every recipe is a whole run that obeys the rules, fits, and is predicted as it was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launcher.config import compose, conf_dir, resolve
+from launcher.cost import TRIREME, predict, trainers
+from launcher.cost.shape import Shape
+from launcher.search.plan import plan
+
+RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
+SIZES = {
+    "gpt3_126m": 126e6, "gpt3_1.3b": 1.3e9, "gpt3_5b": 5e9, "gpt3_20b": 20e9, "gpt3_40b": 40e9, "gpt3_175b": 175e9, "mt_nlg_530b": 530e9,
+    "gpt_1t": 1.008e12, "llama_7b": 6.74e9, "llama_13b": 13.0e9, "llama_30b": 32.5e9, "llama_65b": 65.3e9, "bloom_176b": 176.2e9,
+}  # fmt: skip
+
+
+def test_there_is_a_recipe_for_each_published_model() -> None:
+    assert set(RECIPES) == set(SIZES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_a_valid_run_of_the_size_in_its_name_that_fits(name: str) -> None:
+    config = resolve(compose([f"recipe={name}"]))
+    assert float(Shape.of(config.model).parameters) == pytest.approx(SIZES[name], rel=0.03)
+    assert config.run.precision == "bf16" and config.run.steps > 10_000
+    assert config.optimizer.warmup_steps < (config.optimizer.decay_steps or 0) <= config.run.steps * 1.2
+    assert predict(config.model, config.layout, config.run, config.cluster).fits > 0.9
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_published_of_a_recipe_is_what_the_cost_model_predicts(name: str) -> None:
+    expected = compose([f"recipe={name}"]).expect
+    assert expected.step_time_s and expected.source
+    config = resolve(compose([f"recipe={name}", *expected.overrides]))
+    trainer = getattr(trainers, expected.trainer) if expected.trainer else TRIREME
+    predicted = predict(config.model, config.layout, config.run, config.cluster, trainer)
+    assert predicted.step_time_s == pytest.approx(expected.step_time_s, rel=expected.tolerance)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_plan_of_a_recipe_is_not_slower_than_its_published_layout(name: str) -> None:
+    config = resolve(compose([f"recipe={name}"]))
+    planned = plan(config)
+    published = predict(config.model, config.layout, config.run, config.cluster)
+    assert planned.estimate.step_time[planned.order[0]] <= published.step_time_s
+
+
+def test_recipes_hold_no_path_of_a_machine() -> None:
+    for name in RECIPES:
+        text = Path(conf_dir() / "recipe" / f"{name}.yaml").read_text()
+        assert text.startswith("# @package _global_\n") and "/home" not in text and "/work" not in text

@@ -1,0 +1,83 @@
+"""Searches of published layout sweeps: 418 trials of LLaMA 13B on 32 to 128 A100 by Hagemann et al. 2023 (arXiv 2311.05610).
+
+``layouts_13b.csv`` holds the facts that they published as spreadsheets: layout, kernel, step time, or that memory ran out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launcher.config.hardware import hardware_files
+from launcher.config.search import SearchConfig
+from launcher.results.published import Row, read
+from launcher.search.replay import Replay, measured_seconds, replay, tables
+
+CSV = Path(__file__).parent / "layouts_13b.csv"
+SETTINGS = SearchConfig()
+
+
+@pytest.fixture(scope="module")
+def replays() -> list[Replay]:
+    return [replay(table, SETTINGS) for table in tables(read(CSV), hardware_files())]
+
+
+def test_the_file_holds_four_sweeps(replays: list[Replay]) -> None:
+    assert sorted((each.rows, each.ran) for each in replays) == [(32, 16), (60, 21), (138, 72), (188, 53)]
+
+
+def test_within_2_percent_of_every_best_after_at_most_5_trials_in_the_mean(replays: list[Replay]) -> None:
+    assert all(each.behind <= 0.02 for each in replays)
+    assert np.mean([each.trials_to_best or math.inf for each in replays]) <= 5
+
+
+def test_all_trials_together_cost_less_than_5_percent_of_the_grids(replays: list[Replay]) -> None:
+    assert sum(each.gpu_hours for each in replays) <= 0.05 * sum(each.grid_gpu_hours for each in replays)
+
+
+def test_the_search_knows_when_it_is_done(replays: list[Replay]) -> None:
+    assert all(len(each.steps) <= 10 and "no untried layout" in each.reason for each in replays)
+
+
+def test_a_trial_that_cannot_win_and_one_that_runs_out_of_memory_are_cheap(replays: list[Replay]) -> None:
+    for each in replays:
+        whole = max(step.gpu_hours for step in each.steps if not step.stopped)
+        assert all(step.gpu_hours < whole for step in each.steps if step.stopped or step.measured_s is None)
+
+
+def test_rows_without_a_result_do_not_change_what_is_found() -> None:
+    rows = read(CSV)
+    lost = [row if row.number % 10 else Row(row.number, {**row.cells, "step_time_s": "", "oom": "no"}) for row in rows]
+    for table in tables(lost, hardware_files()):
+        found = replay(table, SETTINGS)
+        assert found.behind <= 0.02
+
+
+def test_measurements_that_contradict_the_model_are_believed() -> None:
+    """The best row of a table is made three times slower: the search then ends elsewhere, at the best of what is left."""
+    (table,) = (t for t in tables(read(CSV), hardware_files()) if len(t) == 60)
+    seconds = table.seconds.copy()
+    seconds[seconds.argmin()] *= 3
+    assert replay(dataclasses.replace(table, seconds=seconds), SETTINGS).behind <= 0.02
+
+
+def test_a_limit_of_trials_is_kept() -> None:
+    for table in tables(read(CSV), hardware_files()):
+        assert len(replay(table, dataclasses.replace(SETTINGS, max_trials=1)).steps) == 1
+
+
+@pytest.mark.parametrize(
+    "cells, seconds",
+    [
+        ({"step_time_s": "3.5"}, 3.5),
+        ({"tokens_per_s_total": "4096"}, 8.0),
+        ({"tokens_per_s_per_gpu": "1024"}, 8.0),
+        ({"samples_per_s": "2"}, 8.0),
+        ({"mfu_pct": "50"}, None),
+    ],
+)
+def test_step_times_follow_from_throughput(cells: dict[str, str], seconds: float | None) -> None:
+    assert measured_seconds(Row(1, {"gbs": "16", "seq": "2048", "gpus": "4", **cells})) == seconds

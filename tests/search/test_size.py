@@ -1,0 +1,174 @@
+"""Model sizes from budgets, shapes from sizes, hyper-parameters from shapes: against the published values they come from."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from launcher.search import encoder_decoder
+from launcher.search.anchors import HABITS
+from launcher.search.baseline import baseline, round_batch
+from launcher.search.shapes import build, count, log_interpolate, shape_for
+from launcher.search.size import Budget, alternatives, executed_flops, largest, seconds_at
+from trainer.config import ConfigError, resolve_model
+
+SIZES = (5e8, 1e9, 2e9, 4e9, 8e9, 1.5e10, 2.5e10, 6e10, 1e11, 2.4e11, 4e11, 7e11, 1.5e12)
+
+
+def test_sc21_trains_175b_on_1024_gpus_in_34_days() -> None:
+    """Narayanan et al. 2021 (arXiv 2104.04473), section 5: 300 B tokens, 140 TFLOP/s per GPU, full recomputation, 34 days."""
+    choice = largest("gpt", Budget(1024, 34), 300e9, seconds_at(1024, 140, "full"))
+    assert (choice.model.layers, choice.model.hidden) == (96, 12288)
+    assert choice.days == pytest.approx(34, rel=0.05)
+
+
+@pytest.mark.parametrize("recompute, factor", [("none", 6), ("full", 8)])
+def test_work_per_token_is_6n_or_8n_plus_attention_and_head(recompute: str, factor: int) -> None:
+    model = shape_for("gpt", 175e9)
+    blocks = 12 * model.layers * model.hidden**2
+    attention = factor * 2 * model.layers * model.hidden * model.seq
+    head = 6 * model.vocab * model.hidden
+    assert executed_flops(model, recompute) == pytest.approx(factor * blocks + attention + head, rel=1e-9)
+
+
+def test_selective_recomputation_repeats_only_the_attention_core() -> None:
+    model = shape_for("gpt", 22e9)
+    extra = executed_flops(model, "selective") - executed_flops(model, "none")
+    assert extra == pytest.approx(4 * model.layers * model.seq * model.hidden)
+
+
+def test_more_of_anything_buys_a_larger_model() -> None:
+    def size(gpus: int = 512, days: float = 20, tokens: float = 300e9, tflops: float = 150, recompute: str = "none") -> float:
+        return largest("gpt", Budget(gpus, days), tokens, seconds_at(gpus, tflops, recompute)).parameters
+
+    base = size()
+    assert size(gpus=1024) > 1.8 * base and size(days=40) > 1.8 * base and size(tflops=300) > 1.8 * base
+    assert size(tokens=600e9) < 0.6 * base and size(recompute="full") < base
+
+
+def test_the_size_fills_the_days() -> None:
+    for days in (1, 3, 10, 30, 100):
+        for family in HABITS:
+            choice = largest(family, Budget(256, days), 300e9, seconds_at(256, 150, "none"))
+            assert choice.days == pytest.approx(days, rel=0.08)
+
+
+def test_compute_optimal_is_twenty_tokens_per_parameter_and_no_alternative_predicts_a_lower_loss_by_much() -> None:
+    budget, seconds = Budget(1024, 30), seconds_at(1024, 150, "none")
+    best = largest("llama", budget, None, seconds)
+    assert best.tokens / best.parameters == pytest.approx(20)
+    asked = largest("llama", budget, 300e9, seconds)
+    names = {choice.name: choice for choice in alternatives(asked, budget, seconds)}
+    assert set(names) == {"compute-optimal", "half the size", "a quarter of the size"}
+    assert names["half the size"].tokens == pytest.approx(2 * asked.tokens, rel=0.1)
+    assert min(choice.loss for choice in names.values()) < asked.loss
+
+
+@pytest.mark.parametrize("family", sorted(HABITS))
+def test_published_models_keep_their_published_shape(family: str) -> None:
+    habits = HABITS[family]
+    for anchor in habits.anchors:
+        published = build(family, anchor.layers, anchor.hidden, anchor.heads, habits.vocab, 2048)
+        assert shape_for(family, count(published)) == published
+        assert shape_for(family, 1.02 * count(published)) == published
+
+
+@pytest.mark.parametrize(
+    "family, size, expected",
+    [("gpt", 126e6, (12, 768, 12)), ("gpt", 5e9, (24, 4096, 32)), ("gpt", 20e9, (44, 6144, 48)), ("gpt", 175e9, (96, 12288, 96)),
+     ("llama", 13e9, (40, 5120, 40)), ("llama", 65e9, (80, 8192, 64)), ("bloom", 176e9, (70, 14336, 112))],
+)  # fmt: skip
+def test_nominal_sizes_mean_the_published_models(family: str, size: float, expected: tuple[int, int, int]) -> None:
+    model = shape_for(family, size)
+    assert (model.layers, model.hidden, model.heads) == expected
+
+
+@pytest.mark.parametrize("family", sorted(HABITS))
+def test_shapes_between_the_published_ones_have_the_size_asked_for_and_can_be_split(family: str) -> None:
+    before = 0
+    for size in SIZES:
+        model = shape_for(family, size)
+        assert count(model) == pytest.approx(size, rel=0.06)
+        assert model.hidden % model.heads == 0 and model.hidden // model.heads % 2 == 0
+        assert size < 2e9 or model.heads % 4 == 0
+        assert model.hidden >= 0.8 * before, "a larger model is not much narrower"
+        assert 0.2 < model.layers / model.hidden * 128 < 4, "neither a needle nor a plate"
+        before = model.hidden
+    resolve_model(model)
+
+
+def test_a_llama_of_70b_has_grouped_queries_and_a_small_one_has_not() -> None:
+    assert shape_for("llama", 100e9).kv_heads == 8 and shape_for("llama", 30e9).kv_heads == shape_for("llama", 30e9).heads
+
+
+def test_interpolation_goes_through_its_points_and_stays_between_them() -> None:
+    points = [(1.0, 10.0), (100.0, 1000.0), (1000.0, 500.0)]
+    assert [log_interpolate(points, x) for x, _ in points] == pytest.approx([y for _, y in points])
+    assert log_interpolate(points, 10) == pytest.approx(100)
+    assert log_interpolate(points, 0.1) == 10 and log_interpolate(points, 8000, beyond=1 / 3) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize(
+    "family, size, lr, batch",
+    [("gpt", 126e6, 6e-4, 256), ("gpt", 1.3e9, 2e-4, 512), ("gpt", 20e9, 1e-4, 2048), ("gpt", 175e9, 0.6e-4, 2048),
+     ("llama", 7e9, 3e-4, 2048), ("llama", 65e9, 1.5e-4, 2048), ("bloom", 7.1e9, 1.2e-4, 512), ("bloom", 176e9, 0.6e-4, 2048)],
+)  # fmt: skip
+def test_hyper_parameters_of_published_sizes_are_the_published_ones(family: str, size: float, lr: float, batch: int) -> None:
+    made = baseline(shape_for(family, size), 300e9)
+    assert made.optimizer.lr == pytest.approx(lr) and made.optimizer.min_lr == pytest.approx(lr / 10)
+    assert made.run.global_batch == batch
+    assert made.run.steps == pytest.approx(300e9 / (batch * 2048), abs=1)
+    assert made.model.init_std == pytest.approx(0.64 / math.sqrt(made.model.hidden), abs=1e-6)
+
+
+def test_learning_rate_falls_and_batch_grows_with_size() -> None:
+    for family in HABITS:
+        made = [baseline(shape_for(family, size), 300e9) for size in SIZES]
+        rates, batches = [m.optimizer.lr for m in made], [m.run.global_batch for m in made]
+        assert rates == sorted(rates, reverse=True) and batches == sorted(batches)
+
+
+def test_a_longer_sequence_keeps_the_tokens_of_a_step() -> None:
+    short, long = (baseline(shape_for("gpt", 20e9, seq=seq), 300e9) for seq in (2048, 8192))
+    assert short.run.global_batch == 4 * long.run.global_batch and short.run.steps == long.run.steps
+
+
+@pytest.mark.parametrize("gpus", [8, 24, 96, 1000, 1024])
+def test_the_batch_suits_the_number_of_gpus(gpus: int) -> None:
+    batch = round_batch(2048, gpus)
+    odd = gpus // (gpus & -gpus)
+    assert batch % odd == 0 and 0.7 < batch / 2048 < 1.42
+
+
+def test_short_runs_have_a_schedule_that_fits_into_them() -> None:
+    made = baseline(shape_for("llama", 7e9), 1e8)
+    assert made.optimizer.warmup_steps < made.run.steps and made.run.warmup_steps < made.run.steps
+
+
+@pytest.mark.parametrize(
+    "family, size, layers, hidden, ffn",
+    [("t5", 220e6, 12, 768, 2048), ("t5", 2.8e9, 24, 2048, 5120), ("t5", 11e9, 24, 4096, 10240), ("t5", 41e9, 48, 6144, 10880),
+     ("mt5", 170e6, 8, 512, 1024), ("mt5", 390e6, 12, 768, 2048), ("mt5", 3.2e9, 24, 2048, 5120)],
+)  # fmt: skip
+def test_t5_and_mt5_have_the_shapes_of_the_tables(family: str, size: float, layers: int, hidden: int, ffn: int) -> None:
+    model = encoder_decoder.shape_for(family, size)
+    assert (model.layers, model.hidden, model.ffn) == (layers, hidden, ffn)
+    assert model.parameters == pytest.approx(size, rel=0.03)
+
+
+def test_impossible_sizes_are_plain_errors() -> None:
+    for wrong in (
+        lambda: Budget(0, 1),
+        lambda: Budget(8, -1),
+        lambda: shape_for("gpt", 1e3),
+        lambda: shape_for("bloom", 2e6),
+        lambda: shape_for("gptt", 1e9),
+        lambda: largest("gpt", Budget(8, 1), 0, seconds_at(8, 100, "none")),
+        lambda: seconds_at(8, 0, "none"),
+        lambda: executed_flops(shape_for("gpt", 1e9), "some"),
+        lambda: baseline(shape_for("gpt", 1e9), 10),
+        lambda: encoder_decoder.shape_for("t5", 1e12),
+        lambda: encoder_decoder.size_for("t5", 8, 1, 0, 100),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()

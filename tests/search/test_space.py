@@ -1,0 +1,131 @@
+"""The space holds exactly what the rules of a run allow, once each, and says why the rest is out."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from launcher.config.schema import ClusterConfig
+from launcher.config.search import SpaceConfig
+from launcher.cost.layouts import BALANCES, ORDERS, to_layout, to_table
+from launcher.search.space import RULES, space, violations
+from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig, check, resolve_model
+from trainer.config.schema import RECOMPUTE, SCHEDULES
+
+MODEL = resolve_model(ModelConfig(layers=12, hidden=96, heads=12, kv_heads=4, vocab=100, seq=42, family="llama", ffn=256))
+CLUSTER = ClusterConfig(nodes=6, gpus_per_node=8)
+WORDS = {
+    "ranks": "ranks",
+    "heads": "layout.tensor=",
+    "sequence": "sequence_parallel",
+    "layers: more": "use at most",
+    "layers: stages": "do not divide",
+    "schedule": "layout.virtual_pipeline",
+    "batch": "run.global_batch",
+    "sharding": "layout.sharding",
+}
+"""What the rule's own message says, by the beginning of its name in ``RULES``."""
+
+
+def random_layout(draw: random.Random) -> LayoutConfig:
+    degrees = (1, 1, 2, 3, 4, 5, 6, 8, 12)
+    chunks = draw.choice((1, 1, 1, 2, 3))
+    return LayoutConfig(
+        tensor=draw.choice(degrees),
+        pipeline=draw.choice(degrees),
+        virtual_pipeline=chunks,
+        data=draw.choice(degrees),
+        micro_batch=draw.choice((1, 2, 3, 4)),
+        schedule="interleaved" if chunks > 1 and draw.random() < 0.8 else draw.choice(SCHEDULES),
+        sequence_parallel=draw.random() < 0.5,
+        recompute=draw.choice(RECOMPUTE),
+        balance=draw.choice(BALANCES),
+        order=draw.choice(ORDERS),
+        sharding=ShardingConfig(*(draw.choice((1, 1, 2, 4)) for _ in range(3))),
+    )
+
+
+def message(layout: LayoutConfig, world_size: int, global_batch: int) -> str:
+    """What ``trainer.config.check`` says of a layout; empty when it allows it."""
+    try:
+        check(TrainConfig(model=MODEL, layout=layout, run=RunConfig(global_batch=global_batch)), world_size)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_columns_and_single_runs_obey_the_same_rules_with_the_same_reason() -> None:
+    draw = random.Random(7)
+    layouts = [random_layout(draw) for _ in range(3000)]
+    codes = violations(to_table(layouts), MODEL, CLUSTER.world_size, 48)
+    said = [message(layout, CLUSTER.world_size, 48) for layout in layouts]
+    assert [bool(text) for text in said] == [code >= 0 for code in codes]
+    for code, text in zip(codes, said):
+        if code >= 0:
+            word = next(word for name, word in WORDS.items() if RULES[code].startswith(name))
+            assert word in text, f"{RULES[code]!r} but {text!r}"
+    assert len(set(codes.tolist())) == len(RULES) + 1, "every rule was met, and so was a layout that breaks none"
+
+
+@pytest.mark.parametrize("levels", ["levels", "all"])
+def test_every_layout_of_the_space_is_a_valid_run_that_fills_the_cluster_and_none_comes_twice(levels: str) -> None:
+    found = space(MODEL, CLUSTER, 48, SpaceConfig(sharding=levels))
+    layouts = [to_layout(record) for record in found.table]
+    assert not [text for layout in layouts if (text := message(layout, CLUSTER.world_size, 48))]
+    assert all(layout.tensor * layout.pipeline * (layout.data or 0) == CLUSTER.world_size for layout in layouts)
+    assert len(np.unique(found.table)) == len(found.table)
+
+
+def test_what_is_in_and_what_each_reason_took_out_is_the_whole_grid() -> None:
+    limits = SpaceConfig(max_micro_batch=4)
+    found = space(MODEL, CLUSTER, 48, limits)
+    tensors, pipelines, chunks, micro_batches = [1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 6, 8, 12], [1, 2, 3, 4, 6, 12], [1, 2, 3, 4]
+    ways = (len(limits.recompute) + 1) * len(limits.sequence_parallel)
+    grid = len(tensors) * len(pipelines) * len(chunks) * len(limits.schedules) * len(micro_batches) * ways
+    shardings = {name: found.table[name] for name in ("params", "grads", "optimizer")}
+    unsharded = np.all([column == 1 for column in shardings.values()], axis=0)
+    assert sum(found.dropped.values()) + int(unsharded.sum()) == grid
+
+
+def test_layouts_known_to_be_good_are_in_the_space() -> None:
+    """Korthikanti et al. 2022, table 3: 175B on tensor 8 x pipeline 8 x 3 chunks; 530B on tensor 8 x pipeline 35 x 3."""
+    for layers, hidden, heads, nodes, pipeline in ((96, 12288, 96, 64, 8), (105, 20480, 128, 35 * 8, 35)):
+        model = ModelConfig(layers=layers, hidden=hidden, heads=heads, vocab=51200, seq=2048)
+        table = space(model, ClusterConfig(nodes=nodes, gpus_per_node=8), nodes * 8).table
+        good = (table["tensor"] == 8) & (table["pipeline"] == pipeline) & (table["virtual_pipeline"] == 3) & table["sequence_parallel"]
+        assert good.any()
+
+
+def test_layers_that_stages_do_not_divide_are_spread_by_cost() -> None:
+    table = space(dataclasses.replace(MODEL, layers=10), CLUSTER, 48).table
+    uneven = table[10 % (table["pipeline"] * table["virtual_pipeline"]) != 0]
+    assert len(uneven) and (uneven["balance"] == BALANCES.index("cost")).all() and (uneven["virtual_pipeline"] == 1).all()
+
+
+def test_limits_narrow_the_space() -> None:
+    limits = SpaceConfig(max_tensor=2, max_pipeline=3, max_micro_batch=2, schedules=["1f1b"], recompute=["full"], sequence_parallel=[False])
+    table = space(MODEL, CLUSTER, 48, limits).table
+    assert table["tensor"].max() == 2 and table["pipeline"].max() == 3 and table["micro_batch"].max() == 2
+    assert set(table["schedule"].tolist()) == {SCHEDULES.index("1f1b")} and set(table["recompute"].tolist()) == {RECOMPUTE.index("full")}
+    assert not table["sequence_parallel"].any()
+
+
+def test_limits_that_allow_nothing_and_unknown_words_are_plain_errors() -> None:
+    with pytest.raises(ConfigError, match=r"no layout fits 48 ranks with run.global_batch=7.*batch"):
+        space(MODEL, CLUSTER, 7, SpaceConfig(max_tensor=1, max_pipeline=1))
+    with pytest.raises(ConfigError, match=r"search.space.schedules holds '1b1f'.*one of gpipe, 1f1b"):
+        space(MODEL, CLUSTER, 48, SpaceConfig(schedules=["1b1f"]))
+
+
+def test_words_of_the_table_are_those_of_the_schema() -> None:
+    metadata = {f.name: f.metadata.get("choices") for f in dataclasses.fields(LayoutConfig)}
+    assert metadata["balance"] == BALANCES and metadata["order"] == ORDERS
+
+
+def test_a_layout_survives_the_way_through_the_table() -> None:
+    draw = random.Random(3)
+    layouts = [random_layout(draw) for _ in range(200)]
+    layouts += [LayoutConfig(data=1, recompute="full", recompute_layers=2), LayoutConfig(data=1, recompute="full", recompute_every=3)]
+    assert [to_layout(record) for record in to_table(layouts)] == layouts
