@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S, LONGEST_PAUSE_S = 2.0, 60.0  # between looks at the file; twice as long after each failure
 REQUEST_S = 5.0
-CLOSE_S = 10.0
+CLOSE_S, CLOSE_FAILING_S = 5.0, 0.5  # how long the end of a trial waits for a server that answers, and for one that does not
 FAILURES = 20  # in a row: some 15 minutes
 BATCH = 150  # lines per request; MLflow takes 1000 metrics at once
 
@@ -71,29 +71,30 @@ class Forwarder(threading.Thread):
         self._ending = threading.Event()
         self._status = "RUNNING"
         self._run_id, self._offset = "", 0
+        self._failures = 0  # in a row
 
     def finish(self, status: str) -> None:
         """Send what is left, then ``status``; return after ``CLOSE_S`` at the latest."""
         self._status = status
         self._ending.set()
-        self.join(CLOSE_S)
+        self.join(CLOSE_FAILING_S if self._failures else CLOSE_S)
         if self.is_alive():
             log.warning("MLflow at %s is slow; the rest of this trial stays in %s", self._config.tracking.uri, self._directory)
 
     def run(self) -> None:
-        failures, last = 0, False
-        while failures < FAILURES and not last:
+        last = False
+        while self._failures < FAILURES and not last:
             last = self._ending.is_set()
             try:
                 self._forward(last)
-                failures = 0
+                self._failures = 0
             except (OSError, ValueError, KeyError) as error:  # no answer in time, a refusal, or an answer that makes no sense
-                failures += 1
-                if last or failures in (1, FAILURES):
-                    state = "" if failures < FAILURES else "; given up"
+                self._failures += 1
+                if self._failures in (1, FAILURES):
+                    state = "" if self._failures < FAILURES else "; given up"
                     log.warning("MLflow at %s cannot be reached: %s%s", self._config.tracking.uri, error, state)
             if not last:
-                self._ending.wait(min(PERIOD_S * 2**failures, LONGEST_PAUSE_S))
+                self._ending.wait(min(PERIOD_S * 2**self._failures, LONGEST_PAUSE_S))
 
     def _forward(self, last: bool) -> None:
         if not self._run_id:

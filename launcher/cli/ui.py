@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from launcher.results.mirror import Mirror, tracking_of
+from launcher.results.mirror import Mirror, attempt, tracking_of
 from launcher.results.server import LocalServer, ServerError, free_port, runs_page
-from launcher.sweep.store import Store
+from launcher.sweep.store import Store, Sweep
 from trainer.config import ConfigError
 
 HELP = "open the MLflow page on this machine"
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     sweep = store.sweep(arguments.sweep)
     port = _port(arguments.port)
     print("bringing MLflow up to date ...", file=sys.stderr)
-    experiment = bring_up_to_date(store, sweep.name)
+    experiment = bring_up_to_date(store, sweep)
     server = tracking_of(sweep).uri
     if server is not None:
         print(f"sweep {sweep.name} is tracked at\n  {runs_page(server, experiment, sweep.name)}")
@@ -35,14 +35,22 @@ def main(argv: list[str]) -> int:
     return serve(store.root, port, experiment, sweep.name)
 
 
-def bring_up_to_date(store: Store, name: str) -> str:
-    """Copy what no launcher has copied yet, of every sweep; the id of the experiment that holds sweep ``name``."""
-    experiments = {}
-    for sweep in store.names():
-        mirror = Mirror(store.root, sweep)
-        mirror.update()
-        experiments[sweep] = mirror.experiment
-    return experiments[name]
+def bring_up_to_date(store: Store, wanted: Sweep) -> str:
+    """Copy what no launcher has copied yet of ``wanted``, and of every other sweep that is tracked here; the experiment of ``wanted``.
+
+    ``ConfigError`` when ``wanted`` cannot be copied.
+    """
+    for name in store.names():
+        if name != wanted.name and tracking_of(store.sweep(name)).uri is None:
+            trouble = attempt(Mirror(store.root, name))
+            if trouble:
+                print(f"sweep {name} is not up to date: {trouble}", file=sys.stderr)
+    mirror = Mirror(store.root, wanted.name)
+    trouble = attempt(mirror)
+    if trouble:
+        place = tracking_of(wanted).uri or store.root / "mlflow.db"
+        raise ConfigError(f"sweep {wanted.name} cannot be copied to MLflow at {place}: {trouble}")
+    return mirror.experiment
 
 
 def serve(root: Path, port: int, experiment: str, sweep: str) -> int:

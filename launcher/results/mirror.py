@@ -10,6 +10,7 @@ A line on standard input means "look now"; its end means "look once more and fin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import select
@@ -33,8 +34,8 @@ log = logging.getLogger("mirror")
 
 PERIOD_S = 5.0
 """Seconds between looks at the files while nothing is reported."""
-GIVE_UP_S = 10.0
-"""How long a tracking store may fail after the sweep's end before the rest is left to a later mirror."""
+LONGEST_PAUSE_S = 60.0
+"""Between attempts while the tracking store fails."""
 
 PARENT, OFFSET, STATE = "mlflow.parentRunId", "trireme.mirrored_bytes", "trireme.mirrored_state"
 FILES = ("config.yaml", "trial.json", "result.json", "timeline.json")
@@ -62,7 +63,7 @@ class Mirror:
     """One sweep's parent run and child runs. Any exception of MLflow or of the network may come out of ``update``."""
 
     def __init__(self, root: Path, sweep: str):
-        self._root, self._name = root, sweep
+        self.name, self._root = sweep, root
         self._store = Store(root)
         self._client: MlflowClient | None = None
         self.experiment = ""  # its id, once ``update`` has succeeded
@@ -74,7 +75,7 @@ class Mirror:
         """Bring MLflow up to what is on disk. Takes the lock; may be repeated at will."""
         with exclusively(self._root):
             try:
-                sweep = self._store.sweep(self._name)
+                sweep = self._store.sweep(self.name)
                 client = self._client or self._open(sweep)
                 for record in sweep.records:
                     self._update_trial(client, record)
@@ -157,7 +158,7 @@ class Mirror:
             run.id,
             metrics=[Metric(name, value, ended, 0) for name, value in summary.items()],
             params=[Param(name, value) for name, value in params.items()],
-            tags=[RunTag(name, value) for name, value in tracked.tags(record, self._name).items()],
+            tags=[RunTag(name, value) for name, value in tracked.tags(record, self.name).items()],
         )
         run.params |= params.keys()
         run.metrics |= summary
@@ -204,32 +205,32 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--dir", default="runs")
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # each retry would be a page
     stand_back()
     return follow(Mirror(Path(arguments.dir), arguments.sweep))
 
 
 def follow(mirror: Mirror) -> int:
-    """Mirror until standard input ends, then the rest. A store that fails is asked ever less often, and costs nobody anything."""
-    pause, ended = PERIOD_S, False
+    """Mirror until standard input ends, then what is left. A store that fails is asked ever less often, and once more at the end."""
+    pause, trouble, ended = PERIOD_S, "", False
     while not ended:
-        pause = PERIOD_S if attempt(mirror) else min(2 * pause, 60.0)
         ended = wait(pause)
-    deadline = time.monotonic() + GIVE_UP_S
-    while not attempt(mirror):
-        if time.monotonic() > deadline:
-            return 1
-        time.sleep(1.0)
-    return 0
+        if ended:
+            come_forward()
+        said, trouble = trouble, attempt(mirror)
+        pause = min(2 * pause, LONGEST_PAUSE_S) if trouble else PERIOD_S
+        if trouble not in ("", said):
+            log.warning("%s is not mirrored: %s", mirror.name, trouble)
+    return 1 if trouble else 0
 
 
-def attempt(mirror: Mirror) -> bool:
-    """One update; whatever goes wrong in MLflow, the database or the network is one line of the log."""
+def attempt(mirror: Mirror) -> str:
+    """One update. What went wrong in MLflow, the database or the network, in one line; empty when nothing did."""
     try:
         mirror.update()
     except Exception as error:
-        log.warning("not mirrored yet, will be tried again: %s: %s", type(error).__name__, str(error).partition("\n")[0][:500])
-        return False
-    return True
+        return f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+    return ""
 
 
 def wait(seconds: float) -> bool:
@@ -244,6 +245,13 @@ def stand_back() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.nice(19)
+
+
+def come_forward() -> None:
+    """Run like any other process, where the system lets one return to that: the launcher waits."""
+    if hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trial_files import SweepOnDisk, config, metric_line, point, result_of, step_times, write_json, write_logs, write_metrics
+from trial_files import SweepOnDisk, config, metric_line, point, result_of, step_times, tracked_at, write_json, write_logs, write_metrics
 
 from launcher.results.database import experiment_id, open_client
 from launcher.results.mirror import PARENT, Mirror
 from launcher.results.server import LocalServer, free_port
-from launcher.sweep.store import Point, Record
+from launcher.sweep.store import Record
 from trainer import tracking
 from trainer.config import Status, TrainConfig, flatten
 from trainer.tracking import Forwarder, forwarding, whole_lines
@@ -116,9 +116,7 @@ def test_resumed_attempt_goes_on_in_the_same_run_without_duplicates(server: str,
 
 def test_launcher_adopts_rank_0s_run_and_completes_it_without_duplicates(server: str, tmp_path: Path) -> None:
     sweep = SweepOnDisk(tmp_path, "adopted")
-    planned = point(2, 1)
-    assert planned.config is not None
-    record = sweep.add(Point(planned.overrides, replace(planned.config, tracking=tracked_by(server).tracking)), Status.DONE)
+    record = sweep.add(tracked_at(point(2, 1), server), Status.DONE)
     with forwarding(tracked_by(server), 0, record.directory):
         write_metrics(record, step_times(0.2, 0.02))
         write_json(record.directory / "result.json", result_of(record, step_times(0.2, 0.02)))
@@ -179,6 +177,7 @@ def test_server_killed_mid_run_costs_no_step_and_gets_the_rest_when_it_is_back(
     monkeypatch.setattr(tracking, "LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(tracking, "FAILURES", 1000)
     monkeypatch.setattr(tracking, "CLOSE_S", 60.0)
+    monkeypatch.setattr(tracking, "CLOSE_FAILING_S", 60.0)
     shutil.copy(empty_database / "mlflow.db", tmp_path)
     directory, port = tmp_path / "0000000000c1", free_port()
     first_batch, failed = threading.Event(), threading.Event()

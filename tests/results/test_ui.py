@@ -15,7 +15,7 @@ from typing import IO
 import psutil
 import pytest
 from headless import Page
-from trial_files import SweepOnDisk, demo_sweep, point
+from trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 
 from launcher.cli import ui
 from launcher.results.measurements import measure
@@ -100,6 +100,22 @@ def test_port_that_is_taken_is_one_plain_error_if_it_was_asked_for(root: Path) -
         with pytest.raises(ConfigError, match=f"--port={port} cannot be used"):
             ui.main(["--dir", str(root), "--port", str(port)])
         assert free_port(port) != port
+
+
+def test_sweep_on_a_server_that_is_away_is_one_plain_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    away = f"http://127.0.0.1:{free_port()}"
+    sweep = SweepOnDisk(root)
+    sweep.done(tracked_at(point(1, 1), away), 0.2)
+    with pytest.raises(ConfigError, match=f"sweep planted cannot be copied to MLflow at {away}"):
+        ui.main(["--dir", str(root)])
+
+
+def test_sweep_on_a_server_is_shown_there(root: Path, server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = SweepOnDisk(root, "elsewhere")
+    sweep.done(tracked_at(point(1, 1), server), 0.2)
+    assert ui.main(["--dir", str(root)]) == 0
+    assert capsys.readouterr().out.startswith(f"sweep elsewhere is tracked at\n  {server}/#/experiments/")
 
 
 def test_folder_without_sweeps_is_one_plain_error_and_stays_empty(tmp_path: Path) -> None:

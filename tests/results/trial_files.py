@@ -38,6 +38,12 @@ def point(tensor: int = 1, pipeline: int = 1, *, predicted: dict[str, Any] | Non
     return Point(overrides, config(tensor, pipeline, **layout), predicted=predicted)
 
 
+def tracked_at(planned: Point, uri: str) -> Point:
+    """The same trial, tracked by a server."""
+    assert planned.config is not None
+    return replace(planned, config=replace(planned.config, tracking=replace(planned.config.tracking, uri=uri)))
+
+
 class SweepOnDisk:
     """A sweep whose trials are brought to the state that a test needs."""
 
