@@ -13,35 +13,35 @@ class Constants:
     """What the mechanisms cost on real machines, as fractions of what the data sheet promises, or in seconds."""
 
     # matrix products
-    ramp_k: float = 93.3  # inner length at which half of a tile's time is start and end
-    wave_weight: float = 0.479  # how much of an incomplete last wave is lost (1 = all of it)
-    small_tile: float = 0.499  # rate of a tile of half the size in one direction
+    ramp_k: float = 76.0  # inner length at which half of a tile's time is start and end
+    wave_weight: float = 0.48  # how much of an incomplete last wave is lost (1 = all of it)
+    small_tile: float = 0.5  # rate of a tile of half the size in one direction
     # memory-bound work
-    bandwidth: float = 0.694  # reached fraction of memory bandwidth
-    kernel: float = 3.31e-06  # seconds between two kernels of a busy device
-    host: float = 2e-05  # seconds the host needs to launch one kernel
+    bandwidth: float = 0.685  # reached fraction of memory bandwidth
+    kernel: float = 3.5e-06  # seconds between two kernels of a busy device
+    host: float = 1.7e-05  # seconds the host needs to launch one kernel
     # attention kernels: fraction of the matrix peak in forward and backward, before the exponentials
-    flash1: tuple[float, float] = (0.422, 0.303)
-    flash2: tuple[float, float] = (0.702, 0.389)
-    flash_ramp: float = 280  # sequence length at which half of a flash kernel's time is edges
-    exponentials: float = 1.77e+10  # exponentials per second and unit
-    cast_bytes: float = 3.95  # bytes moved per element that is brought into 8 bits
-    loss_passes: tuple[float, float] = (3.85, 3.85)  # reads and writes of 4-byte logits, forward and backward
-    eager_norm: tuple[float, float] = (23.6, 60.2)  # passes of a norm written in tensor operations, in elements of 2 bytes
+    flash1: tuple[float, float] = (0.455, 0.3)
+    flash2: tuple[float, float] = (0.76, 0.365)
+    flash_ramp: float = 285.0  # sequence length at which half of a flash kernel's time is edges
+    exponentials: float = 1.58e+10  # exponentials per second and unit
+    cast_bytes: float = 5.4  # bytes moved per element that is brought into 8 bits
+    loss_passes: tuple[float, float] = (4.1, 4.1)  # reads and writes of 4-byte logits, forward and backward
+    eager_norm: tuple[float, float] = (25.0, 61.0)  # passes of a norm written in tensor operations, in elements of 2 bytes
     # collectives
-    link: float = 0.889  # reached fraction of link bandwidth
-    network: float = 0.949  # reached fraction of network bandwidth
-    ramp_bytes: float = 1.96e+07  # payload at which half of the peak ring rate is reached on links
-    launch: float = 3.51e-05  # seconds to start a collective
+    link: float = 0.88  # reached fraction of link bandwidth
+    network: float = 0.9  # reached fraction of network bandwidth
+    ramp_bytes: float = 2e+07  # payload at which half of the peak ring rate is reached on links
+    launch: float = 3.5e-05  # seconds to start a collective
     switch: float = 1.13  # rate of an all-reduce added up in the switch / ring rate
     crowd: float = 0.06  # slow-down of collectives over the network per doubling of nodes beyond one
-    skew: float = 1.68  # collectives between layers in training / alone: ranks do not arrive together
+    skew: float = 1.2  # collectives between layers in training / alone: ranks do not arrive together
     # overlap
-    tensor_hidden: float = 0.966  # part of overlappable tensor-parallel communication that is hidden
-    data_hidden: float = 0.6  # part of overlappable data-parallel communication that is hidden
-    contention: float = 0.123  # slow-down of compute while communication runs beside it
+    tensor_hidden: float = 0.75  # part of overlappable tensor-parallel communication that is hidden
+    data_hidden: float = 0.45  # part of overlappable data-parallel communication that is hidden
+    contention: float = 0.12  # slow-down of compute while communication runs beside it
     # step
-    step: float = 0.0286  # seconds per step: data, logging, scalar reductions
+    step: float = 0.045  # seconds per step: data, logging, scalar reductions
     # memory
     gathered_logits: float = 6.0  # bytes per logit where tensor ranks gather them: the whole in 16 bits, its gradient, and the shards of both
     communicator_gb: float = 0.5  # buffers of one communicator
