@@ -19,6 +19,7 @@ from trainer.meter import Recorder, recomputed_flops
 from trainer.models.transformer import Transformer
 from trainer.optimizer import AdamW, learning_rate, squared_norm, sum_partial
 from trainer.parallel.collectives import Group, World
+from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.gathering import Gathering
 from trainer.parallel.groups import Groups
 from trainer.parallel.loss import vocabulary_cross_entropy
@@ -112,6 +113,8 @@ class Engine:
             models.append(stretch)
             members.append(parallelizer.apply(stretch))
             apply_recompute(stretch, layout, noise)
+            if self.config.run.compile:
+                compile_blocks(stretch.blocks)
         for own in reversed(members):
             self.state.add_stretch(own)
         return [Chunk(stretch, Gathering(self.state, list(stretch.units())), noise) for stretch in models]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import math
@@ -26,6 +27,9 @@ from trainer.parallel.collectives import World
 from trainer.place import Place
 from trainer.timeline import align, write_timeline
 
+GARBAGE_STEPS = 50
+"""Steps between collections, which all ranks make at the same place."""
+
 
 def train(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
     """Train a resolved run. Done or stopped; anything else is raised."""
@@ -49,6 +53,13 @@ def choose_device(wish: str, local_rank: int) -> torch.device:
         raise ConfigError(f"run.device={wish} needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def collect_garbage_by_hand() -> None:
+    """Python's collector would stop one rank at a time, at moments of its own, and all others would wait for it."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
 
 
 class StopFlag:
@@ -107,7 +118,10 @@ class Run:
         clock_offset = align(self.world)
         drawn = min(run.warmup_steps + 1, run.steps - 1)
         status = Status.DONE
+        collect_garbage_by_hand()
         for step in range(first, run.steps):
+            if (step + 1) % GARBAGE_STEPS == 0:
+                gc.collect()
             start = time.perf_counter()
             result = self.engine.step(step, stop=self.asked.set, watch=step == first)
             self.engine.clock.synchronize()

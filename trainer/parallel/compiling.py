@@ -1,0 +1,23 @@
+"""torch.compile of each block: the arithmetic between the matrices is fused, the communicating layers run as they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainer.parallel.noise import HiddenDropout, WeightDropout
+from trainer.parallel.recompute import Recomputed
+from trainer.parallel.tensor import ColumnLinear, RowLinear
+
+AS_THEY_ARE = (ColumnLinear, RowLinear, HiddenDropout, WeightDropout, Recomputed)
+"""Layers with a backward written by hand, or that change what they read: not traced."""
+
+
+def compile_blocks(blocks: nn.ModuleDict) -> None:
+    """Compile the forward of each block in place. Hooks around it stay outside."""
+    for block in blocks.values():
+        for module in block.modules():
+            if isinstance(module, AS_THEY_ARE):
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+        inner = block.inner if isinstance(block, Recomputed) else block
+        inner.forward = torch.compile(inner.forward)  # type: ignore[method-assign]
