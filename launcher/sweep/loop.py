@@ -190,9 +190,12 @@ class Loop:
 
     def _room(self, flight: Flight, batch: Sequence[Flight]) -> bool:
         """Whether one more trial may run: ``sweep.max_parallel``, and the ranks that the place can hold."""
+        limit = 0 if flight.backend.throttles else self._limit(flight.backend)
+        capacity = flight.backend.capacity()
+        if not limit and capacity is None:
+            return True
         beside = [f for f in (*self._flying, *batch) if f.backend is flight.backend]
-        limit, capacity = self._limit(flight.backend), flight.backend.capacity()
-        if limit and not flight.backend.throttles and len(beside) >= limit:
+        if limit and len(beside) >= limit:
             return False
         return capacity is None or not beside or sum(f.record.world_size for f in (*beside, flight)) <= capacity
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.backends import backend_for
 from launcher.backends.base import Backend, BackendError
 from launcher.config.schema import ClusterConfig, SweepConfig
-from launcher.sweep.identity import digest
+from launcher.sweep.identity import digest, trial_id
 from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop, Observer
 from launcher.sweep.progress import progress_for, say
@@ -44,7 +44,7 @@ def run_sweep(
     places: dict[str, Backend] = {}
     try:
         _enter(store, locks, name)
-        records = _plan(store, name, points)
+        records = _plan(store, locks, name, points)
         flights = _flights(points, records, settings, places, backends)
         _forget_old_wishes(store, locks, flights)
         watchers = [progress_for(name, records, flights), *observers]
@@ -78,13 +78,18 @@ def _enter(store: Store, locks: Locks, name: str) -> None:
             time.sleep(0.5)
 
 
-def _plan(store: Store, name: str, points: Sequence[Point]) -> list[Record]:
-    """The record of each point. Points that are the same trial share one record."""
+def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point]) -> list[Record]:
+    """The record of each point. Points that are the same trial share one record; those that another launcher holds are only read."""
     commit = _commit()
     records: list[Record] = []
     known: dict[str, Record] = {}
     for point in points:
+        identifier = trial_id(point.config) if point.config is not None else ""
+        mine = bool(identifier) and locks.take(identifier)
         record = store.plan(point, name, commit)
+        if mine:
+            store.save(record, durable=False)
+            locks.free(identifier)
         records.append(known.setdefault(record.id, record))
     store.write_sweep(name, list(known.values()), launcher_name())
     return records

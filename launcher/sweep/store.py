@@ -119,7 +119,10 @@ class Store:
     # -- trials ---------------------------------------------------------------------------------------------------------
 
     def plan(self, point: Point, sweep: str, commit: str | None = None) -> Record:
-        """The record of a point: the one on disk, or a new one with its directory and ``config.yaml``."""
+        """The record of a point: the one on disk, or a new one with its directory and ``config.yaml``.
+
+        What the plan adds to it is not saved: only who has locked the trial may do that.
+        """
         if point.config is None:
             return self._pruned(point.overrides, point.reason, point.error or "")
         train, cluster = point.config.train_config(), point.config.cluster
@@ -132,7 +135,6 @@ class Store:
         if fresh or not (record.directory / "config.yaml").exists():
             record.directory.mkdir(parents=True, exist_ok=True)
             save(train, record.directory / "config.yaml")
-        self.save(record, durable=False)
         return record
 
     def save(self, record: Record, *, durable: bool = True) -> None:

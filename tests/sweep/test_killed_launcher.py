@@ -158,6 +158,18 @@ def test_two_sweeps_that_share_a_trial_train_it_once(tmp_path: Path) -> None:
     assert [starts(r) for r in Store(runs).sweep("two").records] == [[0], [0]]
 
 
+def test_planning_never_writes_the_record_of_a_trial_that_another_launcher_holds(tmp_path: Path) -> None:
+    first = launcher(LOCAL.replace("demo", "one"), tmp_path, "sleep 0.3")
+    directory = until(lambda: list(tmp_path.glob("trials/*/metrics.jsonl")))[0].parent
+    until(lambda: trial_json(directory).get("status") == "running")
+    before = (directory / "trial.json").stat().st_ino  # every write makes a new file
+    second = launcher(LOCAL.replace("demo", "two"), tmp_path, "sleep 0.3")
+    until(lambda: (tmp_path / "sweeps" / "two.json").exists())
+    assert (directory / "trial.json").stat().st_ino == before
+    finished(first)
+    finished(second)
+
+
 def test_a_lock_is_free_when_its_holder_is_killed(tmp_path: Path) -> None:
     script = """
 from launcher.sweep.lock import Locks

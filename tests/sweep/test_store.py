@@ -23,6 +23,8 @@ def store(tmp_path: Path) -> Store:
 
 def plan(store: Store, *seeds: int, name: str = "demo") -> list[Record]:
     records = [store.plan(point, name) for point in points(*(trial(seed=seed) for seed in seeds))]
+    for record in records:
+        store.save(record)
     store.write_sweep(name, records, "test")
     return records
 
