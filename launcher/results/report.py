@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.results import labels, plots, timeline
+from launcher.results.foreseen import foreseen
 from launcher.results.measurements import measure, newest_logs, read_failures, read_steps, read_timeline, tail
 from launcher.results.plots import Series
 from launcher.results.ranking import Measurement, leaders, notch, positive, rank
@@ -57,6 +58,16 @@ class LossGroup:
     widest: tuple[float, int, str, str] | None  # relative difference, step, and the two trials
 
 
+@dataclass(frozen=True)
+class Pipeline:
+    """One trial's pipeline: as it was traced, and as the cost model expected it, in the same scale of time."""
+
+    trial: Trial
+    timeline: Timeline
+    traced: Markup
+    predicted: Markup | None
+
+
 def write_report(sweep: Sweep, path: Path) -> None:
     """Write the page of ``sweep`` to ``path``, replacing what is there."""
     write_text(path, render(sweep))
@@ -81,7 +92,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
     timed = [trial for trial in trials if trial.series.times and trial.measured.place]
     series = [trial.series for trial in timed]
     drawn, left_out = pictures(timed)
-    foreseen = [s for s in series if s.predicted]
+    predicted = [s for s in series if s.predicted]
     failed = [trial for trial in trials if trial.measured.status in (Status.FAILED, Status.STOPPED, Status.PRUNED)]
     optional = ("predicted_step_time_s", "predicted_memory_bytes", "mfu")
     return {
@@ -90,7 +101,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
         "slowest": timed[-1] if len(timed) > 1 else None, "counts": counts(trials), "labels": labels,
         "step_times": plots.step_times(series) if series else None,
         "split": _parts(timed, split, plots.PHASES), "memory": _parts(timed, memory_parts, plots.STATES),
-        "predictions": plots.predictions(foreseen) if foreseen else None, "prediction_error": mean_error(foreseen),
+        "predictions": plots.predictions(predicted) if predicted else None, "prediction_error": mean_error(predicted),
         "losses": loss_groups(trials), "timelines": drawn, "timelines_left_out": left_out,
         "unsuccessful": [(trial, said(trial.record)) for trial in failed],
         "any": {name: any(getattr(trial.measured, name) for trial in trials) for name in optional},
@@ -158,18 +169,19 @@ def said(record: Record) -> dict[str, Any]:
 # -- pictures -------------------------------------------------------------------------------------------------------------------
 
 
-def pictures(trials: Sequence[Trial]) -> tuple[list[tuple[Trial, Markup]], int]:
-    """The timelines of as many trials as the page has room for, the fastest first; and how many had to be left out."""
-    drawn: list[tuple[Trial, Markup]] = []
+def pictures(trials: Sequence[Trial]) -> tuple[list[Pipeline], int]:
+    """The pipelines of as many trials as the page has room for, the fastest first; and how many had to be left out."""
+    drawn: list[Pipeline] = []
     have = [trial for trial in trials if trial.timeline is not None]
-    size = 0
     for trial in have:
         assert trial.timeline is not None
-        image = timeline.picture(trial.timeline, f"pipeline of {trial.name}")
-        size += len(image)
-        if drawn and size > PICTURES_BYTES:
+        expected = foreseen(trial.record)
+        seconds = max(t.seconds for t in (trial.timeline, expected) if t is not None)
+        traced = timeline.picture(trial.timeline, f"pipeline of {trial.name}, traced", seconds)
+        simulated = timeline.picture(expected, f"pipeline of {trial.name}, predicted", seconds) if expected else None
+        drawn.append(Pipeline(trial, trial.timeline, traced, simulated))
+        if sum(len(p.traced) + len(p.predicted or "") for p in drawn) > PICTURES_BYTES:
             break
-        drawn.append((trial, image))
     return drawn, len(have) - len(drawn)
 
 
@@ -214,10 +226,10 @@ def split(trial: Trial) -> Series:
     return Series(trial.name, trial.series.colour, parts=parts)
 
 
-def mean_error(foreseen: Sequence[Series]) -> float | None:
+def mean_error(predicted: Sequence[Series]) -> float | None:
     """Mean size of the relative error of predicted step times."""
-    errors = [labels.error_of(s.predicted, statistics.median(s.times)) for s in foreseen]
-    return statistics.fmean(abs(e) for e in errors if e is not None) if foreseen else None
+    errors = [labels.error_of(s.predicted, statistics.median(s.times)) for s in predicted]
+    return statistics.fmean(abs(e) for e in errors if e is not None) if predicted else None
 
 
 def _amounts(values: Any) -> dict[str, float]:

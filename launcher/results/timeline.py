@@ -71,6 +71,10 @@ class Timeline:
     def end(self) -> float:
         return max(event.end for event in self.events)
 
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
     @cached_property
     def by_rank(self) -> dict[int, list[Event]]:
         """Each rank's events, ranks from the first pipeline stage to the last."""
@@ -99,7 +103,7 @@ class Timeline:
         return Use(computing, communicating, 1 - computing - communicating)
 
     def _use(self, events: Sequence[Event]) -> Use:
-        whole = self.end - self.start
+        whole = self.seconds
         computing = covered((e.start, e.end) for e in events if e.kind not in COMMUNICATION) / whole
         busy = covered((e.start, e.end) for e in events) / whole
         return Use(computing, busy - computing, 1 - busy)
@@ -114,11 +118,11 @@ def covered(spans: Iterable[Span]) -> float:
     return total
 
 
-def picture(timeline: Timeline, title: str) -> Markup:
+def picture(timeline: Timeline, title: str, seconds: float | None = None) -> Markup:
     """A row per rank: what it computed, with the number of the micro-batch; below it, in a narrow lane, what it sent and
-    received; right of it the share of the step in which it computed."""
+    received; right of it the share of the step in which it computed. ``seconds``: how much time is as wide as the picture."""
     ranks = timeline.shown()
-    scale = Scale(0.0, timeline.end - timeline.start, LEFT, WIDTH - 60)
+    scale = Scale(0.0, seconds or timeline.seconds, LEFT, WIDTH - 60)
     bottom = TOP + ROW * len(ranks)
     rows = [part for index, rank in enumerate(ranks) for part in _row(timeline, rank, scale, TOP + ROW * index)]
     return figure(bottom + 22, title, [across_axis(scale, TOP, bottom, labels.seconds), *rows])
@@ -130,7 +134,7 @@ def _row(timeline: Timeline, rank: int, scale: Scale, y: float) -> list[Markup]:
     where = f"rank {rank}" + (f" · stage {', '.join(map(str, stages))}" if stages else "")
     parts = [
         text(LEFT - 8, y + 15, where if len(where) <= 24 else f"rank {rank}", "label", "end"),
-        boxes([(scale.start, scale.end)], y, ROW - 3, "idle"),
+        boxes([(scale.start, scale(timeline.seconds))], y, ROW - 3, "idle"),
         text(scale.end + 6, y + 15, f"{100 * timeline.use[rank].computing:.0f} %", "label"),
     ]
     groups: dict[tuple[str, int], list[Span]] = {}

@@ -142,7 +142,7 @@ def test_launchers_that_start_at_once_make_one_database_and_no_duplicate(tmp_pat
     demo_sweep(tmp_path)
     command = [sys.executable, "-m", "launcher.results.mirror", "--dir", str(tmp_path), "planted"]
     mirrors = [subprocess.Popen(command, stdin=subprocess.DEVNULL, env=database.environment()) for _ in range(3)]
-    assert [mirror.wait(120) for mirror in mirrors] == [0, 0, 0]
+    assert [mirror.wait(600) for mirror in mirrors] == [0, 0, 0]
     assert len(children(tmp_path)) == 6
     assert len(runs(tmp_path)) == 7
 
@@ -155,7 +155,7 @@ def test_mirror_killed_halfway_is_completed_by_the_next(root: Path) -> None:
     observer = MlflowMirror(root, "planted")
     observer.on_trial(sweep.records[0])
     assert observer._process is not None
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not any((root / "mlartifacts").glob("*/artifacts/*")):
         assert time.monotonic() < deadline, (root / "mlflow.log").read_text()
         time.sleep(0.01)
@@ -168,7 +168,8 @@ def test_mirror_killed_halfway_is_completed_by_the_next(root: Path) -> None:
     assert all(run.info.status == "FINISHED" for run in mirrored.values())
 
 
-def test_observer_mirrors_the_sweep_and_ends_with_it(root: Path) -> None:
+def test_observer_mirrors_the_sweep_and_ends_with_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "PATIENCE_S", 600.0)
     sweep = SweepOnDisk(root)
     observer = MlflowMirror(root, "planted")
     record = sweep.done(point(1, 1), 0.2)

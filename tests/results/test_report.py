@@ -16,6 +16,7 @@ from trial_files import SweepOnDisk, demo_sweep, losses, point, write_json
 
 from launcher.cli import report as report_verb
 from launcher.results import plots, report, timeline
+from launcher.results.foreseen import foreseen
 from launcher.results.plots import Series
 from launcher.results.svg import Scale
 from launcher.results.timeline import Timeline, covered
@@ -187,6 +188,21 @@ def test_pictures_are_well_formed_and_say_each_micro_batch(tmp_path: Path) -> No
     words = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"rank 0 · stage 0", "rank 3 · stage 1", *map(str, range(8))} <= set(words)
     assert picture.attrib["aria-label"] == "a <title>"
+
+
+def test_predicted_pipeline_is_drawn_under_the_traced_one_in_the_same_scale(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    predicted = sweep.done(point(2, 2, predicted={"step_time_s": 0.22, "memory_bytes": 2e7, "parts": {}}), 0.2)
+    sweep.done(point(1, 1), 0.3)
+    drawn, _ = report.pictures(report.gather(sweep.records))
+    assert [pipeline.predicted is not None for pipeline in drawn] == [True, False]
+    expected = foreseen(predicted)
+    assert expected is not None and list(expected.by_rank) == [0, 1], "one row for each pipeline rank"
+    assert {e.micro_batch for e in expected.events} == set(range(8)) and {e.kind for e in expected.events} >= {"forward", "backward"}
+    widths = [xml.fromstring(str(image)).findall("{*}path[@class='idle']")[0].attrib["d"] for image in (drawn[0].traced, drawn[0].predicted)]
+    reach = [float(re.findall(r"h([0-9.]+)", path)[0]) for path in widths]
+    read = drawn[0].timeline
+    assert reach[0] / reach[1] == pytest.approx(read.seconds / expected.seconds, rel=0.01)
 
 
 def test_page_stays_small_however_much_was_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

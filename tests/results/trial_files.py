@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config import Config, resolve
+from launcher.config import Config, HardwareConfig, resolve
 from launcher.sweep.store import Point, Record, Store
 from trainer.config import LayoutConfig, ModelConfig, Reason, RunConfig, Status
 from trainer.layout import schedule as schedules
 from trainer.layout.schedule import Kind
 from trainer.layout.simulate import Times, simulate
 
+HARDWARE = HardwareConfig("small", peak_tflops={"fp32": 0.1}, memory_bandwidth_gbs=20.0, link_gbs=5.0, network_gbs=1.0)
 STARTED = 1_790_000_000.0
 STEPS, WARMUP = 8, 2
 EVENT_KINDS = {Kind.SEND_FORWARD: "send", Kind.SEND_BACKWARD: "send", Kind.RECV_FORWARD: "receive", Kind.RECV_BACKWARD: "receive"}
@@ -30,7 +31,7 @@ def config(tensor: int = 1, pipeline: int = 1, *, ranks: int = 4, **layout: Any)
         layout=LayoutConfig(tensor=tensor, pipeline=pipeline, **layout),
         run=RunConfig(steps=STEPS, warmup_steps=WARMUP, global_batch=8),
     )
-    return resolve(replace(base, cluster=replace(base.cluster, gpus_per_node=ranks)))
+    return resolve(replace(base, cluster=replace(base.cluster, gpus_per_node=ranks, hardware=HARDWARE)))
 
 
 def point(tensor: int = 1, pipeline: int = 1, *, predicted: dict[str, Any] | None = None, **layout: Any) -> Point:

@@ -1,0 +1,33 @@
+"""The pipeline step that the cost model expected of a trial, to be drawn under the traced one."""
+
+from __future__ import annotations
+
+from launcher.config.clusters import cluster_from_dict
+from launcher.results.timeline import Event, Timeline
+from launcher.sweep.store import Record
+from trainer.config import ConfigError, TrainConfig, from_dict
+
+KINDS = {"send_forward": "send", "send_backward": "send", "recv_forward": "receive", "recv_backward": "receive"}
+
+
+def foreseen(record: Record) -> Timeline | None:
+    """One row per pipeline rank. None where nothing was predicted, or not any more: rates of the hardware may have gone since."""
+    if not record.predicted:
+        return None
+    from launcher.cost.layouts import to_table
+    from launcher.cost.prediction import case_of
+    from launcher.cost.timeline import timeline
+
+    try:
+        config, cluster = from_dict(TrainConfig, record.config), cluster_from_dict(record.cluster)
+        case = case_of(config.model, to_table([config.layout]), config.run, cluster)
+    except ConfigError:
+        return None
+    drawn = timeline(case, config.layout.stage_layers)
+    stages = len(drawn.ranks)
+    events = tuple(
+        Event(rank, span.action.chunk * stages + rank, span.action.chunk, KINDS.get(kind := span.action.kind.value, kind),
+              span.action.micro_batch, span.start, span.end)
+        for rank, spans in enumerate(drawn.ranks) for span in spans if span.end > span.start
+    )  # fmt: skip
+    return Timeline(0, config.layout.schedule, events) if events else None
