@@ -95,12 +95,12 @@ def second_trial(runs: Path) -> Path:
 
 def test_local_ranks_die_with_their_launcher_and_only_the_unfinished_trial_runs_again(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    process = launcher(LOCAL, runs, "ok", "sleep 0.3")
+    process = launcher(LOCAL, runs, "ok", "gate")
     pids = ranks_of(second_trial(runs))
     process.kill()
     process.wait()
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    records = sweep(runs, trial("ok", tensor=2, seed=0), trial("sleep 0.3", tensor=2, seed=1), retries=0)  # a dead launcher uses up no try
+    records = sweep(runs, trial("ok", tensor=2, seed=0), trial("gate", tensor=2, seed=1), retries=0)  # a dead launcher uses up no try
     assert [(r.status, starts(r)) for r in records] == [(Status.DONE, [0]), (Status.DONE, [0, 1])]
     assert records[1].history[0]["reason"] == Reason.NODE.value
 
@@ -117,7 +117,7 @@ def test_a_trial_that_finished_unseen_is_not_trained_again(tmp_path: Path) -> No
 
 def test_an_interrupt_ends_running_ranks_submits_no_more_and_says_how_to_go_on(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    process = launcher(LOCAL, runs, "ok", "sleep 0.3", "ok")
+    process = launcher(LOCAL, runs, "ok", "gate", "ok")
     pids = ranks_of(second_trial(runs))
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=30)[0]
@@ -126,8 +126,13 @@ def test_an_interrupt_ends_running_ranks_submits_no_more_and_says_how_to_go_on(t
     assert not any(psutil.pid_exists(pid) for pid in pids)
     records = Store(runs).sweep("demo").records
     assert (records[1].reason, records[1].detail) == (Reason.CANCELLED, "interrupted")
-    again = sweep(runs, trial("ok", tensor=2, seed=0), trial("sleep 0.3", tensor=2, seed=1), trial("ok", tensor=2, seed=2))
+    again = sweep(runs, trial("ok", tensor=2, seed=0), trial("gate", tensor=2, seed=1), trial("ok", tensor=2, seed=2))
     assert [(r.status, len(starts(r))) for r in again] == [(Status.DONE, 1), (Status.DONE, 2), (Status.DONE, 1)]
+
+
+def open_gate(runs: Path) -> None:
+    """Let the first trial, which waits at its gate, go on to its end."""
+    (until(lambda: list(runs.glob("trials/*/metrics.jsonl")))[0].parent / "go").touch()
 
 
 def finished(process: subprocess.Popen[str]) -> str:
@@ -138,34 +143,37 @@ def finished(process: subprocess.Popen[str]) -> str:
 
 def test_a_second_launcher_of_the_same_sweep_waits_says_for_whom_and_trains_nothing_twice(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    first = launcher(LOCAL, runs, "sleep 0.3", "ok")
+    first = launcher(LOCAL, runs, "gate", "ok")
     until(lambda: (runs / "sweeps" / "demo.json").exists())
-    second = launcher(LOCAL, runs, "sleep 0.3", "ok")
+    second = launcher(LOCAL, runs, "gate", "ok")
+    assert second.stdout is not None and f"sweep demo is being run by process {first.pid} on " in second.stdout.readline()
+    open_gate(runs)
     assert "done done" in finished(first)
-    output = finished(second)
-    assert f"sweep demo is being run by process {first.pid} on " in output
-    assert "2 trials, 2 already done" in output
+    assert "2 trials, 2 already done" in finished(second)
     assert [starts(r) for r in Store(runs).sweep("demo").records] == [[0], [0]]
 
 
 def test_two_sweeps_that_share_a_trial_train_it_once(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    first = launcher(LOCAL.replace("demo", "one"), runs, "sleep 0.3")
+    first = launcher(LOCAL.replace("demo", "one"), runs, "gate")
     until(lambda: list(runs.glob("trials/*/metrics.jsonl")))
-    second = launcher(LOCAL.replace("demo", "two"), runs, "sleep 0.3", "ok")
+    second = launcher(LOCAL.replace("demo", "two"), runs, "gate", "ok")
+    until((runs / "sweeps" / "two.json").exists)
+    open_gate(runs)
     assert "done" in finished(first)
     assert "done done" in finished(second)
     assert [starts(r) for r in Store(runs).sweep("two").records] == [[0], [0]]
 
 
 def test_planning_never_writes_the_record_of_a_trial_that_another_launcher_holds(tmp_path: Path) -> None:
-    first = launcher(LOCAL.replace("demo", "one"), tmp_path, "sleep 0.3")
+    first = launcher(LOCAL.replace("demo", "one"), tmp_path, "gate")
     directory = until(lambda: list(tmp_path.glob("trials/*/metrics.jsonl")))[0].parent
     until(lambda: trial_json(directory).get("status") == "running")
     before = (directory / "trial.json").stat().st_ino  # every write makes a new file
-    second = launcher(LOCAL.replace("demo", "two"), tmp_path, "sleep 0.3")
-    until(lambda: (tmp_path / "sweeps" / "two.json").exists())
+    second = launcher(LOCAL.replace("demo", "two"), tmp_path, "gate")
+    until((tmp_path / "sweeps" / "two.json").exists)
     assert (directory / "trial.json").stat().st_ino == before
+    open_gate(tmp_path)
     finished(first)
     finished(second)
 
