@@ -113,7 +113,7 @@ def casts(case: Case) -> Number:
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
     elements = sum(share * batch * (m * k + n * k / 2) for m, n, k, batch, share in products(case))
-    return elements * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
+    return elements * case.constants.cast_bytes * (2 if case.framework.block_scaled else 1) / (case.device.bandwidth * case.constants.bandwidth)
 
 
 def _accumulate(case: Case, elements: Number) -> Number:
@@ -138,10 +138,17 @@ def times(case: Case) -> Times:
     ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: expert}
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: expert}
     sparse = case.shape.expert_layers / case.shape.layers
-    launches = (case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture) * case.constants.host
-    ahead[HOST] = np.maximum(launches - total(ahead), 0.0)
-    back[HOST] = np.maximum(2 * launches - total(back), 0.0)
+    kernels = case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture
+    ahead[HOST] = launching(case, kernels, total(ahead))
+    back[HOST] = launching(case, 2 * kernels, total(back))
     return Times(ahead, back, repeated(case, ahead))
+
+
+def launching(case: Case, kernels: Number, busy: Number) -> Number:
+    """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``."""
+    if case.framework.launch_blocking:
+        return kernels * case.constants.blocking
+    return np.maximum(kernels * case.constants.host - busy, 0.0)
 
 
 def repeated(case: Case, forward: Parts) -> Parts:

@@ -20,6 +20,7 @@ class Constants:
     bandwidth: float = 0.685  # reached fraction of memory bandwidth
     kernel: float = 3.5e-06  # seconds between two kernels of a busy device
     host: float = 1.7e-05  # seconds the host needs to launch one kernel
+    blocking: float = 4e-5  # seconds that a kernel costs more when the host waits for it
     # attention kernels: fraction of the matrix peak in forward and backward, before the exponentials
     flash1: tuple[float, float] = (0.455, 0.3)
     flash2: tuple[float, float] = (0.76, 0.365)
@@ -38,6 +39,7 @@ class Constants:
     skew: float = 1.2  # collectives between layers in training / alone: ranks do not arrive together
     # overlap
     tensor_hidden: float = 0.75  # part of overlappable tensor-parallel communication that is hidden
+    sends_hidden: float = 0.8  # part of the transfers between pipeline ranks that is hidden where sends do not block
     data_hidden: float = 0.45  # part of overlappable data-parallel communication that is hidden
     contention: float = 0.12  # slow-down of compute while communication runs beside it
     # step

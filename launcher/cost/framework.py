@@ -20,6 +20,7 @@ class Framework:
     hopper_attention: bool = False  # attention kernels made for the newest devices (cuDNN, flash 3)
     causal_skip: bool = True  # the attention kernel leaves out what lies above the diagonal
     kernels_per_block: int = 40  # kernels of a block's forward pass; backward has twice as many
+    launch_blocking: bool = False  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)
     kernels_per_mixture: int = 150  # further ones of a mixture of experts: routing, sorting, dispatch, one product per group
     # numbers
     weight_bytes: int = 2  # stored parameters in 16-bit training
@@ -33,6 +34,7 @@ class Framework:
     fused_loss: bool = False  # one kernel computes the loss from 16-bit logits and leaves their gradient in place
     logit_copies: float = 3.0  # 4-byte copies of the logits alive at the peak, where the loss is not fused
     sharded_checkpoints: bool = False  # recompute: stored block inputs are sharded over the tensor ranks
+    block_scaled: bool = False  # 8-bit operands have a scale per row or block, not one per tensor: they are brought into 8 bits twice
     saves_low_precision: bool = False  # 8-bit training keeps the 8-bit inputs of products for backward
     offloaded: bool = False  # stored block inputs and optimizer states live in host memory
     # recompute

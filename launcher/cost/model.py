@@ -72,15 +72,16 @@ def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Sta
     return pipeline.Stages(
         first=tuple(blocks.first * way + embedding[i] + wait / 2 for i, way in enumerate(ways)),
         middle=tuple(blocks.middle * way + wait for way in ways),
+        typical=tuple(blocks.typical * way + wait for way in ways),
         last=tuple(blocks.last * way + head[i] + np.where(alone, embedding[i], wait / 2) for i, way in enumerate(ways)),
-        send=np.where(wait > 0, 0.0, transfer(case)),
+        send=np.zeros_like(wait) if case.framework.blocking_sends else transfer(case),
     )
 
 
 def blocking(case: Case) -> np.ndarray:
-    """Seconds per micro-batch and direction for which a rank waits for its transfers (trainers whose sends block)."""
-    send = transfer(case)
-    return send * case.chunks if case.framework.blocking_sends else np.zeros_like(send)
+    """Seconds per micro-batch and direction for which a rank waits for its transfers: all of them where sends block, else what is not hidden."""
+    shown = 1.0 if case.framework.blocking_sends else 1 - case.constants.sends_hidden
+    return shown * transfer(case) * case.chunks
 
 
 def transfer(case: Case) -> np.ndarray:

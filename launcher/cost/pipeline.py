@@ -28,14 +28,15 @@ class Stages:
     """Seconds of one micro-batch on a pipeline rank, all its chunks together, by kind of rank; and of one transfer between ranks."""
 
     first: Ways
-    middle: Ways
+    middle: Ways  # the slowest of them
+    typical: Ways  # their mean
     last: Ways  # with a single rank this is the whole model
     send: Number
     weight_share: float = 0.5  # part of backward that is weight gradient, which zero-bubble splits off
 
     def traversal(self, p: Number, *ways: int) -> Number:
         """One micro-batch through all ``p`` ranks, forward (0), backward (1) or both, without transfers."""
-        first, middle, last = (sum(kind[way] for way in ways) for kind in (self.first, self.middle, self.last))
+        first, middle, last = (sum(kind[way] for way in ways) for kind in (self.first, self.typical, self.last))
         return np.where(p > 1, first + last + np.maximum(p - 2, 0) * middle, last)
 
     def slowest(self, p: Number, *ways: int) -> Number:

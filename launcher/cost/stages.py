@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.case import Case
+from launcher.cost.layouts import BALANCES
 from launcher.cost.shape import Number
 
 
@@ -24,40 +25,62 @@ class PerStage:
 
 
 @dataclass(frozen=True)
+class Blocks(PerStage):
+    """Blocks of each kind of rank; ``middle`` of the largest middle one, ``typical`` of the mean."""
+
+    typical: Number
+
+
+@dataclass(frozen=True)
 class Held:
     """What ranks hold, by kind of stage."""
 
-    blocks: PerStage
+    blocks: Blocks
     dense: PerStage  # parameters of one rank that are replicated over data-parallel ranks
     expert: PerStage  # parameters of one rank's routed experts, replicated over data / expert ranks
 
 
-def blocks(case: Case, split: Sequence[int] | None = None) -> PerStage:
+def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
     """Blocks of each kind of rank: an explicit ``split`` over the chunks in model order, or even, or balanced by cost."""
     p, layers = case.pipeline, case.shape.layers
     if split is not None:
         return _explicit(split, int(p[0]))
-    upper = np.ceil(layers / p)
-    even = PerStage(np.minimum(upper, layers), upper, np.maximum(layers - (p - 1) * upper, 0))
-    balanced = _balanced(case)
-    choose = (case.table["balance"] == 1) & (p > 1)
-    return PerStage(
-        *(np.where(choose, b, e) for b, e in zip((balanced.first, balanced.middle, balanced.last), (even.first, even.middle, even.last)))
-    )
+    even = _even(p, layers)
+    by_cost = _by_cost(p, layers, case.shape.vocab / (12 * case.shape.hidden))
+    choose = (case.table["balance"] == BALANCES.index("cost")) & (p > 1)
+    first, middle, last = (np.where(choose, b, e) for b, e in zip(by_cost, even))
+    return Blocks(first, middle, last, (layers - first - last) / np.maximum(p - 2, 1))
 
 
-def _explicit(split: Sequence[int], p: int) -> PerStage:
-    held = [sum(split[rank::p]) for rank in range(p)]
-    return PerStage(float(held[0]), float(max(held[1:-1], default=0)), float(held[-1]))
+def _explicit(split: Sequence[int], p: int) -> Blocks:
+    held = [float(sum(split[rank::p])) for rank in range(p)]
+    middle = held[1:-1] or [0.0]
+    return Blocks(held[0], max(middle), held[-1], sum(middle) / len(middle))
 
 
-def _balanced(case: Case) -> PerStage:
-    """The last stage gives up as many blocks as the head is worth (trainer.layout.balance: V / 12 h)."""
-    p, layers = case.pipeline, case.shape.layers
-    head = case.shape.vocab / (12 * case.shape.hidden)
-    last = np.clip(np.floor((layers + head) / p - head + 0.5), 0, layers)
-    rest = (layers - last) / np.maximum(p - 1, 1)
-    return PerStage(np.floor(rest), np.ceil(rest), last)
+def _even(p: Number, layers: Number) -> tuple[Number, Number, Number]:
+    """First, middle, last. What does not divide is made to with embedding and head as one more block each, where that works, else the
+    earlier ranks get one more."""
+    upper, lower = np.ceil(layers / p), np.floor(layers / p)
+    ends = (layers % p != 0) & ((layers + 2) % p == 0)
+    return np.where(ends, upper - 1, upper), upper, np.where(ends, upper - 1, lower)
+
+
+def _by_cost(p: Number, layers: Number, head: Number) -> tuple[Number, Number, Number]:
+    """First, middle, last: the last count whose heaviest rank is lightest, as ``trainer.layout.balance.by_cost`` chooses it."""
+    others = np.maximum(p - 1, 1)
+    guess = np.floor((layers + head) / p - head)
+    best = (np.inf, np.inf, 0.0)
+    for step in (-2, -1, 0, 1, 2):
+        last = np.clip(guess + step, 0, np.maximum(layers - p + 1, 0))
+        low = np.floor((layers - last) / others)
+        more = layers - last - low * others
+        heaviest = np.maximum(low + (more > 0), last + head).round(9)
+        squares = ((others - more) * low**2 + more * (low + 1) ** 2 + (last + head) ** 2).round(9)
+        better = (heaviest < best[0]) | ((heaviest == best[0]) & (squares < best[1]))
+        best = (np.where(better, heaviest, best[0]), np.where(better, squares, best[1]), np.where(better, last, best[2]))
+    last = best[2]
+    return np.floor((layers - last) / others), np.ceil((layers - last) / others), last
 
 
 def held(case: Case, split: Sequence[int] | None = None) -> Held:

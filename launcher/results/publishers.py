@@ -30,7 +30,7 @@ class Publisher:
 
 
 PUBLISHERS = (
-    Publisher(r"BigScience BLOOM", trainers.MEGATRON_DEEPSPEED, vocab=250000, reports="device"),
+    Publisher(r"BigScience BLOOM", trainers.BLOOM, vocab=250000, reports="device"),
     Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257, reports="device"),
     Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY),
     Publisher(r"Efficient Parallelization Layouts", trainers.ALEPH_ALPHA, vocab=128000),
@@ -90,6 +90,7 @@ def _kernel(name: str) -> str:
 
 NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"full cpu offload|pa_cpu=y|cpu offload variant: following", {"offloaded": True}),
+    (r"mxfp8|rowwise|blockwise", {"block_scaled": True}),
     (r"\beager\b", {"pointwise": "eager"}),
     (r"async tp", {"tensor_overlap": "all"}),
     (r"no overlap", {"gradient_overlap": False, "gather_overlap": False}),
