@@ -52,7 +52,7 @@ class Checkpoints:
         """
         self.finish()
         copies = snapshot(state)
-        copied = torch.cuda.Event() if torch.cuda.is_available() else None
+        copied = torch.cuda.Event() if any(t.is_pinned() for s in copies for t in s.states.values()) else None
         if copied is not None:
             copied.record()
         self.writer = threading.Thread(target=self._write, args=(step, copies, copied, extra), name=f"checkpoint {step}", daemon=True)

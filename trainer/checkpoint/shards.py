@@ -41,7 +41,7 @@ def piece_of(owned: Owned) -> Piece:
 
 
 def snapshot(state: Iterable[Owned]) -> list[Snapshot]:
-    """Copy to the CPU what this rank has to save. On CUDA the copies are queued: ``torch.cuda.synchronize`` before reading."""
+    """Copy to the CPU what this rank has to save. From CUDA the copies are queued, into pinned memory: wait before reading."""
     return [_snapshot(owned) for owned in state if owned.saves and piece_of(owned).numel]
 
 

@@ -1,4 +1,4 @@
-"""Is a schedule one that every rank can run to the end, and right? Pure checks, used by tests and by the trainer before it starts."""
+"""Is a schedule one that every rank can run to the end, and right? The rules in one place: tests hold every schedule to them."""
 
 from __future__ import annotations
 
