@@ -166,7 +166,7 @@ def _measure(table: Table, trial: Trial, settings: SearchConfig, steps: int, war
     """What the cluster would have done with ``trial``."""
     i = trial.index
     ran = bool(np.isfinite(table.seconds[i]))
-    hopeless = ran and trial.cut_s is not None and table.cost[i] > 1.01 * trial.cut_s
+    hopeless = bool(ran and trial.cut_s is not None and table.cost[i] > 1.01 * trial.cut_s)
     hours = _gpu_hours(table, i, settings, min(steps, warmup + FEW_STEPS) if hopeless else steps, predicted)
     behind = float(table.cost[i] / best - 1) if ran else None
     measured = float(table.seconds[i]) if ran else None

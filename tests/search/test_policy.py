@@ -34,7 +34,9 @@ class Planted:
         return Measurement(float(self.seconds[trial.index]), gpu_hours=1.0)
 
 
-def search(planted: Planted, settings: SearchConfig = SETTINGS, measure: object = None, policy: Policy | None = None) -> tuple[Policy, Stop]:
+def search(
+    planted: Planted, settings: SearchConfig = SETTINGS, measure: object = None, policy: Policy | None = None
+) -> tuple[Policy, Stop]:
     policy = policy or Policy(planted.candidates, settings)
     while not isinstance(proposed := policy.next(), Stop):
         (trial,) = proposed

@@ -1,0 +1,83 @@
+"""A place where trials run whose step times are known: each poll is one step of every running trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launcher.backends.base import Backend, Handle, Job, JobState, Request
+from launcher.config.schema import ClusterConfig, LocalCluster
+from launcher.sweep.files import read_json, write_json
+from trainer.config import Reason, Status, TrainConfig, load
+
+Truth = Callable[[TrainConfig], float | Reason]
+"""Seconds of a step, or why a run fails."""
+
+
+class PlantedBackend(Backend):
+    """Writes what a trainer writes. Its state is a folder, so that jobs outlive their launcher."""
+
+    poll_seconds = 0.0
+
+    def __init__(self, folder: Path, truth: Truth, dies_after: int | None = None):
+        super().__init__(LocalCluster())
+        self.folder, self.truth, self.dies_after = folder, truth, dies_after
+        self.submitted: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, cluster: ClusterConfig) -> Backend:
+        """So that it can be given where a maker of backends is asked for."""
+        return self
+
+    def check(self) -> None:
+        """It is always there."""
+
+    def render(self, job: Job) -> Request:
+        return Request(job, f"planted {job.name}\n")
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        for request in requests:
+            self.submitted.append(request.job.trial)
+            write_json(
+                self.folder / f"{request.job.name}.json",
+                {"directory": str(request.job.directory), "attempt": request.job.attempt, "step": 0},
+            )
+            if self.dies_after is not None and len(self.submitted) > self.dies_after:
+                raise KeyboardInterrupt
+        return [{"name": request.job.name} for request in requests]
+
+    def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
+        return {job.name: {"name": job.name} for job in jobs if (self.folder / f"{job.name}.json").exists()}
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            self._change(handle, ended="cancelled")
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobState]:
+        return [self._step(handle) for handle in handles]
+
+    def _change(self, handle: Handle, **changes: object) -> dict[str, object]:
+        path = self.folder / f"{handle['name']}.json"
+        job = (read_json(path) or {}) | changes
+        write_json(path, job)
+        return job
+
+    def _step(self, handle: Handle) -> JobState:
+        job = self._change(handle)
+        directory = Path(str(job["directory"]))
+        config = load(directory / "config.yaml")
+        seconds = self.truth(config)
+        if job.get("ended") == "cancelled":
+            return JobState(Status.STOPPED, Reason.CANCELLED)
+        if isinstance(seconds, Reason):
+            return JobState(Status.FAILED, seconds, "planted")
+        step = int(str(job["step"])) + 1
+        self._change(handle, step=step)
+        with (directory / "metrics.jsonl").open("a") as stream:
+            stream.write(json.dumps({"attempt": job["attempt"], "step": step, "step_time_s": seconds * (1 + 0.001 * (step % 3))}) + "\n")
+        if step < config.run.steps:
+            return JobState(Status.RUNNING)
+        result = {"status": "done", "attempt": job["attempt"], "step_time_s": seconds, "world_size": 1}
+        write_json(directory / "result.json", result)
+        return JobState(Status.DONE)

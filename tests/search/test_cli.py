@@ -1,0 +1,131 @@
+"""The verbs plan, size and search: one JSON document or tables on standard output, one plain error for wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from launcher.cli.main import main
+from launcher.config import compose, resolve
+
+CSV = str(Path(__file__).parent / "layouts_13b.csv")
+SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
+         "model.seq=1024", "run.global_batch=64", "run.precision=bf16"]  # fmt: skip
+
+
+@pytest.fixture
+def trireme(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a command line in an empty folder; its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = main(list(argv))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_plan_prints_the_fastest_layouts_as_json_and_nothing_else(trireme: Any) -> None:
+    code, out, err = trireme("plan", *SMALL, "--top", "5", "--json")
+    document = json.loads(out)
+    assert code == 0 and err == ""
+    seconds = [entry["step_time_s"] for entry in document["layouts"]]
+    assert len(seconds) == 5 and seconds == sorted(seconds)
+    assert document["considered"] > 500 and sum(document["out"].values()) > 500
+    first = document["layouts"][0]
+    assert sum(first["time"].values()) == pytest.approx(first["step_time_s"])
+    assert resolve(compose([*SMALL, *first["overrides"]])).layout.data == first["layout"]["data"]
+
+
+def test_plan_lists_layouts_and_reasons_for_people(trireme: Any) -> None:
+    code, out, _ = trireme("plan", *SMALL, "--top", "3")
+    assert code == 0 and "tokens/s" in out and "dominated" in out and "layers: more stages than layers" in out
+
+
+def test_plan_explains_a_layout_by_place_or_name_with_a_picture(trireme: Any) -> None:
+    code, out, _ = trireme("plan", *SMALL, "--explain", "t2 p2 d2 mb2 1f1b sp zero-1", "--svg", "mine.svg")
+    assert code == 0 and "matrix products" in out and "optimizer states" in out
+    assert Path("mine.svg").read_text().startswith("<svg")
+    code, out, _ = trireme("plan", *SMALL, "--explain", "1", "--json")
+    assert code == 0 and json.loads(out)["timeline"] == "timeline.svg" and Path("timeline.svg").exists()
+
+
+def test_plan_for_less_memory_is_slower_and_says_when_nothing_fits(trireme: Any) -> None:
+    def best(*more: str) -> float:
+        return float(json.loads(trireme("plan", *SMALL, "--json", *more)[1])["layouts"][0]["step_time_s"])
+
+    assert best("--limit", "8") > best()
+    code, out, _ = trireme("plan", *SMALL, "--limit", "0.5")
+    assert code == 1 and "no layout is likely to fit" in out
+
+
+def test_size_writes_a_recipe_that_composes_and_plans(trireme: Any) -> None:
+    code, out, err = trireme(
+        "size", "--gpus", "64", "--days", "5", "--tokens", "100e9", "--json", "--out", "runs/recipe/mine.yaml", "hardware=h100"
+    )
+    document = json.loads(out)
+    assert code == 0 and "written" in err
+    assert document["choice"]["days"] == pytest.approx(5, rel=0.1) and len(document["alternatives"]) == 3
+    config = resolve(compose(["recipe=mine"]))
+    assert config.cluster.world_size == 64 and config.model.hidden == document["choice"]["model"]["hidden"]
+    assert config.cluster.hardware.name.startswith("H100") and config.optimizer.lr == document["optimizer"]["lr"]
+
+
+def test_size_prints_the_configuration_that_it_would_write(trireme: Any) -> None:
+    code, out, _ = trireme("size", "--parameters", "13e9", "--tokens", "1e12", "--family", "llama")
+    printed = yaml.safe_load(out[out.index("# @package _global_") :])
+    assert code == 0 and printed["model"] == {
+        "family": "llama", "layers": 40, "hidden": 5120, "heads": 40, "ffn": 13824, "vocab": 32000, "seq": 2048, "init_std": 0.008944,
+    }  # fmt: skip
+    assert printed["optimizer"]["lr"] == 3e-4 and printed["run"]["global_batch"] == 2048
+
+
+def test_size_of_t5(trireme: Any) -> None:
+    code, out, _ = trireme("size", "--family", "t5", "--gpus", "128", "--days", "30", "--tokens", "1e12", "--tflops", "100", "--json")
+    assert code == 0 and json.loads(out)["parameters"] == pytest.approx(128 * 30 * 86400 * 100e12 / 8e12, rel=0.1)
+
+
+def test_replay_reports_every_table(trireme: Any) -> None:
+    code, out, _ = trireme("search", "--replay", CSV, "--json")
+    assert code == 0 and len(json.loads(out)) == 4
+    code, out, _ = trireme("search", "--replay", CSV, "--only", "seq 8192")
+    assert code == 0 and "2 tables" in out
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["plan"], "hardware"),
+        (["plan", *SMALL, "--explain", "99999"], "not a place of the list"),
+        (["plan", *SMALL, "--explain", "t3 p1 d2 mb1"], "layout.tensor=3"),
+        (["plan", *SMALL, "--explain", "t1 p1 d8 mb8 shard-4/8/8"], "search.space"),
+        (["plan", *SMALL, "--limit", "-1"], "--limit"),
+        (["plan", *SMALL, "search.space.max_tensor=0"], "search.space.max_tensor"),
+        (["plan", *SMALL, "run.global_batch=63", "search.space.max_pipeline=1", "search.space.max_tensor=1"], "no layout fits"),
+        (["plan", "hardware=h1000"], "h100"),
+        (["size", "--gpus", "8", "--days", "1"], "--tokens"),
+        (["size", "--gpus", "8", "--tokens", "1e9"], "--days"),
+        (["size", "--gpus", "8", "--days", "1", "--tokens", "1e9", "--compute-optimal"], "contradict"),
+        (["size", "--gpus", "8", "--days", "1", "--parameters", "1e9", "--tokens", "1e9"], "contradict"),
+        (["size", "--gpus", "-8", "--days", "1", "--tokens", "1e9"], "--gpus=-8"),
+        (["size", "--gpus", "12", "--days", "1", "--tokens", "1e9", "hardware=h100"], "does not fill nodes"),
+        (["size", "--gpus", "8", "--days", "1", "--tokens", "1e9", "--tflops", "100", "hardware=h100"], "--tflops replaces"),
+        (["size", "--family", "t5", "--parameters", "1e9", "--tokens", "1e9", "--out", "x.yaml"], "not trained"),
+        (["search", "--replay", "missing.csv"], "cannot read"),
+        (["search", "--replay", CSV, "--only", "banana"], "no table"),
+        (["search", *SMALL, "search.tolerance=-1"], "search.tolerance"),
+    ],
+)
+def test_wrong_input_is_one_plain_error(trireme: Any, argv: list[str], words: str) -> None:
+    code, out, err = trireme(*argv)
+    assert code == 2 and out == "" and err.startswith("error: ") and words in err and "Traceback" not in err
+
+
+def test_a_table_without_the_needed_columns_is_named(trireme: Any) -> None:
+    Path("wrong.csv").write_text("model,layers,hidden,seq,gpu,gpus,tp,pp,batch,gbs\nx,1,1,1,A100,8,1,1,1,1\n")
+    code, _, err = trireme("search", "--replay", "wrong.csv")
+    assert code == 2 and "no column mbs" in err

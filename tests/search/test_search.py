@@ -1,0 +1,244 @@
+"""A search through the real sweep loop, over a place whose step times are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from launcher.cli import search as command
+from launcher.config import Config, compose, resolve
+from launcher.config.hardware import hardware_files
+from launcher.config.schema import LocalCluster, SweepConfig
+from launcher.config.search import SearchConfig, SpaceConfig
+from launcher.cost import predict
+from launcher.search.contest import Contest, contest, ladder
+from launcher.search.plan import plan
+from launcher.search.policy import Trial
+from launcher.search.wanted import columns_wanted
+from launcher.sweep import loop
+from launcher.sweep.search import Found, measured_steps, noise_of, search
+from launcher.sweep.store import Store
+from planted import PlantedBackend
+from trainer.config import (
+    ConfigError,
+    DataConfig,
+    LayoutConfig,
+    ModelConfig,
+    Reason,
+    RunConfig,
+    ShardingConfig,
+    Status,
+    TrainConfig,
+    world_size_of,
+)
+
+BASE = Config(
+    model=ModelConfig(layers=8, hidden=1024, heads=16, vocab=8192, seq=512),
+    run=RunConfig(global_batch=64, steps=8, warmup_steps=1, precision="bf16"),
+    data=DataConfig(kind="synthetic"),
+    cluster=LocalCluster(nodes=1, gpus_per_node=8, hardware=hardware_files()["a100_80"]),
+    search=SearchConfig(start_s=0.0, space=SpaceConfig(max_micro_batch=4, schedules=["1f1b"], partial_recompute=False)),
+)
+
+
+@pytest.fixture(autouse=True)
+def hasty_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place answers at once, so there is nothing to wait for."""
+    monkeypatch.setattr(loop, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(loop, "_MARK_SECONDS", 0.0)
+
+
+def prepared(tmp_path: Path, **changes: object) -> Contest:
+    config = dataclasses.replace(BASE, **({"sweep": SweepConfig(dir=str(tmp_path / "runs"))} | changes))  # type: ignore[arg-type]
+    return contest(config, plan(config))
+
+
+def truth(config: TrainConfig) -> float:
+    """The cost model's own answer, but tensor ranks cost 30 % more each doubling than it thinks."""
+    cluster = dataclasses.replace(BASE.cluster, nodes=-(-world_size_of(config.layout) // 8))
+    seconds = predict(config.model, config.layout, config.run, cluster).step_time_s
+    return float(seconds * 1.3 ** np.log2(config.layout.tensor) * 1.4)
+
+
+def best_of(candidates: Contest) -> float:
+    """The exhaustive grid's best."""
+    configs = [resolve(candidates.trial_config(Trial(i, True, None))) for i in range(len(candidates.candidates))]
+    return min(truth(config.train_config()) for config in configs)
+
+
+def test_the_search_finds_the_best_of_the_exhaustive_grid_with_few_trials(tmp_path: Path) -> None:
+    candidates = prepared(tmp_path)
+    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+    assert found.policy.best_seconds() <= 1.02 * best_of(candidates)  # type: ignore[operator]
+    assert len(found.trials) < len(candidates.candidates) / 10
+    assert found.reason.startswith("no untried layout")
+
+
+def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(tmp_path: Path) -> None:
+    found = search("demo", prepared(tmp_path), ["model=x"], backends=PlantedBackend(tmp_path / "place", truth))
+    records = Store(tmp_path / "runs").sweep("demo").records
+    assert [r.id for r in records] == [record.id for _, record, _ in found.trials]
+    assert all(record.predicted and record.predicted["step_time_s"] > 0 and record.overrides[0] == "model=x" for record in records)
+
+
+def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> None:
+    candidates = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=12, doubt=1e-9))
+    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+    stopped = [record for _, record, _ in found.trials if record.status is Status.STOPPED]
+    assert stopped and all(record.reason is Reason.CANNOT_WIN for record in stopped)
+    for record in stopped:
+        assert 3 <= len(measured_steps(record)) < BASE.run.steps - BASE.run.warmup_steps
+        assert "the best so far would take" in record.detail
+    best = found.policy.ranking()[0]
+    assert all(record.status is Status.DONE for trial, record, _ in found.trials if trial.index == best)
+
+
+def test_out_of_memory_and_other_failures_are_shown_and_survived(tmp_path: Path) -> None:
+    def failing(config: TrainConfig) -> float | Reason:
+        if config.layout.micro_batch == 4:
+            return Reason.OUT_OF_MEMORY
+        return Reason.NUMERICS if config.layout.recompute == "selective" else truth(config)
+
+    candidates = prepared(tmp_path)
+    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", failing))
+    assert found.policy.ranking()
+    reasons = {m.reason for _, _, m in found.trials if not m.ran}
+    assert reasons <= {Reason.OUT_OF_MEMORY, Reason.NUMERICS} and reasons
+    winner = candidates.layout(found.policy.ranking()[0])
+    assert winner.micro_batch < 4 and winner.recompute != "selective"
+
+
+def test_a_killed_search_goes_on_with_the_same_trials_and_runs_none_twice(tmp_path: Path) -> None:
+    undisturbed = search("demo", prepared(tmp_path / "a"), backends=PlantedBackend(tmp_path / "a/place", truth))
+    candidates = prepared(tmp_path / "b")
+    first = PlantedBackend(tmp_path / "b/place", truth, dies_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        search("demo", candidates, backends=first)
+    second = PlantedBackend(tmp_path / "b/place", truth)
+    resumed = search("demo", candidates, backends=second)
+    assert [trial.index for trial, _, _ in resumed.trials] == [trial.index for trial, _, _ in undisturbed.trials]
+    assert len(set(first.submitted + second.submitted)) == len(first.submitted + second.submitted)
+
+
+def test_the_winner_becomes_a_recipe_that_composes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    candidates = prepared(tmp_path, sweep=SweepConfig(dir="runs"))
+    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+    path = command.write_recipe("demo", candidates, found, compose([]), ["hardware=a100_80"])
+    assert path == Path("runs/recipe/demo.yaml")
+    again = compose(["recipe=demo", "data=synthetic"])
+    winner = candidates.layout(found.policy.ranking()[0])
+    assert resolve(again).layout == winner and again.model == BASE.model and again.run == BASE.run
+    assert again.cluster.hardware == BASE.cluster.hardware and again.cluster.world_size == 8
+    assert again.expect.step_time_s == pytest.approx(found.policy.best_seconds(), rel=1e-3)
+    assert yaml.safe_load(path.read_text())["expect"]["source"] == "trireme search, sweep demo"
+
+
+class TestOnFewerNodes:
+    config = dataclasses.replace(
+        BASE, cluster=dataclasses.replace(BASE.cluster, nodes=8), run=dataclasses.replace(BASE.run, global_batch=512)
+    )
+
+    def prepared(self, tmp_path: Path) -> Contest:
+        return prepared(tmp_path, cluster=self.config.cluster, run=self.config.run)
+
+    def test_a_small_trial_keeps_everything_but_the_replicas(self, tmp_path: Path) -> None:
+        candidates = self.prepared(tmp_path)
+        for index in range(0, len(candidates.candidates), 17):
+            full, small = (resolve(candidates.trial_config(Trial(index, whole, None))) for whole in (True, False))
+            replicas, fewer = full.layout.data or 0, small.layout.data or 0
+            assert fewer == replicas or small.cluster.nodes < full.cluster.nodes
+            assert world_size_of(small.layout) == small.cluster.world_size
+            assert small.run.global_batch / fewer == full.run.global_batch / replicas
+            for name in ("params", "grads", "optimizer"):
+                one, other = getattr(full.layout.sharding, name), getattr(small.layout.sharding, name)
+                assert other == (fewer if one == replicas else one)
+            same = dataclasses.replace(small.layout, data=replicas, sharding=full.layout.sharding)
+            assert same == full.layout and small.model == full.model
+
+    def test_the_search_uses_few_nodes_and_verifies_the_best_at_full_size(self, tmp_path: Path) -> None:
+        candidates = self.prepared(tmp_path)
+        found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+        full = [record for trial, record, _ in found.trials if trial.full]
+        assert {record.world_size for record in full} == {64} and len(full) == 2
+        assert all(record.world_size <= 16 for trial, record, _ in found.trials if not trial.full)
+        assert found.policy.ranking()[0] in found.policy.verified
+
+    def test_with_full_nodes_nothing_is_cut_down(self, tmp_path: Path) -> None:
+        settings = dataclasses.replace(BASE.search, nodes="full")
+        candidates = prepared(tmp_path, cluster=self.config.cluster, run=self.config.run, search=settings)
+        assert (candidates.small_table == candidates.table).all()
+
+
+@pytest.mark.parametrize(
+    "model_ranks, data, shards, replicas",
+    [
+        (8, 16, (1, 1, 16), (2, 4, 8, 16)),  # two replicas at least
+        (4, 16, (1, 4, 16), (4, 8, 16)),  # a shard of 4 needs 4 replicas
+        (1, 8, (1, 1, 1), (8,)),  # one node
+        (2, 12, (1, 1, 12), (4, 12)),  # whole nodes of 8 ranks
+        (8, 1, (1, 1, 1), (1,)),
+    ],
+)
+def test_replicas_that_a_trial_may_have(model_ranks: int, data: int, shards: tuple[int, int, int], replicas: tuple[int, ...]) -> None:
+    assert ladder(model_ranks, data, shards, 8) == replicas
+
+
+def test_where_fewer_replicas_would_not_fit_more_are_kept(tmp_path: Path) -> None:
+    """30B states sharded over all replicas: those of one node would hold more than fits."""
+    hungry = dataclasses.replace(
+        BASE,
+        model=ModelConfig(layers=60, hidden=6656, heads=52, vocab=51200, seq=2048),
+        cluster=dataclasses.replace(BASE.cluster, nodes=8),
+        run=dataclasses.replace(BASE.run, global_batch=512),
+        search=dataclasses.replace(BASE.search, space=dataclasses.replace(BASE.search.space, max_pipeline=1, max_tensor=2)),
+    )
+    candidates = contest(hungry, plan(hungry))
+    wanted = LayoutConfig(tensor=1, data=64, micro_batch=1, recompute="full", sharding=ShardingConfig(64, 64, 64))
+    index = next(i for i in range(len(candidates.candidates)) if candidates.layout(i) == wanted)
+    assert 8 < candidates.small_table["data"][index] <= 64
+
+
+def test_only_the_layouts_asked_for_are_candidates(tmp_path: Path) -> None:
+    config = dataclasses.replace(BASE, sweep=SweepConfig(dir=str(tmp_path)))
+    wanted = columns_wanted({"layout.tensor": [1, 2], "layout.recompute": ["none"], "layout.sharding.optimizer": [1]})
+    table = contest(config, plan(config), wanted).table
+    assert set(table["tensor"].tolist()) == {1, 2} and set(table["recompute"].tolist()) == {0} and set(table["optimizer"].tolist()) == {1}
+    with pytest.raises(ConfigError, match="no layout that obeys the rules"):
+        contest(config, plan(config), {"tensor": [3]})
+
+
+@pytest.mark.parametrize(
+    "sweeps, word", [({"model.hidden": [1, 2]}, "cannot be searched"), ({"layout.schedule": ["1fb1"]}, "did you mean")]
+)
+def test_sweeps_that_cannot_be_searched_are_plain_errors(sweeps: dict[str, list[object]], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        columns_wanted(sweeps)
+
+
+def test_nothing_that_fits_is_a_plain_error(tmp_path: Path) -> None:
+    hardware = dataclasses.replace(BASE.cluster.hardware, memory_gb=0.2)
+    config = dataclasses.replace(BASE, cluster=dataclasses.replace(BASE.cluster, hardware=hardware))
+    with pytest.raises(ConfigError, match="no layout is likely to fit into memory"):
+        contest(config, plan(config))
+
+
+def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Path) -> None:
+    candidates = prepared(tmp_path)
+    found: Found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+    report = json.loads(json.dumps(command.document("demo", candidates, found, 1000, None), allow_nan=False))
+    assert report["trials"] == len(found.trials) and report["layouts"] == 1000
+    assert [row["step_time_s"] for row in report["ranking"]] == sorted(row["step_time_s"] for row in report["ranking"])
+    grid = sum(truth(resolve(candidates.trial_config(Trial(i, True, None))).train_config()) for i in range(len(candidates.candidates)))
+    assert report["grid_gpu_hours"] == pytest.approx(grid * BASE.run.steps * 8 / 3600, rel=0.3)
+
+
+def test_noise_is_the_standard_error_of_the_median() -> None:
+    draw = np.random.default_rng(0)
+    runs = [list(draw.normal(1.0, 0.05, 50)) for _ in range(300)]
+    assert np.mean([noise_of(run) for run in runs]) == pytest.approx(np.std([np.median(run) for run in runs]), rel=0.2)
+    assert noise_of([1.0, 1.0]) == 0.0 and noise_of([1.0] * 8) == 0.0
