@@ -129,15 +129,23 @@ class Forwarder(threading.Thread):
         return run_id, 0
 
 
+class Refusal(OSError):
+    """The server answered, but not with what was asked for: its status code and the first of its words."""
+
+    def __init__(self, error: urllib.error.HTTPError):
+        super().__init__(f"{error.code} {error.read(300).decode(errors='replace').strip() or error.reason}")
+        self.code = error.code
+
+
 class Server:
-    """The REST interface of an MLflow tracking server. Credentials come from the variables that MLflow's own client reads."""
+    """The REST interface of an MLflow tracking server. Credentials come from the variables that MLflow's own client reads,
+    never from the address: that is written to files."""
 
     def __init__(self, tracking: TrackingConfig):
-        parts = urllib.parse.urlsplit(tracking.uri or "")
-        self._base = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/api/2.0/mlflow/"
+        self._base = f"{(tracking.uri or '').rstrip('/')}/api/2.0/mlflow/"
         self._experiment = tracking.experiment
-        user = parts.username or os.environ.get("MLFLOW_TRACKING_USERNAME")
-        password, token = parts.password or os.environ.get("MLFLOW_TRACKING_PASSWORD", ""), os.environ.get("MLFLOW_TRACKING_TOKEN")
+        user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD"))
+        token = os.environ.get("MLFLOW_TRACKING_TOKEN")
         self._headers = {"Content-Type": "application/json"}
         if user:
             self._headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -148,7 +156,7 @@ class Server:
             self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
 
     def call(self, method: str, **body: Any) -> dict[str, Any]:
-        """POST ``body``; the answer. ``OSError`` when the server is away or refuses, with its words."""
+        """POST ``body``; the answer. ``OSError`` when the server is away, ``Refusal`` when it does not want to."""
         return self._send(urllib.request.Request(self._base + method, json.dumps(body).encode(), self._headers))
 
     def experiment(self) -> str:
@@ -156,14 +164,17 @@ class Server:
         url = f"{self._base}experiments/get-by-name?{urllib.parse.urlencode({'experiment_name': self._experiment})}"
         try:
             return str(self._send(urllib.request.Request(url, headers=self._headers))["experiment"]["experiment_id"])
-        except urllib.error.HTTPError as error:
-            if error.code != 404:
+        except Refusal as refusal:
+            if refusal.code != 404:
                 raise
         return str(self.call("experiments/create", name=self._experiment)["experiment_id"])
 
     def _send(self, request: urllib.request.Request) -> dict[str, Any]:
-        with urllib.request.urlopen(request, timeout=REQUEST_S, context=self._tls) as answer:
-            return dict(json.loads(answer.read() or b"{}"))
+        try:
+            with urllib.request.urlopen(request, timeout=REQUEST_S, context=self._tls) as answer:
+                return dict(json.loads(answer.read() or b"{}"))
+        except urllib.error.HTTPError as error:
+            raise Refusal(error) from None
 
 
 def step_metrics(line: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import TYPE_CHECKING
 
+from launcher.cli.arguments import open_sweep, sweep_parser
+from launcher.cli.console import wide_console
 from launcher.results import labels
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
-from launcher.sweep.store import Store, Sweep
+from launcher.sweep.store import Sweep
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,12 +25,10 @@ from the best: the 95 % intervals of the medians overlap. Trials that failed, we
 
 def main(argv: list[str]) -> int:
     """Print the ranking; 0 even if nothing was measured, since the table then says why."""
-    parser = argparse.ArgumentParser("trireme rank", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="name of the sweep (default: the newest)")
+    parser = sweep_parser("rank", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
-    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    sweep = Store(arguments.dir).sweep(arguments.sweep)
+    sweep = open_sweep(arguments)
     ranked = rank(measure(sweep.records))
     if arguments.json:
         print(json.dumps([m.as_json() for m in ranked], indent=2, allow_nan=False))
@@ -40,11 +39,7 @@ def main(argv: list[str]) -> int:
 
 def show(sweep: Sweep, ranked: list[Measurement]) -> None:
     """The ranking as a table for people; also printed at the end of a sweep."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)  # a pipe or file has no width to fit into
+    console = wide_console()
     console.print(table(sweep.name, ranked))
     tied = leaders(ranked)[1:]
     if tied:

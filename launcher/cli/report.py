@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from launcher.sweep.store import Store
+from launcher.cli.arguments import open_sweep, sweep_parser
 from trainer.config import ConfigError
 
 HELP = "write a sweep's HTML report"
@@ -13,12 +12,10 @@ HELP = "write a sweep's HTML report"
 
 def main(argv: list[str]) -> int:
     """Write the page and print where it is."""
-    parser = argparse.ArgumentParser("trireme report", description="Write a sweep's report: one HTML page that needs no network.")
-    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="name of the sweep (default: the newest)")
+    parser = sweep_parser("report", "Write a sweep's report: one HTML page that needs no network.")
     parser.add_argument("-o", "--output", default="report.html", help="the page to write (default: %(default)s)")
-    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    sweep = Store(arguments.dir).sweep(arguments.sweep)
+    sweep = open_sweep(arguments)
 
     from launcher.results.report import write_report
 

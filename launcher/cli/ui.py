@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 from pathlib import Path
 
+from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.results.mirror import Mirror, attempt, tracking_of
 from launcher.results.server import LocalServer, ServerError, free_port, runs_page
 from launcher.sweep.store import Store, Sweep
@@ -18,13 +18,10 @@ PORT = 5000
 
 def main(argv: list[str]) -> int:
     """Serve until interrupted. 0 then; 1 when MLflow's server fails."""
-    parser = argparse.ArgumentParser("trireme ui", description="Serve the MLflow page of all sweeps on this machine, until Ctrl-C.")
-    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="the sweep that the printed address shows (default: the newest)")
+    parser = sweep_parser("ui", "Serve the MLflow page of all sweeps on this machine until Ctrl-C, and print where it shows SWEEP.")
     parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
-    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    store = Store(arguments.dir)
-    sweep = store.sweep(arguments.sweep)
+    sweep, store = open_sweep(arguments), Store(arguments.dir)
     port = _port(arguments.port)
     print("bringing MLflow up to date ...", file=sys.stderr)
     experiment = bring_up_to_date(store, sweep)

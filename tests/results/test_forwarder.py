@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +23,7 @@ from launcher.results.mirror import PARENT, Mirror
 from launcher.results.server import LocalServer, free_port
 from launcher.sweep.store import Record
 from trainer import tracking
-from trainer.config import Status, TrainConfig, flatten
+from trainer.config import Status, TrainConfig, flatten, save
 from trainer.tracking import Forwarder, forwarding, whole_lines
 
 
@@ -163,6 +166,23 @@ def test_forwarder_gives_up_after_a_bounded_number_of_refusals(
     forwarder.finish("FINISHED")
 
 
+def test_refusal_is_told_in_the_servers_own_words(server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with forwarding(tracked_by(server + "/no/such/place"), 0, tmp_path / "0000000000d1"):
+        pass
+    assert "404" in caplog.text and "Not Found" in caplog.text
+
+
+def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, black_hole: socket.socket, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    monkeypatch.setattr(tracking, "CLOSE_S", 0.1)
+    with forwarding(tracked_by(f"http://127.0.0.1:{black_hole.getsockname()[1]}"), 0, tmp_path):
+        connection, _ = black_hole.accept()
+        request = connection.recv(4096).decode()
+        connection.close()
+    assert f"Authorization: Basic {base64.b64encode(b'ada:secret').decode()}" in request
+
+
 @pytest.mark.parametrize(("uri", "rank"), [(None, 0), ("http://127.0.0.1:9", 1), ("sqlite:///x.db", 0)])
 def test_nothing_is_started_without_a_server_or_on_another_rank(tmp_path: Path, uri: str | None, rank: int) -> None:
     before = threading.active_count()
@@ -213,3 +233,20 @@ def test_record_of_a_sweep_names_the_directory_that_the_forwarder_reads(tmp_path
     """The run on the server is found by the directory's name, which must be the trial's id."""
     record: Record = SweepOnDisk(tmp_path).add(point(1, 1))
     assert record.directory.name == record.id
+
+
+def test_the_trainer_itself_forwards_its_steps(server: str, tmp_path: Path) -> None:
+    directory = tmp_path / "0000000000e1"
+    directory.mkdir()
+    run = tracked_by(server)
+    alone = replace(run, layout=replace(run.layout, data=1), data=replace(run.data, kind="synthetic"), run=replace(run.run, steps=3))
+    save(alone, directory / "config.yaml")
+    command = [sys.executable, "-m", "trainer", str(directory / "config.yaml")]
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
+    environment = {name: value for name, value in os.environ.items() if name not in ranks} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = OnServer(server, directory.name)
+    assert found.steps() == [1, 2, 3]
+    assert found.run.data.metrics["step_time_s"] == json.loads((directory / "result.json").read_text())["step_time_s"]
+    assert found.run.info.status == "FINISHED"
