@@ -13,7 +13,8 @@ from launcher.config import compose, resolve
 from trainer.config import ConfigError
 
 CASES = [
-    (["layout.tensor=3"], "layout.tensor=3 x layout.pipeline=1 = 3 ranks do not divide the cluster's 4"),
+    (["layout.tensor=3"], "layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4"),
+    (["layout.tensor=2", "cluster.gpus_per_node=5"], "layout.tensor=2 x layout.pipeline=1 = 2 ranks do not divide the cluster's 5"),
     (["layout.tensor=3", "layout.data=1"], "layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.pipeline=3", "layout.data=1"], "layout.pipeline=3 x layout.virtual_pipeline=1 = 3 stages do not divide model.layers=4; use 1, 2 or 4 stages"),
     (["layout.pipeline=8", "cluster.gpus_per_node=8"], "8 stages for model.layers=4; use at most 4 stages"),
@@ -31,7 +32,7 @@ CASES = [
     (["cluster=lokal"], "cluster=lokal does not exist; did you mean 'local'?"),
     (["layout.schedule=1f2b"], "layout.schedule='1f2b' is not one of gpipe, 1f1b, interleaved or zero_bubble; did you mean '1f1b'?"),
     (["layout.schedule=interleaved"], "interleaving needs both layout.schedule=interleaved and layout.virtual_pipeline of 2 or more"),
-    (["layout.tensor=8"], "layout.tensor=8 x layout.pipeline=1 x layout.data=1 needs 8 ranks, but the cluster has 4"),
+    (["layout.tensor=4", "layout.pipeline=2"], "layout.tensor=4 x layout.pipeline=2 x layout.data=1 needs 8 ranks, but the cluster has 4"),
     (["layout.data=8"], "needs 8 ranks, but the cluster has 4; lower one of them, or raise cluster.nodes or cluster.gpus_per_node"),
     (["layout.sharding.params=2"], "layout.sharding.params=2 does not divide layout.sharding.grads=1"),
     (["layout.sharding.optimizer=3"], "layout.sharding.optimizer=3 does not divide layout.data=4"),

@@ -7,6 +7,7 @@ raises ``ConfigError`` on the first broken rule. The launcher adds only what con
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 from trainer.config.errors import ConfigError, divisors, listed
@@ -16,6 +17,8 @@ from trainer.config.schema import LayoutConfig, ModelConfig, TrainConfig
 def resolve(config: TrainConfig, world_size: int) -> TrainConfig:
     """``config`` with every derived value filled in, checked for ``world_size`` ranks."""
     model = resolve_model(config.model)
+    _check_model(model)
+    _check_split(model, config.layout)  # what the model forbids on any cluster is said before what this cluster cannot hold
     layout = dataclasses.replace(config.layout, data=_data_degree(config.layout, world_size))
     optimizer = dataclasses.replace(
         config.optimizer,
@@ -55,8 +58,8 @@ def micro_batches(config: TrainConfig) -> int:
 def check(config: TrainConfig, world_size: int) -> None:
     """Raise ``ConfigError`` on the first broken rule of a resolved ``config`` on ``world_size`` ranks."""
     _check_model(config.model)
-    _check_world(config.layout, world_size)
     _check_split(config.model, config.layout)
+    _check_world(config.layout, world_size)
     _check_schedule(config)
     _check_batch(config)
     _check_sharding(config.layout)
@@ -167,7 +170,7 @@ def _check_batch(config: TrainConfig) -> None:
 def _check_sharding(layout: LayoutConfig) -> None:
     sharding = layout.sharding
     chain = [("params", sharding.params), ("grads", sharding.grads), ("optimizer", sharding.optimizer), ("", layout.data or 1)]
-    for (name, value), (above, limit) in zip(chain, chain[1:]):
+    for (name, value), (above, limit) in itertools.pairwise(chain):
         if limit % value:
             upper = f"layout.sharding.{above}={limit}" if above else f"layout.data={limit}"
             raise ConfigError(
