@@ -22,11 +22,11 @@ from trainer.config.errors import divisors, listed, nearest
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 RULES = (
-    "ranks: tensor x pipeline does not divide the cluster",
     "heads: tensor does not divide heads, kv_heads or ffn",
     "sequence: sequence parallelism does not divide the sequence",
     "layers: more stages than layers",
     "layers: stages do not divide the layers",
+    "ranks: tensor x pipeline does not divide the cluster",
     "schedule: interleaving needs a pipeline and more than one chunk, and they need interleaving",
     "batch: micro_batch x data does not divide the global batch",
     "sharding: params, grads, optimizer, data do not each divide the next",
@@ -77,11 +77,11 @@ def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_ba
     chunks = pipeline * virtual
     split = [getattr(model, name) % tensor != 0 for name in ("heads", "kv_heads", "ffn")]
     broken = [
-        (data < 1) | (tensor * pipeline * data > world_size),
         split[0] | split[1] | split[2],
         table["sequence_parallel"] & (model.seq % tensor != 0),
         chunks > model.layers,
         (model.layers % chunks != 0) & (table["balance"] == EQUAL),
+        (data < 1) | (tensor * pipeline * data > world_size),
         ((table["schedule"] == INTERLEAVED) != (virtual > 1)) | ((virtual > 1) & (pipeline == 1)),
         global_batch % np.maximum(table["micro_batch"] * data, 1) != 0,
         (table["grads"] % table["params"] != 0) | (table["optimizer"] % table["grads"] != 0) | (data % table["optimizer"] != 0),
