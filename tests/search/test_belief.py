@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from launcher.search.belief import Candidates, MemoryBelief, Prior, TimeBelief, normal_cdf
 from scipy.stats import norm
+
+from launcher.search.belief import Candidates, MemoryBelief, Prior, TimeBelief, normal_cdf
 
 PRIOR = Prior()
 

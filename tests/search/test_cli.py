@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from launcher.cli.main import main
 from launcher.config import compose, resolve
 

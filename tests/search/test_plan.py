@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SearchConfig, SpaceConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import ClusterConfig
 from launcher.cost import trainers

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+
 from launcher.config.search import SearchConfig
 from launcher.search.belief import Candidates
 from launcher.search.policy import Measurement, Policy, Small, Stop, Trial, cannot_win

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from launcher.config import compose, conf_dir, resolve
 from launcher.cost import TRIREME, predict, trainers
 from launcher.cost.shape import Shape

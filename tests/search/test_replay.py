@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.results.published import Row, read
@@ -56,12 +57,12 @@ def test_rows_without_a_result_do_not_change_what_is_found() -> None:
         assert found.behind <= 0.02
 
 
-def test_measurements_that_contradict_the_model_are_believed() -> None:
-    """The best row of a table is made three times slower: the search then ends elsewhere, at the best of what is left."""
+def test_a_disturbed_trial_does_not_lead_the_search_far_astray() -> None:
+    """The best row of a table took three times as long, as on a sick node: the search ends near the best of what is left."""
     (table,) = (t for t in tables(read(CSV), hardware_files()) if len(t) == 60)
     seconds = table.seconds.copy()
     seconds[seconds.argmin()] *= 3
-    assert replay(dataclasses.replace(table, seconds=seconds), SETTINGS).behind <= 0.02
+    assert replay(dataclasses.replace(table, seconds=seconds), SETTINGS).behind <= 0.1
 
 
 def test_a_limit_of_trials_is_kept() -> None:

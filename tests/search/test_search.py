@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from planted import PlantedBackend
+
 from launcher.cli import search as command
 from launcher.config import Config, compose, resolve
 from launcher.config.hardware import hardware_files
@@ -22,7 +24,6 @@ from launcher.search.wanted import columns_wanted
 from launcher.sweep import loop
 from launcher.sweep.search import Found, measured_steps, noise_of, search
 from launcher.sweep.store import Store
-from planted import PlantedBackend
 from trainer.config import (
     ConfigError,
     DataConfig,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from launcher.search import encoder_decoder
 from launcher.search.anchors import HABITS
 from launcher.search.baseline import baseline, round_batch

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+
 from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.layouts import BALANCES, ORDERS, to_layout, to_table
