@@ -22,7 +22,7 @@ from trainer.config import ConfigError, Reason, Status, TrainConfig, to_dict
 from trainer.data import open_dataset
 from trainer.engine import Engine, StepResult
 from trainer.files import finite, write_json
-from trainer.meter import mean_split, model_flops, spread
+from trainer.meter import mean_split, model_flops, spread, stragglers
 from trainer.parallel.collectives import World
 from trainer.place import Place
 from trainer.timeline import align, write_timeline
@@ -193,6 +193,7 @@ class Run:
             "step_split_s": mean_split([r["split"] for r in ranks]), "peak_memory_bytes": max(r["peak"] for r in ranks), "memory": memory,
             "world_size": self.world.size, "layout": to_dict(config.layout), "model": to_dict(config.model),
             "rank_step_times_s": {str(rank): r["worked_s"] for rank, r in enumerate(ranks)},
+            "stragglers": stragglers([r["worked_s"] for r in ranks], [r["stage"] for r in ranks]),
             "communication": ranks[0]["communication"], "versions": versions(), "hosts": sorted({r["host"] for r in ranks}),
         })
 
@@ -216,7 +217,7 @@ class Run:
         ledger = self.engine.world.ledger
         return {
             "split": split, "worked_s": sum(s for part, s in split.items() if part != "communication"), "memory": memory,
-            "peak": self.engine.peak_memory(), "host": socket.gethostname(),
+            "stage": self.engine.groups.at.pipeline, "peak": self.engine.peak_memory(), "host": socket.gethostname(),
             "communication": {f"{operation} over {group}": {"calls": n, "payload_bytes": ledger.payload[group, operation],
                                                             "wire_bytes": ledger.wire[group, operation]}
                               for (group, operation), n in sorted(ledger.calls.items())},

@@ -18,6 +18,9 @@ from trainer.parallel.collectives import Ledger
 PHASES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "backward", Kind.WEIGHT_GRAD: "backward"}
 """The part of the step split that a computation belongs to. Sends and receives only start something."""
 
+SLOWER = 1.2
+"""From which factor on a rank counts as a straggler."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -123,6 +126,19 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
         return (values[0] if values else 0.0), 0.0
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return middle, high - low
+
+
+def stragglers(worked: Sequence[float], peers: Sequence[int]) -> list[int]:
+    """Ranks that work more than ``SLOWER`` times as long as the median of their peers, those with the same entry in ``peers``.
+
+    Ranks of different pipeline stages have different work and are no peers.
+    """
+    found = []
+    for rank, seconds in enumerate(worked):
+        others = [worked[other] for other, group in enumerate(peers) if group == peers[rank] and other != rank]
+        if others and seconds > SLOWER * statistics.median(others):
+            found.append(rank)
+    return found
 
 
 def mean_split(splits: Sequence[dict[str, float]]) -> dict[str, float]:

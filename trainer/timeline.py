@@ -1,8 +1,13 @@
-"""One step of all ranks on one clock, for the report to draw beside the simulated schedule."""
+"""One step of all ranks on one clock, for the report to draw beside the simulated schedule.
+
+``python -m trainer.timeline timeline.json > trace.json`` turns it into a trace for Perfetto or chrome://tracing.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -46,3 +51,30 @@ def write_timeline(out: Path, step: int, engine: Any, clock_offset: float) -> No
     everyone = world.gather_objects(events)
     if world.index == 0:
         write_json(out / "timeline.json", {"step": step, "schedule": layout.schedule, "events": [e for own in everyone for e in own]})
+
+
+def chrome_trace(timeline: dict[str, Any]) -> dict[str, Any]:
+    """The Chrome trace of a timeline: a process per rank with one row of computation, and one of what runs beside it."""
+    events = []
+    for event in timeline["events"]:
+        beside = event["kind"] in ("send", "receive", "gather", "reduce")
+        label = event["kind"] + (f" {event['chunk']}.{event['micro_batch']}" if event["micro_batch"] >= 0 else "")
+        events.append({
+            "ph": "X", "name": label, "cat": event["kind"], "pid": event["rank"], "tid": int(beside),
+            "ts": event["start_s"] * 1e6, "dur": (event["end_s"] - event["start_s"]) * 1e6, "args": event,
+        })
+    ranks = sorted({event["rank"] for event in timeline["events"]})
+    names = [{"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}} for rank in ranks]
+    return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": {"step": timeline["step"], "schedule": timeline["schedule"]}}
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python -m trainer.timeline timeline.json > trace.json", file=sys.stderr)
+        return 2
+    print(json.dumps(chrome_trace(json.loads(Path(sys.argv[1]).read_text()))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
