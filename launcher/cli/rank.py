@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def show(sweep: Sweep, ranked: list[Measurement]) -> None:
-    """The ranking as a table for people; also printed at the end of a sweep."""
+    """The ranking as a table for people."""
     console = wide_console()
     console.print(table(sweep.name, ranked))
     tied = leaders(ranked)[1:]
