@@ -42,13 +42,14 @@ class Constants:
     sends_hidden: float = 0.8  # part of the transfers between pipeline ranks that is hidden where sends do not block
     data_hidden: float = 0.45  # part of overlappable data-parallel communication that is hidden
     contention: float = 0.12  # slow-down of compute while communication runs beside it
+    host_link: float = 3e9  # bytes/s between a device and unpinned host memory while its neighbours copy too
     # step
     step: float = 0.045  # seconds per step: data, logging, scalar reductions
     # memory
     gathered_logits: float = 6.0  # bytes per logit where tensor ranks gather them: the whole in 16 bits, its gradient, and the shards of both
-    communicator_gb: float = 0.5  # buffers of one communicator
-    fragmentation: float = 0.12  # memory lost to fragments, relative to what comes and goes within a step
-    padding: float = 0.02  # memory lost around what stays, relative to it
+    communicator_gb: float = 0.8  # buffers of one communicator
+    fragmentation: float = 0.08  # memory lost to fragments, relative to what comes and goes within a step
+    padding: float = 0.04  # memory lost around what stays, relative to it
     context_gb: float = 1.2  # CUDA context and library workspaces, 1e9 bytes
     oom_spread: float = 0.06  # relative standard error of the memory estimate
 

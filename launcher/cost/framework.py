@@ -36,6 +36,7 @@ class Framework:
     sharded_checkpoints: bool = False  # recompute: stored block inputs are sharded over the tensor ranks
     block_scaled: bool = False  # 8-bit operands have a scale per row or block, not one per tensor: they are brought into 8 bits twice
     saves_low_precision: bool = False  # 8-bit training keeps the 8-bit inputs of products for backward
+    can_offload: bool = False
     offloaded: bool = False  # stored block inputs and optimizer states live in host memory
     # recompute
     selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms

@@ -12,8 +12,9 @@ from launcher.cost.block import Parts, add, scale, total
 from launcher.cost.case import Case
 
 EMBEDDING, HEAD = "embedding", "head and loss"
-TRANSFERS, BUBBLE, IMBALANCE = "pipeline transfers", "pipeline bubble", "waiting for the slowest stage"
+TRANSFERS, BUBBLE = "pipeline transfers", "pipeline bubble"
 GATHER, REDUCE, UPDATE, STEP = "parameter gathers", "gradient reduction", "optimizer", "fixed cost of a step"
+OFFLOAD = "copies to host memory"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,13 @@ def transfer(case: Case) -> np.ndarray:
     return np.where(case.pipeline > 1, sent, 0.0)
 
 
+def offloading(case: Case, held: stages.Held) -> np.ndarray:
+    """Seconds to copy stored block inputs to the host and back, and gradients and weights of the optimizer's shard."""
+    stored = case.micro_batches * held.blocks.most() * case.recomputed_blocks * case.tokens * case.shape.hidden * case.width
+    shard = (held.dense.most() + held.expert.most()) / case.shards("optimizer") * 2 * case.width
+    return (2 * stored + shard) / case.constants.host_link
+
+
 def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> Parts:
     """What data parallelism and the optimizer add to a step, after what hides behind computation."""
     work, f, c, m = states.work(case, held), case.framework, case.constants, case.micro_batches
@@ -112,5 +120,6 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
         REDUCE: reductions - hidden_reductions + crowded + work.tied,
         UPDATE: work.optimizer,
+        OFFLOAD: offloading(case, held) if f.offloaded else np.zeros_like(busy),
         STEP: np.full_like(busy, c.step),
     }

@@ -43,9 +43,11 @@ DEEPSPEED = Framework(
     causal_skip=False,
     gradient_bytes=2,
     reduce_bytes=2,
+    logit_copies=1.0,
     bucket_bytes=3e9,  # two reduce buckets and a gather bucket of 5e8 elements
     reduce_every_micro_batch=True,
     single_rail=True,
+    can_offload=True,
 )
 ALEPH_ALPHA = Framework(
     name="Aleph Alpha scaling",  # arXiv 2311.05610; whole logits and 2-byte gradients are inferred from its out-of-memory outcomes

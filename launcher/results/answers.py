@@ -31,13 +31,12 @@ class Answer:
 
 
 def answers(questions: Sequence[Question], constants: Constants = FITTED) -> list[Answer]:
-    """One answer for each question, in order. Where recomputation is not known, everything is recomputed if nothing else fits."""
-    first = _answers(questions, constants)
-    tight = [i for i, (q, a) in enumerate(zip(questions, first)) if q.recompute_unknown and a.fits < 0.1 and q.shape.experts is None]
-    second = _answers([questions[i].recomputing() for i in tight], constants)
-    for i, answer in zip(tight, second):
-        first[i] = answer
-    return first
+    """One answer for each question, in order. What a row leaves open is chosen to save memory if it is far from fitting otherwise."""
+    found = _answers(questions, constants)
+    tight = {i: other for i, (q, a) in enumerate(zip(questions, found)) if a.fits < 0.1 and (other := q.saving_memory())}
+    for i, answer in zip(tight, _answers(list(tight.values()), constants)):
+        found[i] = answer
+    return found
 
 
 def _answers(questions: Sequence[Question], constants: Constants) -> list[Answer]:

@@ -41,16 +41,18 @@ class Question:
     framework: Framework
     publisher: Publisher
 
-    @property
-    def recompute_unknown(self) -> bool:
-        """The source does not say what is recomputed. A run that was published fitted, so what fits is assumed."""
-        return not (self.row.text("recompute") or self.publisher.recompute)
+    def saving_memory(self) -> Question | None:
+        """The same question with what the row leaves open chosen to save memory: full recomputation, or state in host memory.
 
-    def recomputing(self) -> Question:
-        """The same question with full recomputation."""
-        layout = self.layout.copy()
-        layout["recompute"] = RECOMPUTE.index("full")
-        return dataclasses.replace(self, layout=layout)
+        A run that was published mostly fitted, so this is what is meant where the first reading is far from fitting.
+        """
+        if not (self.row.text("recompute") or self.publisher.recompute) and self.shape.experts is None:
+            layout = self.layout.copy()
+            layout["recompute"] = RECOMPUTE.index("full")
+            return dataclasses.replace(self, layout=layout)
+        if self.framework.can_offload and not self.framework.offloaded:
+            return dataclasses.replace(self, framework=dataclasses.replace(self.framework, offloaded=True))
+        return None
 
 
 def question(row: Row, hardware: dict[str, HardwareConfig]) -> Question:
