@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from launcher.backends.base import Backend, Handle, Job, JobState, Request
@@ -13,7 +11,7 @@ from launcher.backends.slurm import container
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent
 from launcher.backends.slurm.script import job_script
-from launcher.backends.slurm.submission import Submission, patiently
+from launcher.backends.slurm.submission import Submission
 from launcher.backends.slurm.watcher import Watcher
 from launcher.backends.snapshot import Snapshot
 from launcher.config.schema import ClusterConfig
@@ -56,18 +54,10 @@ class SlurmBackend(Backend):
         return self._submission.find(jobs)
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
-        states = [_with_bad_nodes(handle, state) for handle, state in zip(handles, self._watcher.states(handles), strict=True)]
-        # what can never start must not start after all, when nobody looks any more
-        self.cancel(
-            [handle for handle, state in zip(handles, states, strict=True) if state.reason is Reason.CANNOT_START and state.started is None]
-        )
-        return states
+        return [_with_bad_nodes(handle, state) for handle, state in zip(handles, self._watcher.states(handles), strict=True)]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        ids = [handle["job_id"] for handle in handles]
-        for start in range(0, len(ids), 500):
-            with suppress(Refused):  # unknown, or ended meanwhile
-                patiently(partial(self._client.output, "scancel", *ids[start : start + 500]))
+        self._client.cancel([handle["job_id"] for handle in handles])
 
     def validate(self, request: Request) -> str:
         """What Slurm would say to the script now, without submitting it."""

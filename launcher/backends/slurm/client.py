@@ -6,16 +6,25 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
-from functools import cached_property
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
+from launcher.backends.base import BackendError
 from launcher.backends.slurm.errors import Refused, Silent, explain
 from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
-_PATIENCE_SECONDS = 60.0
+_IDS_OF_ONE_COMMAND = 500
+_ANSWER_SECONDS = 60.0
+_PATIENCE_SECONDS = 3600.0
+_LONGEST_PAUSE_SECONDS = 60.0
+T = TypeVar("T")
 _OF_AN_OUTER_JOB = re.compile(
     r"(?!SLURM_CONF$)(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|PMI|PMIX)_|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
@@ -37,10 +46,10 @@ class Client:
         try:
             done = subprocess.run(
                 command, env=clean_environment(os.environ), capture_output=True, text=True, errors="replace",
-                stdin=subprocess.DEVNULL, timeout=_PATIENCE_SECONDS,
+                stdin=subprocess.DEVNULL, timeout=_ANSWER_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {_PATIENCE_SECONDS:g} s") from None
+            raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {_ANSWER_SECONDS:g} s") from None
         if done.returncode:
             raise explain(done.stderr, self.cluster)
         return done.stdout
@@ -59,6 +68,12 @@ class Client:
     def configuration_folder(self) -> Path:
         return Path(self.configuration.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
 
+    def cancel(self, ids: Sequence[str]) -> None:
+        """End jobs, or take them back from the queue; unknown and ended ones are ignored."""
+        for start in range(0, len(ids), _IDS_OF_ONE_COMMAND):
+            with suppress(Refused):
+                patiently(partial(self.output, "scancel", *ids[start : start + _IDS_OF_ONE_COMMAND]))
+
     def check(self) -> None:
         """``ConfigError`` when there is no Slurm here, or none that answers."""
         missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -71,6 +86,20 @@ class Client:
         if named and not Path(named).exists():  # every command of Slurm would wait a minute for it
             raise ConfigError(f"SLURM_CONF={named} does not exist; correct or unset it")
         try:
-            self.output("scontrol", "ping")
+            self.max_array_size  # noqa: B018 - asks the controller
         except (Silent, Refused) as error:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts."""
+    pause, end = 1.0, time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except Silent as error:
+            if time.monotonic() > end:
+                raise BackendError(f"{error}; this has lasted for {_PATIENCE_SECONDS / 60:g} minutes") from None
+            print(f"{error}; trying again in {pause:g} s", file=sys.stderr)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

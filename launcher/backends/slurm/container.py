@@ -61,7 +61,7 @@ def wrapping(cluster: SlurmCluster, folders: list[str]) -> Wrapping:
 
 
 def _pyxis_flags(container: ContainerConfig) -> list[str]:
-    flags = ["--container-writable" if container.writable else "--container-readonly", "--no-container-mount-home"]
+    flags = [*(["--container-writable"] if container.writable else []), "--no-container-mount-home"]
     return flags if container.workdir is None else [*flags, f"--container-workdir={container.workdir}"]
 
 

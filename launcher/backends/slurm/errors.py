@@ -27,9 +27,8 @@ SILENCE = (
     ("Zero Bytes were transmitted", "the controller ended the connection (it is restarting, or this machine has another munge key)"),
     ("Transport endpoint is not connected", "the controller ended the connection"),
     ("Communication connection failure", "the controller (slurmctld) does not answer"),
-    ("temporarily unable to accept job", "the controller is full of jobs for now (MaxJobCount)"),
+    ("temporarily una", "the controller is full of jobs for now (MaxJobCount)"),
     ("Problem talking to the database", "the accounting daemon (slurmdbd) does not answer"),
-    ("Slurm temporarily", "the controller asks to come back later"),
 )
 
 REFUSALS = (

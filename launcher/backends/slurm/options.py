@@ -37,7 +37,7 @@ def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
         "ntasks-per-node": per_node,
         **_gpus(per_node, cluster),
         "cpus-per-task": cluster.cpus,
-        "mem": None if cluster.mem_gb is None else f"{math.ceil(cluster.mem_gb * 1024)}M",
+        "mem": f"{math.ceil(cluster.mem_gb * 1024)}M" if cluster.mem_gb else None if cluster.mem_gb is None else 0,
         "constraint": cluster.constraint,
         "nodelist": cluster.nodelist,
         "exclude": ",".join(filter(None, [cluster.exclude, *job.avoid])) or None,

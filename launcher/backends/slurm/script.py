@@ -79,7 +79,7 @@ def _health(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
         raise ConfigError(
             "cluster.health_check needs one task per rank, which cluster.launch=torchrun has not; set cluster.health_check=false"
         )
-    log, names = Shell('"$log.health"'), Shell('"$log.bad-nodes"')
+    log, names = Shell('"$log.health"'), Shell('"$log.bad-nodes" $nodes')
     check = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer.health", names]
     return _srun(job, cluster, code, shape(job)[1], [check])
 

@@ -52,16 +52,17 @@ EXIT_CODES: dict[int, tuple[Reason, str]] = {
     143: (Reason.NODE, "a rank was ended from outside (SIGTERM)"),
 }
 
-NEVER: dict[str, str] = {
-    "PartitionNodeLimit": "asks for more nodes than cluster.partition allows, or has in service",
-    "PartitionTimeLimit": "cluster.time is more than cluster.partition allows",
-    "BadConstraints": "no nodes meet cluster.constraint",
-    "DependencyNeverSatisfied": "its cluster.dependency can never be satisfied",
-    "InvalidAccount": "cluster.account is not valid",
-    "InvalidQOS": "cluster.qos is not valid",
-    "launch_failed_requeued_held": "could not be launched on its node, and is held",
+NEVER: dict[str, tuple[Reason, str]] = {
+    "PartitionNodeLimit": (Reason.CANNOT_START, "asks for more nodes than cluster.partition allows"),
+    "PartitionTimeLimit": (Reason.CANNOT_START, "cluster.time is more than cluster.partition allows"),
+    "BadConstraints": (Reason.CANNOT_START, "no nodes meet cluster.constraint"),
+    "DependencyNeverSatisfied": (Reason.CANNOT_START, "its cluster.dependency can never be satisfied"),
+    "InvalidAccount": (Reason.CANNOT_START, "cluster.account is not valid"),
+    "InvalidQOS": (Reason.CANNOT_START, "cluster.qos is not valid"),
+    "launch failed requeued held": (Reason.NODE, "its node could not start it, and Slurm holds it back"),
+    "JobHoldMaxRequeue": (Reason.NODE, "its nodes could not start it again and again, and Slurm holds it back"),
 }
-"""Reasons for which Slurm lets a job wait for ever."""
+"""Why Slurm lets a job wait for ever."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def judge(row: Row, first_attempt: int) -> JobState:
     attempt, nodes = first_attempt + row.restarts, tuple(expand(row.nodes))
     if row.state in WAITING or not (row.ended or row.state in ACTIVE):
         if row.reason in NEVER:
-            return JobState(Status.FAILED, Reason.CANNOT_START, NEVER[row.reason], attempt=attempt)
+            return JobState(Status.FAILED, *NEVER[row.reason], attempt=attempt)
         again = "put back into the queue; " if row.restarts else ""
         return JobState(Status.SUBMITTED, None, again + (f"waits: {row.reason}" if row.reason not in ("", "None") else ""), attempt=attempt)
     if not row.ended:

@@ -16,29 +16,24 @@ import contextlib
 import fcntl
 import io
 import os
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from submitit import SlurmExecutor
 from submitit.core.utils import CommandFunction, FailedJobError
 
-from launcher.backends.base import BackendError, Handle, Job, Request
-from launcher.backends.slurm.client import Client, clean_environment
-from launcher.backends.slurm.errors import Refused, Silent, explain
+from launcher.backends.base import Handle, Job, Request
+from launcher.backends.slurm.client import Client, clean_environment, patiently
+from launcher.backends.slurm.errors import Refused, explain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
 from launcher.sweep.files import read_json, write_json, write_text
 from trainer.config import ConfigError
-
-T = TypeVar("T")
-_PATIENCE_SECONDS = 3600.0
-_LONGEST_PAUSE_SECONDS = 60.0
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -136,20 +131,6 @@ class Submission:
             "sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-90days", f"--name={name}", "--format=JobID"
         )
         return text.split("_")[0].strip() or None
-
-
-def patiently(ask: Callable[[], T]) -> T:
-    """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts."""
-    pause, end = 1.0, time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            return ask()
-        except Silent as error:
-            if time.monotonic() > end:
-                raise BackendError(f"{error}; this has lasted for {_PATIENCE_SECONDS / 60:g} minutes") from None
-            print(f"{error}; trying again in {pause:g} s", file=sys.stderr)
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _equal(requests: Iterable[Request]) -> Iterator[list[Request]]:

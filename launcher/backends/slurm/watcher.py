@@ -1,4 +1,4 @@
-"""The states of all jobs in one question: squeue, then sacct for those that the controller has forgotten.
+"""The states of all jobs in one question: squeue, then sacct for those that the controller has forgotten, then our own files.
 
 A controller that does not answer is no failure of the jobs; it is asked less and less often.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from launcher.backends.base import BackendError, Handle, JobState
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent
 from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, Row, judge, read_accounts, read_queue
+from launcher.sweep.files import read_json
 from trainer.config import Reason, Status
 
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -51,18 +53,24 @@ class Watcher:
             self._silent_until, self._silence = time.monotonic() + self._pause, str(error)
             raise BackendError(self._silence) from None
         self._pause = 0.0
-        doubtful = [handle for handle in handles if _doubtful(queue.get(handle["job_id"]), handle)]
+        rows = {_key(handle): _ours(queue.get(handle["job_id"]), handle) for handle in handles}
+        # gone from the queue; or failed, and the accounting may know why
+        doubtful = [handle for handle in handles if (row := rows[_key(handle)]) is None or row.state == "FAILED"]
         accounts = self._accounts(doubtful) if doubtful else {}
         for handle in handles:
-            self._take(handle, queue.get(handle["job_id"]), accounts.get(handle["job_id"]))
+            self._take(handle, rows[_key(handle)], _ours(accounts.get(handle["job_id"]), handle))
+        # what has ended for us must not start after all, when nobody looks any more
+        still_there = [handle for handle in handles if (row := rows[_key(handle)]) is not None and not row.ended]
+        self.client.cancel([handle["job_id"] for handle in still_there if self._state(handle).status.final])
 
     def _take(self, handle: Handle, queued: Row | None, accounted: Row | None) -> None:
-        """The controller is right about jobs that go on, the accounting about those that ended."""
-        queued, accounted = (row if row is not None and row.name == handle["array"] else None for row in (queued, accounted))
+        """The controller is right about jobs that go on, the accounting about those that ended, and the trial's result about both."""
         row = accounted if accounted is not None and accounted.ended else queued
         if row is not None:
             self._missing.pop(_key(handle), None)
-            self._known[_key(handle)] = judge(row, handle["attempt"])
+            state = judge(row, handle["attempt"])
+            suspect = (row.restarts and state.status is Status.SUBMITTED) or state.status in (Status.FAILED, Status.STOPPED)
+            self._known[_key(handle)] = (_finished(handle) if suspect else None) or state
             return
         # Accounting lags behind, or may be down; what neither has ever heard of is gone.
         since = self._missing.setdefault(_key(handle), time.monotonic())
@@ -73,8 +81,10 @@ class Watcher:
         options = ("--noheader", "--array", "--states=all", "--Format=" + ",".join(f"{field}:|" for field in QUEUE_FIELDS))
         try:
             return read_queue(self.client.output("squeue", *options, f"--jobs={_ids(handles)}"))
-        except Refused:  # none of the ids is known to it any more
-            return {}
+        except Refused as error:
+            if "Invalid job id" in str(error):  # none of them is known to the controller any more
+                return {}
+            raise Silent(str(error)) from None
 
     def _accounts(self, handles: Sequence[Handle]) -> dict[str, Row]:
         """Empty when there is no accounting, or none that answers now."""
@@ -88,9 +98,16 @@ class Watcher:
         return rows
 
 
-def _doubtful(row: Row | None, handle: Handle) -> bool:
-    """Whether the accounting may know more: of jobs that are gone, and of those that failed (why their steps did)."""
-    return row is None or row.name != handle["array"] or row.state == "FAILED"
+def _ours(row: Row | None, handle: Handle) -> Row | None:
+    """``row`` if it is of the job of ``handle``, and not of another one that was given the same id."""
+    return row if row is not None and row.name == handle["array"] else None
+
+
+def _finished(handle: Handle) -> JobState | None:
+    """Done, if an earlier start of the job has finished the trial: a controller that forgot that may have queued it again."""
+    result = read_json(Path(handle["directory"]) / "result.json") or {}
+    done = result.get("status") == Status.DONE.value and result.get("attempt", -1) >= handle["attempt"]
+    return JobState(Status.DONE, attempt=result["attempt"]) if done else None
 
 
 def _ids(handles: Iterable[Handle]) -> str:

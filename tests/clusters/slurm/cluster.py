@@ -45,7 +45,7 @@ class Cluster:
         return subprocess.run(command, env=self.env, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
 
     def node_states(self) -> dict[str, str]:
-        """State of each node by name, without the flags that Slurm appends ('*': does not answer)."""
+        """State of each node by name; a '*' is appended to that of one that does not answer."""
         return dict(line.split() for line in self.output("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").splitlines())
 
     # ---------------------------------------------------------------- verbs
@@ -60,14 +60,18 @@ class Cluster:
         self._wait_until_up()
 
     def mend(self) -> None:
-        """End all jobs and start again whatever was broken."""
+        """End all jobs and start again whatever was broken or held."""
+        for name in ("munged", "mariadb", "slurmdbd", "slurmctld"):
+            self.daemon(name).send(signal.SIGCONT)
         for node in self.settings.names:
             self.plug(node)
         self.start()
         for job in self.output("squeue", "-h", "-o", "%F").split():
             self.output("scancel", job)
-        self.output("scontrol", "update", f"nodename={','.join(self.settings.names)}", "state=resume")
         wait_for(lambda: not self.output("squeue", "-h"), "all jobs to end")
+        for node, state in self.node_states().items():
+            if state in ("down", "drained", "draining"):
+                self.output("scontrol", "update", f"nodename={node}", "state=resume")
         self._wait_until_up()
 
     def stop(self) -> None:

@@ -52,7 +52,7 @@ class Daemon:
         return pid if state != "Z" and f"{MARK}={self.directory}".encode() in marks else None
 
     def start(self, env: dict[str, str], with_parent: bool) -> None:
-        """Start it unless it runs, and wait until it is ready. ``with_parent``: it dies when the calling process does."""
+        """Start it unless it runs, and wait until it is ready. ``with_parent``: it dies when the calling thread does."""
         if self.pid() is not None:
             return
         command = ["setpriv", "--pdeathsig", "KILL", *self.command] if with_parent else self.command
@@ -71,16 +71,18 @@ class Daemon:
         if process.poll() is not None:
             raise RuntimeError(f"{self.name} ended at once with code {process.returncode}: see {self.directory / 'log'}")
 
+    def send(self, how: signal.Signals) -> None:
+        pid = self.pid()
+        if pid is not None:
+            os.kill(pid, how)
+
     def kill(self, how: signal.Signals = signal.SIGKILL, patience: float = 20.0) -> None:
         """Send ``how`` and wait for the end; what does not end in ``patience`` seconds is killed."""
-        pid = self.pid()
-        if pid is None:
-            return
-        os.kill(pid, how)
+        self.send(how)
         try:
             wait_for(self._gone, f"{self.name} to end", patience)
         except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
+            self.send(signal.SIGKILL)
             wait_for(self._gone, f"{self.name} to be killed")
 
     def _gone(self) -> bool:

@@ -1,0 +1,83 @@
+"""What the Slurm tests share: trials whose ranks play or are slow, and sweeps that run beside the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import backend_for
+from launcher.config import resolve
+from launcher.config.schema import Config, SweepConfig
+from launcher.config.slurm import SlurmCluster
+from launcher.sweep.run import Point, run_sweep
+from launcher.sweep.store import Record
+from trainer.config import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
+
+PROJECT = Path(__file__).parents[2]
+CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2)
+
+
+def interpreter(folder: Path, module: str) -> str:
+    """An executable for ``cluster.python`` that runs ``module.main`` where the job asks for ``python -u -P -m trainer``."""
+    path = folder / "python"
+    code = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
+    path.write_text(f"#!/bin/sh\nshift 4\nPYTHONPATH={PROJECT} exec {sys.executable} -c '{code}' \"$@\"\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def trial(behaviour: str = "ok", *, seed: int = 1, steps: int = 4, every: int = 0, ranks: int = 1, **cluster: Any) -> Config:
+    """A resolved trial. Played ranks behave as ``tests/sweep/played.py`` says; real ones ignore ``behaviour``."""
+    return resolve(
+        Config(
+            model=ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8),
+            layout=LayoutConfig(tensor=ranks, data=1),
+            data=DataConfig(kind="synthetic", pattern=behaviour),
+            run=RunConfig(steps=steps, seed=seed, global_batch=2, timeline=False, device="cpu", checkpoint=CheckpointConfig(every=every)),
+            cluster=dataclasses.replace(CLUSTER, **cluster),
+        )
+    )
+
+
+def points(*configs: Config) -> list[Point]:
+    return [Point((f"run.seed={config.run.seed}",), config) for config in configs]
+
+
+def run(runs: Path, *configs: Config, name: str = "drill", **settings: Any) -> list[Record]:
+    """A sweep from its beginning, or its interruption, to its end."""
+    return run_sweep(name, points(*configs), SweepConfig(dir=str(runs), **settings), backends=backend_for)
+
+
+class Running(threading.Thread):
+    """A sweep that runs while the test breaks things."""
+
+    def __init__(self, runs: Path, *configs: Config, **settings: Any):
+        super().__init__(daemon=True)
+        self.records: list[Record] = []
+        self._run = lambda: run(runs, *configs, **settings)
+        self.start()
+
+    def run(self) -> None:
+        self.records = self._run()
+
+    def ended(self) -> list[Record]:
+        self.join(240)
+        assert not self.is_alive(), "the sweep goes on"
+        return self.records
+
+
+def squeue(*fields: str) -> list[list[str]]:
+    """The queue, ended jobs included, as rows of ``fields``."""
+    command = ["squeue", "--noheader", "--array", "--states=all", "--Format=" + ",".join(f"{field}:|" for field in fields)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [[part.strip() for part in line.split("|")[: len(fields)]] for line in text.splitlines()]
+
+
+def submissions(runs: Path) -> list[str]:
+    """Names of the jobs that Slurm was given by the sweeps in ``runs``."""
+    ours = {path.name for path in (runs / "arrays").iterdir()}
+    return [name for (name,) in squeue("Name") if name in ours]

@@ -1,0 +1,128 @@
+"""Things that go wrong around a sweep on Slurm, each ending with every trial finished once. Ranks are played; all else is real."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.slurm import SlurmBackend
+from tests.backends.slurm_support import PROJECT, Running, interpreter, run, squeue, submissions, trial
+from tests.clusters.slurm import Cluster
+from tests.clusters.slurm.fixture import Slurm
+from tests.sweep.support import starts, until
+from trainer.config import Reason, Status
+
+DYING = """\
+import os, signal, sys
+from pathlib import Path
+from launcher.backends.slurm.submission import ScriptExecutor
+from tests.backends.slurm_support import run, trial
+
+moment, runs, python, controller = sys.argv[1:]
+submit = ScriptExecutor.submit_script
+
+def before(self, path):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(self, path):
+    submit(self, path)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def during(self, path):
+    os.kill(int(controller), signal.SIGSTOP)
+    submit(self, path)
+
+ScriptExecutor.submit_script = locals()[moment]
+run(Path(runs), *(trial(seed=seed, python=python) for seed in (1, 2, 3)))
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    return interpreter(tmp_path, "tests.backends.played_trainer")
+
+
+def launcher(moment: str, runs: Path, python: str, controller: int = 0) -> subprocess.Popen[bytes]:
+    """A launcher in a process of its own, which dies before or after it submits, or is stuck at it because the controller hangs."""
+    command = [sys.executable, "-c", DYING, moment, str(runs), python, str(controller)]
+    return subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.DEVNULL)
+
+
+def each_done_once(records: list) -> bool:
+    return all(record.status is Status.DONE and starts(record) == [record.attempt] for record in records)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_launcher_killed_around_submission_loses_no_trial_and_submits_none_twice(
+    slurm: Slurm, tmp_path: Path, python: str, moment: str
+) -> None:
+    assert launcher(moment, tmp_path / "runs", python).wait() == -signal.SIGKILL
+    records = run(tmp_path / "runs", *(trial(seed=seed, python=python) for seed in (1, 2, 3)))
+    assert each_done_once(records)
+    assert len(submissions(tmp_path / "runs")) == 3
+
+
+def test_a_submission_that_outlives_its_launcher_is_found(whole: Cluster, tmp_path: Path, python: str) -> None:
+    """sbatch waits for a controller that hangs; its launcher is killed; the next launcher must neither lose nor repeat it."""
+    runs, controller = tmp_path / "runs", whole.daemon("slurmctld")
+    stuck = launcher("during", runs, python, controller.pid() or 0)
+    until(lambda: list(runs.glob("arrays/*/lock")), 60)
+    stuck.kill()
+    stuck.wait()
+    waker = threading.Timer(2.0, controller.send, [signal.SIGCONT])
+    waker.start()
+    assert each_done_once(run(runs, *(trial(seed=seed, python=python) for seed in (1, 2, 3))))
+    assert len(submissions(runs)) == 3
+
+
+@pytest.mark.parametrize("daemon", ["slurmctld", "munged"])
+def test_trials_go_on_while_slurm_cannot_be_asked(whole: Cluster, tmp_path: Path, python: str, daemon: str) -> None:
+    configs = [trial("sleep 0.5", seed=seed, steps=10, python=python) for seed in (1, 2)]
+    sweep = Running(tmp_path / "runs", *configs)
+    until(lambda: len(list(tmp_path.glob("runs/trials/*/metrics.jsonl"))) == 2, 60)
+    whole.kill(daemon)
+    until(lambda: len(list(tmp_path.glob("runs/trials/*/result.json"))) == 2, 60)
+    whole.boot(daemon)
+    assert each_done_once(sweep.ended())
+
+
+def test_a_controller_that_goes_away_before_submission_is_waited_for(
+    whole: Cluster, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmBackend, "check", lambda _: whole.kill("slurmctld"))
+    sweep = Running(tmp_path / "runs", trial(python=python))
+    until(lambda: list(tmp_path.glob("runs/arrays/*/array.sh")), 60)
+    whole.boot("slurmctld")
+    assert each_done_once(sweep.ended())
+
+
+def test_ends_are_known_without_accounting(whole: Cluster, tmp_path: Path, python: str) -> None:
+    whole.kill("slurmdbd")
+    records = run(tmp_path / "runs", trial(seed=1, python=python), trial("exit 0 3", seed=2, python=python))
+    assert [record.status for record in records] == [Status.DONE, Status.FAILED]
+    assert "exit code 3" in records[1].detail
+
+
+def test_a_sweep_longer_than_the_longest_array_goes_out_in_several_and_keeps_its_limit(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    cluster = slurm.breakable()
+    count = cluster.settings.max_array_size + 3
+    records = run(tmp_path / "runs", *(trial(seed=seed, python=python) for seed in range(count)), max_parallel=6)
+    assert each_done_once(records)
+    scripts = sorted((path.read_text() for path in tmp_path.glob("runs/arrays/*/array.sh")), key=len)
+    assert ["--array=0-2\n" in scripts[0], f"--array=0-{count - 4}%6\n" in scripts[1]] == [True, True]
+    assert "--dependency=afterany:" in scripts[0]
+
+
+def test_a_job_cancelled_behind_the_launchers_back_is_a_cancelled_trial(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    sweep = Running(tmp_path / "runs", trial("sleep 1", seed=1, steps=1000, python=python), trial(seed=2, python=python))
+    until(lambda: len(list(tmp_path.glob("runs/trials/*/result.json"))) == 1, 60)
+    (victim,) = until(lambda: [job for job, state in squeue("JobArrayID", "State") if state == "RUNNING"], 60)
+    subprocess.run(["scancel", victim], check=True)
+    stopped, done = sweep.ended()
+    assert (stopped.status, stopped.reason, done.status) == (Status.STOPPED, Reason.CANCELLED, Status.DONE)
+    assert starts(stopped) == [0], "a cancelled job is not run again"

@@ -1,0 +1,171 @@
+"""The scripts that Slurm is given: whole, in golden files, and the rules that they follow. No cluster is needed.
+
+``UPDATE_GOLDEN=1 pytest tests/backends/test_slurm_script.py`` writes the golden files anew; read their difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.backends.base import Job
+from launcher.backends.slurm.client import clean_environment
+from launcher.backends.slurm.options import options, quote, shape
+from launcher.backends.slurm.script import array_script, job_script
+from launcher.config.schema import ContainerConfig
+from launcher.config.slurm import SlurmCluster
+from trainer.config import ConfigError
+
+GOLDEN = Path(__file__).parent / "golden" / "slurm"
+CODE = Path("/shared/runs/code/0123456789ab")
+PLAIN = SlurmCluster(nodes=2, gpus_per_node=4, python="/venv/bin/python")
+EVERYTHING: dict[str, Any] = {
+    "partition": "batch", "account": "nlp", "qos": "high", "time": 90, "gpu_request": "gres", "gpu_type": "h100", "cpus": 8, "mem_gb": 0.0,
+    "constraint": "h100&ib", "exclusive": True, "nodelist": "n[1-8]", "exclude": "n7", "reservation": "march", "dependency": "afterok:12",
+    "switches": 1, "switches_wait": 10, "comment": 'who says "no"?', "mail_type": "END", "mail_user": "me@site", "requeues": 0,
+    "extra": ["--licenses=scratch:1"], "srun_args": ["--mpi=none"], "setup": ["module load cuda", 'export A="$(nproc)"'],
+    "env": {"GREETING": "it's $HOME"}, "health_check": True,
+}  # fmt: skip
+IMAGES = {
+    "pyxis": ContainerConfig("/images/trireme.sqsh", mounts=["/corpus:/corpus:ro"], workdir="/work", writable=True),
+    "apptainer": ContainerConfig("/images/trireme.sif", mounts=["/corpus:/corpus:ro"]),
+    "oci": ContainerConfig("/images/bundle"),
+}
+
+
+def job(cluster: SlurmCluster, ranks: int = 8, trial: str = "ab12cd34ef56", **fields: Any) -> Job:
+    return Job(trial, "demo", 0, Path("/shared/runs/trials") / trial, cluster, ranks, **fields)
+
+
+def script(cluster: SlurmCluster, ranks: int = 8, **fields: Any) -> str:
+    return job_script(job(cluster, ranks, **fields), cluster, CODE)
+
+
+def agrees(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{path} differs"
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0, "not valid bash"
+
+
+# ---------------------------------------------------------------- golden files
+
+
+def test_a_plain_job_is_one_task_per_rank() -> None:
+    agrees("plain.sh", script(PLAIN))
+
+
+def test_every_option_of_a_site_finds_its_place() -> None:
+    agrees("every_option.sh", script(dataclasses.replace(PLAIN, **EVERYTHING)))
+
+
+def test_torchrun_is_one_task_per_node() -> None:
+    agrees("torchrun.sh", script(dataclasses.replace(PLAIN, launch="torchrun", cpus=2)))
+
+
+@pytest.mark.parametrize("runtime", IMAGES)
+def test_a_container_is_put_around_the_ranks_only(runtime: str) -> None:
+    agrees(f"{runtime}.sh", script(dataclasses.replace(PLAIN, container=IMAGES[runtime])))
+
+
+def test_an_array_runs_the_scripts_of_its_trials() -> None:
+    jobs = [job(PLAIN, trial=trial, max_parallel=2) for trial in ("000000000001", "000000000002", "000000000003")]
+    agrees("array.sh", array_script("trireme-demo-89abcdef", jobs, PLAIN, "afterany:41"))
+
+
+# ---------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize(("ranks", "wanted"), [(1, (1, 1)), (3, (1, 3)), (4, (1, 4)), (6, (2, 4)), (8, (2, 4))])
+def test_a_layout_takes_as_few_nodes_as_hold_it(ranks: int, wanted: tuple[int, int]) -> None:
+    assert shape(job(PLAIN, ranks)) == wanted
+    assert options(job(PLAIN, ranks), PLAIN)["ntasks-per-node"] == str(wanted[1])
+
+
+def test_a_run_without_checkpoints_is_not_told_of_its_end() -> None:
+    def config(every: int) -> dict[str, Any]:
+        return {"run": {"checkpoint": {"every": every}}}
+
+    assert "--signal" in script(PLAIN, config=config(5)) and "USR1" in script(PLAIN, config=config(5))
+    assert "--signal" not in script(PLAIN, config=config(0)) and "USR1" not in script(PLAIN, config=config(0))
+
+
+def test_a_short_time_limit_leaves_half_of_it_to_the_ranks() -> None:
+    assert options(job(PLAIN), dataclasses.replace(PLAIN, time=1))["signal"] == "B:USR1@30"
+
+
+def test_bad_nodes_of_earlier_attempts_are_excluded_beside_those_of_the_configuration() -> None:
+    cluster = dataclasses.replace(PLAIN, exclude="n9")
+    assert options(job(cluster, avoid=("n1", "n2")), cluster)["exclude"] == "n9,n1,n2"
+
+
+def test_an_array_is_throttled_only_when_it_is_longer_than_the_limit() -> None:
+    def array(limit: int) -> str:
+        return array_script("name", [job(PLAIN, max_parallel=limit)] * 3, PLAIN)
+
+    assert "--array=0-2%2\n" in array(2)
+    assert "--array=0-2\n" in array(3) and "--array=0-2\n" in array(0)
+
+
+def test_a_dependency_of_the_configuration_holds_beside_that_of_the_array() -> None:
+    cluster = dataclasses.replace(PLAIN, dependency="afterok:7")
+    assert "--dependency=afterok:7,afterany:41\n" in array_script("name", [job(cluster)] * 2, cluster, "afterany:41")
+
+
+@pytest.mark.parametrize("change", [
+    {"comment": "a\nb"}, {"partition": "a\rb"}, {"extra": ["--comment=a\n#SBATCH --uid=0"]}, {"extra": ["rm -rf /"]},
+    {"setup": ["a\nb"]}, {"srun_args": ["a\nb"]}, {"env": {"A B": "1"}}, {"env": {"é": "1"}},
+    {"container": ContainerConfig("/i.sif", mounts=["a:b"])}, {"container": ContainerConfig("/i.sif", mounts=["/a:/b:/c"])},
+    {"container": ContainerConfig("/i.sqsh", mounts=["/a,/b:/c"])},
+])  # fmt: skip
+def test_what_cannot_be_expressed_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        script(dataclasses.replace(PLAIN, **change))
+
+
+def test_torchrun_refuses_ranks_that_do_not_fill_nodes() -> None:
+    with pytest.raises(ConfigError, match="6 ranks do not fill"):
+        script(dataclasses.replace(PLAIN, launch="torchrun"), ranks=6)
+
+
+# ---------------------------------------------------------------- values are data
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30))
+def test_any_environment_value_and_path_reaches_the_script_as_data(value: str) -> None:
+    """The lines that set them are run by a real bash, and print exactly what was given."""
+    cluster = dataclasses.replace(PLAIN, env={"HOSTILE": value})
+    hostile = dataclasses.replace(job(cluster), directory=Path("/shared") / f"x{value}")
+    lines = job_script(hostile, cluster, None)
+    start, end = lines.index("trial="), lines.index("\nattempt=")
+    exported = lines[lines.index("export HOSTILE=") : lines.index("\n\n# The ranks meet")]
+    program = f'{lines[start:end]}\n{exported}\nprintf "%s\\0%s" "$trial" "$HOSTILE"'
+    shown = subprocess.run(["bash", "-c", program], capture_output=True, check=True).stdout.decode().split("\0")
+    assert shown == [str(hostile.directory), value]
+
+
+def test_only_values_that_need_it_are_quoted_for_sbatch() -> None:
+    assert quote("n[1-4],n7", "nodelist") == "n[1-4],n7"
+    assert quote('a\\b "c" $d', "comment") == '"a\\\\b \\"c\\" $d"'
+
+
+def test_nothing_of_an_outer_job_reaches_the_submitted_one() -> None:
+    outer = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_CPU_BIND": "x",
+        "SBATCH_PARTITION": "p",
+        "SRUN_X": "1",
+        "RANK": "3",
+        "MASTER_ADDR": "n1",
+        "PMI_RANK": "0",
+    }
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "HOME": "/root", "MY_SLURM_NOTES": "1", "PRANK": "1"}
+    assert clean_environment(outer | kept) == kept

@@ -1,0 +1,148 @@
+"""What Slurm says and what we make of it: states, reasons and errors, from texts as Slurm 22.05 prints them. No cluster is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.backends.base import JobState
+from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, explain
+from launcher.backends.slurm.states import ENDED, EXIT_CODES, judge, read_accounts, read_queue
+from launcher.config.slurm import SlurmCluster
+from trainer.config import Reason, Status
+
+NAME = "trireme-demo-89abcdef"
+
+
+def queued(state: str, reason: str = "None", nodes: str = "", restarts: int = 0, wait_status: int = 0) -> JobState:
+    line = f"12_3|{NAME}|{state}|{reason}|2026-11-20T10:13:14|{nodes}|{restarts}|{wait_status}|"
+    return judge(read_queue(line)["12_3"], first_attempt=1)
+
+
+def accounted(*lines: str) -> JobState:
+    return judge(read_accounts("\n".join(lines))["12_3"], first_attempt=0)
+
+
+@pytest.mark.parametrize(("state", "status"), [
+    ("PENDING", Status.SUBMITTED), ("CONFIGURING", Status.SUBMITTED), ("REQUEUED", Status.SUBMITTED), ("RUNNING", Status.RUNNING),
+    ("COMPLETING", Status.RUNNING), ("SUSPENDED", Status.RUNNING), ("COMPLETED", Status.DONE), ("A_WORD_OF_THE_FUTURE", Status.SUBMITTED),
+])  # fmt: skip
+def test_states_of_the_queue(state: str, status: Status) -> None:
+    assert queued(state).status is status
+
+
+@pytest.mark.parametrize(("state", "reason"), [
+    ("TIMEOUT", Reason.TIME_LIMIT), ("DEADLINE", Reason.TIME_LIMIT), ("PREEMPTED", Reason.PREEMPTED), ("NODE_FAIL", Reason.NODE),
+    ("BOOT_FAIL", Reason.NODE), ("OUT_OF_MEMORY", Reason.HOST_MEMORY), ("CANCELLED", Reason.CANCELLED),
+])  # fmt: skip
+def test_every_bad_end_has_its_reason_and_names_its_nodes(state: str, reason: Reason) -> None:
+    end = queued(state, nodes="n[1-2]")
+    assert (end.reason, end.nodes) == (reason, ("n1", "n2")) and "n[1-2]" in end.detail
+    assert end.status is (Status.STOPPED if reason is Reason.CANCELLED else Status.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(1, Reason.ERROR), (2, Reason.CONFIGURATION), (69, Reason.NODE), (75, Reason.PREEMPTED), (127, Reason.CANNOT_START)],
+)
+def test_a_failed_job_is_judged_by_its_exit_code_in_queue_and_accounting_alike(code: int, reason: Reason) -> None:
+    assert queued("FAILED", "NonZeroExitCode", "n1", wait_status=code << 8).reason is reason
+    assert accounted(f"12_3|{NAME}|FAILED|{code}:0|2026-11-20T10:13:14|n1").reason is reason
+
+
+def test_a_job_that_its_node_could_not_start_says_so() -> None:
+    assert queued("FAILED", "JobLaunchFailure", "n1", wait_status=53).reason is Reason.CANNOT_START
+
+
+def test_what_was_put_back_into_the_queue_is_a_later_attempt() -> None:
+    again = queued("PENDING", "BeginTime", restarts=2)
+    assert (again.status, again.attempt) == (Status.SUBMITTED, 3) and "put back" in again.detail
+    runs = [f"12_3|{NAME}|{state}|0:0|2026-11-20T10:13:14|n1" for state in ("REQUEUED", "NODE_FAIL", "COMPLETED")]
+    assert accounted(*runs).attempt == 2 and accounted(*runs).status is Status.DONE
+
+
+def test_an_older_job_of_the_same_id_is_no_earlier_run() -> None:
+    assert accounted("12_3|other|COMPLETED|0:0|2026-11-20T10:13:14|n1", f"12_3|{NAME}|COMPLETED|0:0|2026-11-20T10:13:14|n1").attempt == 0
+
+
+def test_a_step_over_its_memory_limit_explains_a_failed_job() -> None:
+    lines = [f"12_3|{NAME}|FAILED|1:0|2026-11-20T10:13:14|n1", "12_3.batch|batch|FAILED|1:0|2026-11-20T10:13:14|n1",
+             "12_3.0|sh|OUT_OF_MEMORY|0:125|2026-11-20T10:13:14|n1"]  # fmt: skip
+    assert accounted(*lines).reason is Reason.HOST_MEMORY
+
+
+def test_who_cancelled_a_job_is_not_part_of_its_state() -> None:
+    assert accounted(f"12_3|{NAME}|CANCELLED by 1000|0:15|Unknown|None assigned").reason is Reason.CANCELLED
+
+
+@pytest.mark.parametrize("why", ["PartitionTimeLimit", "DependencyNeverSatisfied", "BadConstraints"])
+def test_waiting_for_ever_is_a_failure_to_start(why: str) -> None:
+    assert queued("PENDING", why).reason is Reason.CANNOT_START
+
+
+def test_waiting_for_resources_is_no_failure_and_says_what_for() -> None:
+    state = queued("PENDING", "ReqNodeNotAvail, UnavailableNodes:n1")
+    assert state.status is Status.SUBMITTED and "UnavailableNodes:n1" in state.detail
+
+
+def test_every_failure_detail_is_one_line() -> None:
+    assert all("\n" not in detail for _, _, detail in ENDED.values()) and all("\n" not in detail for _, detail in EXIT_CODES.values())
+
+
+# ---------------------------------------------------------------- errors
+
+SBATCH = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(("words", "key"), [
+    ("sbatch: error: invalid partition specified: nopart\n" + SBATCH + "Invalid partition name specified", "cluster.partition=nopart"),
+    (SBATCH + "More processors requested than permitted", "cluster.nodes=3"),
+    (SBATCH + "Node count specification invalid", "cluster.nodes=3"),
+    (SBATCH + "Requested time limit is invalid (missing or exceeds some limit)", "cluster.time=7"),
+    (SBATCH + "Requested node configuration is not available", "gpu_type=b300"),
+    ("sbatch: error: Invalid generic resource (gres) specification", "cluster.gpu_type=b300"),
+    ("sbatch: error: Memory specification can not be satisfied\n" + SBATCH + "Requested node configuration is not available", "cluster.mem_gb=5.0"),
+    (SBATCH + "Invalid feature specification", "cluster.constraint=ib"),
+    (SBATCH + "Invalid node name specified", "cluster.nodelist=n77"),
+    (SBATCH + "Invalid account or account/partition combination specified", "cluster.account=poor"),
+    (SBATCH + "Invalid qos specification", "cluster.qos=royal"),
+    ("sbatch: error: QOSMaxNodePerJobLimit\n" + SBATCH + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+     "cluster.qos=royal"),
+    (SBATCH + "Invalid job array specification", "MaxArraySize"),
+    (SBATCH + "Job dependency problem", "cluster.dependency=perhaps"),
+    (SBATCH + "Requested reservation is invalid", "cluster.reservation=party"),
+    (SBATCH + "Required partition not available (inactive or drain)", "cluster.partition=nopart"),
+    ("sbatch: unrecognized option '--x'\nTry \"sbatch --help\" for more information", "cluster.extra"),
+    ("sbatch: error: Invalid --signal specification", "--signal"),
+    ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)", "cluster.setup"),
+    ("sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsbatch: fatal: Could not establish a configuration source", "SLURM_CONF"),
+])  # fmt: skip
+def test_a_refusal_is_one_line_with_the_key_its_value_and_a_remedy(words: str, key: str) -> None:
+    cluster = SlurmCluster(
+        partition="nopart", nodes=3, time=7, gpu_type="b300", mem_gb=5.0, constraint="ib", nodelist="n77", account="poor", qos="royal",
+        dependency="perhaps", reservation="party",
+    )  # fmt: skip
+    error = explain(words, cluster)
+    assert isinstance(error, Refused)
+    assert key in str(error) and "\n" not in str(error) and "; " in str(error) and "sbatch: error" not in str(error)
+
+
+@pytest.mark.parametrize("words", [
+    "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+    'sbatch: error: If munged is up, restart with --num-threads=10\nsbatch: error: Munge encode failed: Failed to access "/run/munge.sock": '
+    "No such file or directory (Did you start munged?)\n" + SBATCH + "Protocol authentication error",
+    SBATCH + "Zero Bytes were transmitted or received",
+    SBATCH + "Socket timed out on send/recv operation",
+    "sacct: error: Problem talking to the database: Connection refused",
+    SBATCH + "Resource temporarily unavailable",
+])  # fmt: skip
+def test_a_controller_that_is_away_is_silence_not_refusal(words: str) -> None:
+    assert isinstance(explain(words, SlurmCluster()), Silent)
+
+
+def test_words_that_nobody_foresaw_are_passed_on() -> None:
+    assert "the moon is full" in str(explain(SBATCH + "the moon is full", SlurmCluster()))
+
+
+def test_every_cause_names_only_keys_that_exist() -> None:
+    values = dict.fromkeys(vars(SlurmCluster()), "x")
+    assert all(cause.format(**values, words="x") for _, cause, _ in REFUSALS)

@@ -1,0 +1,163 @@
+"""``python -m trainer.health NAMES NODE...``: every rank of a job proves its device, its memory and its way to the others.
+
+Run before a trial, in the same place: a bad device or node is found in seconds, and by name, where a training would hang or
+be slow. Rank 0 writes the names of the bad ones of NODE... (in the order of their ranks) to the file NAMES. Exit code 0 when
+all is well, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.place import Place, discover
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import TCPStore
+
+PATIENCE_S = 90.0  # for the slowest rank to import torch and to arrive
+COLLECTIVE_S = 60.0
+SIDE = 1024  # of the matrices that are multiplied
+MESSAGE_BYTES = 16 << 20
+CPU_MEMORY_BYTES = 256 << 20
+CUDA_MEMORY_FRACTION = 0.9  # of what is free
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check this rank; rank 0 judges all."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.health", description="Prove the nodes of a job.")
+    parser.add_argument("names", type=Path, help="file for the names of bad nodes")
+    parser.add_argument("nodes", nargs="+", help="all nodes of the job, in the order of their ranks")
+    arguments = parser.parse_args(argv)
+    place = discover(os.environ)
+    problem = check_device(place)
+    print(f"rank {place.rank}: {problem or 'device and memory are good'}", flush=True)
+    bad = confer(place, problem, arguments.nodes)
+    if bad is None:
+        return 1
+    if place.rank == 0 and bad:
+        arguments.names.write_text("".join(f"{node}\n" for node in bad))
+    if bad:
+        return 1
+    print(f"rank {place.rank}: {check_network(place)}", flush=True)
+    return 0
+
+
+def check_device(place: Place) -> str | None:
+    """What is wrong with this rank's device or memory, in one line; None if nothing is."""
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            device = torch.device("cuda", place.local_rank)
+            wanted = int(torch.cuda.mem_get_info(device)[0] * CUDA_MEMORY_FRACTION)
+        else:
+            device, wanted = torch.device("cpu"), CPU_MEMORY_BYTES
+        memory = torch.full((wanted // 4,), 1.0, device=device)
+        if int(torch.count_nonzero(memory)) != memory.numel():
+            return f"memory of {device} does not hold what is written to it"
+        del memory
+        return _check_arithmetic(device)
+    except Exception as error:  # whatever is broken here, the verdict is the same and the others are waiting for it
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _check_arithmetic(device: torch.device) -> str | None:
+    """Small whole numbers multiply exactly in any order, so the product must be exact, on every device."""
+    import torch
+
+    row = torch.arange(SIDE, dtype=torch.float32, device=device) % 7
+    product = torch.outer(row, torch.ones_like(row)) @ torch.ones(SIDE, SIDE, device=row.device)
+    expected = (row * SIDE).unsqueeze(1).expand(SIDE, SIDE)
+    return None if torch.equal(product, expected) else f"{device} multiplies matrices wrongly"
+
+
+def confer(place: Place, problem: str | None, nodes: Sequence[str]) -> list[str] | None:
+    """Bad nodes as rank 0 sees them: those with a rank that has a problem or does not arrive. None: rank 0 cannot be reached."""
+    from torch.distributed import DistError, TCPStore
+
+    try:
+        store = TCPStore(
+            place.address,
+            place.port,
+            place.world_size,
+            is_master=place.rank == 0,
+            timeout=timedelta(seconds=PATIENCE_S),
+            wait_for_workers=False,
+        )
+        store.set(f"rank {place.rank}", problem or "good")
+        if place.rank == 0:
+            verdict = bad_nodes(_gather(store, place.world_size), place.world_size, nodes)
+            store.set("bad", " ".join(verdict))
+            _wait_for_readers(store, place.world_size - 1)
+            return verdict
+        store.set_timeout(timedelta(seconds=2 * PATIENCE_S))
+        text = store.get("bad").decode()
+        store.add("readers", 1)
+        return text.split()
+    except (DistError, RuntimeError) as error:
+        print(f"rank {place.rank}: rank 0 at {place.address}:{place.port} cannot be reached: {error}", flush=True)
+        return None
+
+
+def _gather(store: TCPStore, world_size: int) -> dict[int, str]:
+    """What each rank says, of those that arrive in time."""
+    said: dict[int, str] = {}
+    deadline = time.monotonic() + PATIENCE_S
+    while len(said) < world_size and time.monotonic() < deadline:
+        for rank in range(world_size):
+            if rank not in said and store.check([f"rank {rank}"]):
+                said[rank] = store.get(f"rank {rank}").decode()
+        time.sleep(0.05)
+    return said
+
+
+def _wait_for_readers(store: TCPStore, readers: int, patience_s: float = 5.0) -> None:
+    """The store ends with rank 0: those that have arrived must have read the verdict by then."""
+    deadline = time.monotonic() + patience_s
+    while store.add("readers", 0) < readers and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def bad_nodes(said: Mapping[int, str], world_size: int, nodes: Sequence[str]) -> list[str]:
+    """Names of nodes with a rank that has a problem or said nothing, in order. Ranks fill nodes from the first on."""
+    per_node = -(-world_size // len(nodes))
+    bad = {rank // per_node for rank in range(world_size) if said.get(rank) != "good"}
+    return [nodes[index] for index in sorted(bad)]
+
+
+def check_network(place: Place) -> str:
+    """All ranks add up a large message; the time it took. An error ends this rank."""
+    import torch
+    import torch.distributed as dist
+
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(place.local_rank)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"tcp://{place.address}:{place.port + 1}",
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=COLLECTIVE_S),
+    )
+    message = torch.full((MESSAGE_BYTES // 4,), float(place.rank), device="cuda" if cuda else "cpu")
+    start = time.perf_counter()
+    dist.all_reduce(message)
+    right = bool((message == place.world_size * (place.world_size - 1) / 2).all())
+    seconds = time.perf_counter() - start
+    dist.destroy_process_group()
+    if not right:
+        raise RuntimeError("the ranks' sum of a message is wrong")
+    return f"all-reduce of {MESSAGE_BYTES >> 20} MiB in {seconds:.3f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
