@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer.config import ConfigError, Status, load, resolve
 from trainer.failure import classify, root_cause, write_failure
-from trainer.files import write_json
+from trainer.files import write_outcome
 from trainer.place import Place, discover
 from trainer.tracking import forwarding
 
@@ -64,10 +64,15 @@ def _fail(error: Exception, place: Place, out: Path, attempt: int) -> int:
         traceback.print_exception(error)
     if place.rank == 0:
         cause = root_cause(out, attempt, failure)
-        write_json(
+        write_outcome(
             out / "result.json",
-            {"status": Status.FAILED.value, "reason": cause.reason.value, "message": cause.message, "attempt": attempt,
-             "world_size": place.world_size},
+            {
+                "status": Status.FAILED.value,
+                "reason": cause.reason.value,
+                "message": cause.message,
+                "attempt": attempt,
+                "world_size": place.world_size,
+            },
         )
     return ConfigError.exit_code if wrong_input else 1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import ConfigError, Reason
-from trainer.files import read_json, write_json
+from trainer.files import read_json, write_outcome
 
 
 class OverBudget(RuntimeError):
@@ -57,7 +57,7 @@ def classify(error: BaseException) -> Failure:
 
 def write_failure(directory: Path, attempt: int, rank: int, failure: Failure) -> None:
     """``failure-<rank>.json``."""
-    write_json(
+    write_outcome(
         directory / f"failure-{rank}.json",
         {"attempt": attempt, "rank": rank, "reason": failure.reason.value, "message": failure.message, "collective": failure.collective},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ def finite(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [finite(value) for value in data]
     return data
+
+
+def write_outcome(path: Path, data: dict[str, Any]) -> None:
+    """``write_json`` of what an attempt came to, unless a newer attempt has written there: a process of the old one may still live."""
+    written = read_json(path) or {}
+    if isinstance(written.get("attempt"), int) and written["attempt"] > data["attempt"]:
+        print(f"{path.name} is that of attempt {written['attempt']}, and attempt {data['attempt']} leaves it alone", file=sys.stderr)
+        return
+    write_json(path, data)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import ConfigError, Reason, Status, TrainConfig, to_dict
 from trainer.data import open_dataset
 from trainer.engine import Engine, StepResult
-from trainer.files import finite, write_json
+from trainer.files import finite, write_outcome
 from trainer.meter import mean_split, model_flops, spread, stragglers
 from trainer.parallel.collectives import World
 from trainer.place import Place
@@ -167,8 +167,16 @@ class Run:
         history.splits.append(self.engine.recorder.split())
         if not self.leads:
             return
-        line = {"attempt": self.attempt, "step": step + 1, "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr,
-                "step_time_s": seconds, "tokens_per_s": self.engine.tokens_per_step / seconds, "time": time.time()}
+        line = {
+            "attempt": self.attempt,
+            "step": step + 1,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": result.lr,
+            "step_time_s": seconds,
+            "tokens_per_s": self.engine.tokens_per_step / seconds,
+            "time": time.time(),
+        }
         self.out.mkdir(parents=True, exist_ok=True)
         with (self.out / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(finite(line)) + "\n")
@@ -186,16 +194,32 @@ class Run:
         step_time, step_spread = spread(times)
         reason = Reason.PREEMPTED.value if status is Status.STOPPED else None
         memory = {part: max(r["memory"][part] for r in ranks) for part in ranks[0]["memory"]}
-        write_json(self.out / "result.json", {
-            "status": status.value, "reason": reason, "message": "stopped on request" if reason else "", "attempt": self.attempt,
-            "losses": history.losses, "grad_norms": history.grad_norms, "step_times_s": history.step_times_s,
-            "step_time_s": step_time, "step_time_spread_s": step_spread, **self._rates(step_time),
-            "step_split_s": mean_split([r["split"] for r in ranks]), "peak_memory_bytes": max(r["peak"] for r in ranks), "memory": memory,
-            "world_size": self.world.size, "layout": to_dict(config.layout), "model": to_dict(config.model),
-            "rank_step_times_s": {str(rank): r["worked_s"] for rank, r in enumerate(ranks)},
-            "stragglers": stragglers([r["worked_s"] for r in ranks], [r["stage"] for r in ranks]),
-            "communication": ranks[0]["communication"], "versions": versions(), "hosts": sorted({r["host"] for r in ranks}),
-        })
+        write_outcome(
+            self.out / "result.json",
+            {
+                "status": status.value,
+                "reason": reason,
+                "message": "stopped on request" if reason else "",
+                "attempt": self.attempt,
+                "losses": history.losses,
+                "grad_norms": history.grad_norms,
+                "step_times_s": history.step_times_s,
+                "step_time_s": step_time,
+                "step_time_spread_s": step_spread,
+                **self._rates(step_time),
+                "step_split_s": mean_split([r["split"] for r in ranks]),
+                "peak_memory_bytes": max(r["peak"] for r in ranks),
+                "memory": memory,
+                "world_size": self.world.size,
+                "layout": to_dict(config.layout),
+                "model": to_dict(config.model),
+                "rank_step_times_s": {str(rank): r["worked_s"] for rank, r in enumerate(ranks)},
+                "stragglers": stragglers([r["worked_s"] for r in ranks], [r["stage"] for r in ranks]),
+                "communication": ranks[0]["communication"],
+                "versions": versions(),
+                "hosts": sorted({r["host"] for r in ranks}),
+            },
+        )
 
     def _rates(self, step_time: float) -> dict[str, float | None]:
         """Throughput, and the share of the peak: MFU counts the model's FLOPs, HFU also those of recomputation."""
@@ -206,8 +230,10 @@ class Run:
         executed = flops + self.engine.recomputed_flops()
         per_rank, peak = 1e12 * step_time * self.world.size, config.run.peak_tflops
         return {
-            "tokens_per_s": self.engine.tokens_per_step / step_time, "tflops_per_gpu": flops / per_rank,
-            "mfu": flops / per_rank / peak if peak else None, "hfu": executed / per_rank / peak if peak else None,
+            "tokens_per_s": self.engine.tokens_per_step / step_time,
+            "tflops_per_gpu": flops / per_rank,
+            "mfu": flops / per_rank / peak if peak else None,
+            "hfu": executed / per_rank / peak if peak else None,
         }
 
     def _own_measurements(self) -> dict[str, Any]:
@@ -216,11 +242,20 @@ class Run:
         memory = self.engine.memory()
         ledger = self.engine.world.ledger
         return {
-            "split": split, "worked_s": sum(s for part, s in split.items() if part != "communication"), "memory": memory,
-            "stage": self.engine.groups.at.pipeline, "peak": self.engine.peak_memory(), "host": socket.gethostname(),
-            "communication": {f"{operation} over {group}": {"calls": n, "payload_bytes": ledger.payload[group, operation],
-                                                            "wire_bytes": ledger.wire[group, operation]}
-                              for (group, operation), n in sorted(ledger.calls.items())},
+            "split": split,
+            "worked_s": sum(s for part, s in split.items() if part != "communication"),
+            "memory": memory,
+            "stage": self.engine.groups.at.pipeline,
+            "peak": self.engine.peak_memory(),
+            "host": socket.gethostname(),
+            "communication": {
+                f"{operation} over {group}": {
+                    "calls": n,
+                    "payload_bytes": ledger.payload[group, operation],
+                    "wire_bytes": ledger.wire[group, operation],
+                }
+                for (group, operation), n in sorted(ledger.calls.items())
+            },
         }
 
 
@@ -231,5 +266,3 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         own = "unknown"
     return {"torch": torch.__version__, "python": platform.python_version(), "trireme": own}
-
-
