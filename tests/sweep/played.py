@@ -5,7 +5,8 @@ Everything around the ranks is real: processes, forks, signals, exit codes, file
 
     ok                  make run.steps steps and write a result
     sleep SECONDS       as ok, but each step takes so long
-    gate                as ok, but attempt 0 waits at step 2 until there is a file "go" in the trial's directory
+    gate [REASON]       as ok, but attempt 0 waits at step 2 until there is a file "go" in the trial's directory; then rank 0 fails
+                        for REASON, if there is one
     fail RANK REASON    RANK fails for REASON at step 2; its peers fail a moment later, of a broken connection
     once REASON         as fail 0, but only in attempt 0
     die RANK SIGNAL     RANK is killed by SIGNAL at step 2; its peers hang
@@ -75,9 +76,11 @@ class Rank:
                 stream.write(json.dumps(line) + "\n")
         getattr(self, f"do_{self.what}", lambda *_: None)(*self.arguments)
 
-    def do_gate(self) -> None:
+    def do_gate(self, reason: str = "") -> None:
         while self.attempt == 0 and self.steps == 2 and not (self.out / "go").exists():
             time.sleep(0.02)
+        if reason and self.attempt == 0:
+            self.do_fail("0", reason)
 
     def do_fail(self, rank: str, reason: str) -> None:
         if self.steps == 2:

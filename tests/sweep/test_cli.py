@@ -128,13 +128,15 @@ def test_what_does_not_exist_is_one_plain_error(tmp_path: Path, capsys: pytest.C
 
 
 def test_following_logs_goes_on_through_attempts_and_ends_with_the_trial(tmp_path: Path) -> None:
-    script = "sweep(Path(sys.argv[1]), trial('once communication', tensor=2, steps=4), trial('sleep 0.2', seed=2))"
-    process = launcher(script, tmp_path)
-    record = until(lambda: Store(tmp_path).sweep().records[0] if (tmp_path / "sweeps" / "demo.json").exists() else None)
-    follower = [sys.executable, "-m", "launcher.cli.main", "logs", "-f", record.id, "--dir", str(tmp_path)]
-    output = subprocess.run(follower, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    process = launcher("sweep(Path(sys.argv[1]), trial('gate communication', tensor=2))", tmp_path)
+    directory = until(lambda: list(tmp_path.glob("trials/*/metrics.jsonl")))[0].parent
+    command = [sys.executable, "-m", "launcher.cli.main", "logs", "-f", directory.name, "--dir", str(tmp_path)]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stderr is not None and follower.stderr.readline() == "-- attempt 0 --\n"
+        (directory / "go").touch()
+        lines = sorted(follower.communicate(timeout=60)[0].splitlines())
     process.communicate()
-    assert sorted(output.stdout.splitlines()) == [f"[{rank}] rank {rank} of attempt {attempt} begins" for rank in (0, 1) for attempt in (0, 1)]
+    assert lines == [f"[{rank}] rank {rank} of attempt {attempt} begins" for rank in (0, 1) for attempt in (0, 1)]
 
 
 def test_cancelling_a_sweep_at_work_ends_its_trials_and_its_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
