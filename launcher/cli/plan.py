@@ -16,7 +16,9 @@ from trainer.config import ConfigError
 if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.cost import Prediction
+    from launcher.cost.case import Case
     from launcher.search.plan import Plan
+    from trainer.config import LayoutConfig
 
 HELP = "predict every layout of a model on a cluster"
 
@@ -179,15 +181,13 @@ def entry(planned: Plan, row: int) -> dict[str, Any]:
 
 def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int:
     """One layout: every second and byte by part, and the simulated pipeline as a picture."""
-    from launcher.cost.timeline import timeline
     from launcher.search.naming import name_of
-    from launcher.search.picture import draw
 
     row = chosen(config, planned, arguments.explain)
     layout, predicted = planned.layout(row), planned.prediction(row)
     case = dataclasses.replace(planned.case, table=planned.space.table[row : row + 1])
     picture = Path(arguments.svg or "timeline.svg")
-    picture.write_text(draw(timeline(case), f"{heading(config)}: {name_of(layout)}"))
+    draw(case, layout, f"{heading(config)}: {name_of(layout)}", picture)
     if arguments.json:
         print(json.dumps(entry(planned, row) | {"timeline": str(picture)}, indent=2, allow_nan=False))
         return 0
@@ -197,6 +197,21 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     console.print(parts("memory of the fullest rank", predicted.memory, lambda size: f"{size / 1e9:.2f} GB"))
     print(f"the simulated pipeline is drawn in {picture}", file=sys.stderr)
     return 0
+
+
+def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
+    """The simulated pipeline as a picture of its own, in the colours of the report. Long steps are drawn with fewer micro-batches."""
+    from launcher import results
+    from launcher.results.foreseen import simulated
+    from launcher.results.timeline import picture
+
+    drawn = simulated(case, layout)
+    assert drawn is not None, "a step has computations"
+    style = Path(results.__file__).with_name("report.css").read_text()
+    try:
+        path.write_text(str(picture(drawn, title)).replace(">", f"><style>{style}</style>", 1))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def chosen(config: Config, planned: Plan, what: str) -> int:

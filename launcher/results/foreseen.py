@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.config.clusters import cluster_from_dict
 from launcher.results.timeline import Event, Timeline
 from launcher.sweep.store import Record
-from trainer.config import ConfigError, TrainConfig, from_dict
+from trainer.config import ConfigError, LayoutConfig, TrainConfig, from_dict
+
+if TYPE_CHECKING:
+    from launcher.cost.case import Case
 
 KINDS = {"send_forward": "send", "send_backward": "send", "recv_forward": "receive", "recv_backward": "receive"}
 
@@ -16,18 +21,24 @@ def foreseen(record: Record) -> Timeline | None:
         return None
     from launcher.cost.layouts import to_table
     from launcher.cost.prediction import case_of
-    from launcher.cost.timeline import timeline
 
     try:
         config, cluster = from_dict(TrainConfig, record.config), cluster_from_dict(record.cluster)
         case = case_of(config.model, to_table([config.layout]), config.run, cluster)
     except ConfigError:
         return None
-    drawn = timeline(case, config.layout.stage_layers)
+    return simulated(case, config.layout)
+
+
+def simulated(case: Case, layout: LayoutConfig) -> Timeline | None:
+    """The pipeline of ``layout``, the single one of ``case``; None where there is nothing to draw."""
+    from launcher.cost.timeline import timeline
+
+    drawn = timeline(case, layout.stage_layers)
     stages = len(drawn.ranks)
     events = tuple(
         Event(rank, span.action.chunk * stages + rank, span.action.chunk, KINDS.get(kind := span.action.kind.value, kind),
               span.action.micro_batch, span.start, span.end)
         for rank, spans in enumerate(drawn.ranks) for span in spans if span.end > span.start
     )  # fmt: skip
-    return Timeline(0, config.layout.schedule, events) if events else None
+    return Timeline(0, layout.schedule, events) if events else None

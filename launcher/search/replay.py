@@ -17,6 +17,7 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
 from launcher.results.answers import answers
+from launcher.results.measured import step_seconds
 from launcher.results.published import Row
 from launcher.results.questions import Question, Unanswerable, question
 from launcher.search.belief import Candidates, Prior
@@ -93,7 +94,7 @@ def tables(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> list[Tab
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gpu", "gpus", "precision")
     for row in rows:
-        if row.whole("gbs") and (measured_seconds(row) or row.yes("oom") is not None):
+        if row.whole("gbs") and (step_seconds(row) or row.yes("oom") is not None):
             groups[tuple(row.text(key) for key in keys)].append(row)
     found = []
     for group in groups.values():
@@ -120,21 +121,6 @@ def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: 
     return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
 
 
-def measured_seconds(row: Row) -> float | None:
-    """The step time that a row prints, or that its throughput implies."""
-    if seconds := row.number_of("step_time_s"):
-        return seconds
-    batch, seq, gpus = row.whole("gbs"), row.whole("seq"), row.whole("gpus")
-    if batch is None or seq is None:
-        return None
-    if total := row.number_of("tokens_per_s_total"):
-        return batch * seq / total
-    if gpus and (each := row.number_of("tokens_per_s_per_gpu")):
-        return batch * seq / (each * gpus)
-    samples = row.number_of("samples_per_s")
-    return batch / samples if samples else None
-
-
 def _table(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> Table:
     """The rows that the cost model can express."""
     asked, kept = [], []
@@ -144,8 +130,7 @@ def _table(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> Table:
             kept.append(row)
         except Unanswerable:
             continue
-    ran = [None if row.yes("oom") else measured_seconds(row) for row in kept]
-    seconds = np.array([s or np.inf for s in ran])
+    seconds = np.array([step_seconds(row) or np.inf for row in kept])
     tokens = np.array([(r.whole("gbs") or 1) * (r.whole("seq") or 1) / (r.whole("gpus") or 1) for r in kept])
     first = rows[0]
     name = f"{first.source.split(' (')[0]}: {first.text('model')} seq {first.text('seq')} {first.text('gpus')} x {first.text('gpu')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.cost.model import GATHER, REDUCE, STEP, UPDATE
 from launcher.cost.timeline import timeline
 from launcher.search.naming import layout_of, name_of, overrides_of
-from launcher.search.picture import draw
 from launcher.search.plan import AT_EDGE, DOMINATED, IN, MEMORY, VERDICTS, pareto, plan
 from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, from_dict
 from trainer.layout.simulate import makespan
@@ -110,15 +108,6 @@ def test_the_simulated_timeline_is_as_long_as_the_pipeline_is_predicted_to_take(
     assert makespan(drawn.ranks) == pytest.approx(predicted, rel=0.1)
 
 
-def test_the_picture_is_svg_with_one_bar_for_each_computation(planned) -> None:  # type: ignore[no-untyped-def]
-    row = planned.find(LayoutConfig(tensor=2, pipeline=4, data=3, micro_batch=2))
-    drawn = timeline(dataclasses.replace(planned.case, table=planned.space.table[row : row + 1]))
-    root = ElementTree.fromstring(draw(drawn, "a <title> & more"))
-    bars = [node for node in root if node.tag.endswith("rect") and len(node)]
-    assert len(bars) == 2 * 4 * drawn.micro_batches
-    assert any("micro-batch 3" in (node[0].text or "") for node in bars)
-
-
 def test_a_long_step_is_drawn_shortened() -> None:
     config = dataclasses.replace(CONFIG, run=RunConfig(global_batch=96 * 200, precision="bf16"))
     long = plan(config, SpaceConfig(max_tensor=1, schedules=["1f1b"], recompute=["none"], partial_recompute=False, max_micro_batch=1))
@@ -126,4 +115,3 @@ def test_a_long_step_is_drawn_shortened() -> None:
     assert row is not None
     drawn = timeline(dataclasses.replace(long.case, table=long.space.table[row : row + 1]))
     assert drawn.micro_batches < drawn.of == 9600
-    assert f"the first {drawn.micro_batches} of 9600 micro-batches" in draw(drawn, "")

@@ -15,7 +15,7 @@ import pytest
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.results.published import Row, read
-from launcher.search.replay import Replay, measured_seconds, replay, tables
+from launcher.search.replay import Replay, replay, tables
 
 CSV = Path(__file__).parent / "layouts_13b.csv"
 SETTINGS = SearchConfig()
@@ -68,17 +68,3 @@ def test_a_disturbed_trial_does_not_lead_the_search_far_astray() -> None:
 def test_a_limit_of_trials_is_kept() -> None:
     for table in tables(read(CSV), hardware_files()):
         assert len(replay(table, dataclasses.replace(SETTINGS, max_trials=1)).steps) == 1
-
-
-@pytest.mark.parametrize(
-    "cells, seconds",
-    [
-        ({"step_time_s": "3.5"}, 3.5),
-        ({"tokens_per_s_total": "4096"}, 8.0),
-        ({"tokens_per_s_per_gpu": "1024"}, 8.0),
-        ({"samples_per_s": "2"}, 8.0),
-        ({"mfu_pct": "50"}, None),
-    ],
-)
-def test_step_times_follow_from_throughput(cells: dict[str, str], seconds: float | None) -> None:
-    assert measured_seconds(Row(1, {"gbs": "16", "seq": "2048", "gpus": "4", **cells})) == seconds
