@@ -29,7 +29,7 @@ class Stages:
 
     first: Ways
     middle: Ways  # the slowest of them
-    typical: Ways  # their mean
+    typical: Ways  # the mean of them
     last: Ways  # with a single rank this is the whole model
     send: Number
     weight_share: float = 0.5  # part of backward that is weight gradient, which zero-bubble splits off
@@ -46,7 +46,7 @@ class Stages:
 
     def cycle(self, p: Number, size: Number) -> Number:
         """From the rank that runs ``size`` micro-batches ahead to the end and back."""
-        middle, last = sum(self.middle), sum(self.last)
+        middle, last = sum(self.typical), sum(self.last)
         whole = self.traversal(p, 0, 1) + 2 * (p - 1) * self.send
         part = np.where(size > 0, (size - 1) * (middle + 2 * self.send) + last, 0.0)
         return np.where(size == p, whole, part)
@@ -111,7 +111,8 @@ def interleaved(stages: Stages, p: Number, v: Number, m: Number) -> Number:
 
 def split_backward(stages: Stages, p: Number, m: Number, plain: Number) -> Number:
     """ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3): the weight gradients of all but the last rank leave the way back, and up to
-    p - 1 of them fill the idle time at the end. Exact for equal ranks."""
-    weight = stages.weight_share * stages.middle[1]
-    saved = weight * ((p - 1) + np.minimum(m - 1, p - 1))
+    p - 1 more forwards find the time that they left. Exact for equal ranks."""
+    forward, backward = (np.where(p > 2, typical, first) for typical, first in zip(stages.typical, stages.first))
+    weight = stages.weight_share * backward
+    saved = weight * (p - 1) + np.minimum(weight, forward) * np.minimum(m - 1, p - 1)
     return np.maximum(plain - saved, m * stages.slowest(p, 0, 1))

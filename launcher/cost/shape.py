@@ -132,7 +132,7 @@ class Shape:
     @property
     def small_parameters(self) -> Number:
         """Biases and norms of one block."""
-        biases = self.query_width + 2 * self.kv_width + self.ffn + 2 * self.hidden if self.biases else 0
+        biases = self.query_width + 2 * self.kv_width + (self.mlp_matrices - 1) * self.ffn + 2 * self.hidden if self.biases else 0
         return biases + 2 * self.norm_parameters
 
     @property

@@ -1,0 +1,92 @@
+"""Collectives by payload, group and place, against bus bandwidths published by stas00/ml-engineering (tests/cost/data/collectives.csv)."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import HARDWARE
+
+from launcher.cost import collectives
+from launcher.cost.collectives import Group
+from launcher.cost.constants import FITTED
+from launcher.cost.device import Device
+
+FILES = {"A100": "a100_80", "H200": "h200", "B200": "b200"}
+DEVICES = {name: Device.of(HARDWARE[file], 8) for name, file in FILES.items()}
+
+
+def published() -> list[dict[str, str]]:
+    with open(Path(__file__).parent / "data" / "collectives.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def ratio(row: dict[str, str]) -> float:
+    """Predicted over measured time of one published collective."""
+    device = DEVICES[row["gpu"][:4]]
+    if "Ring" in row["algorithm"] and "LL" not in row["algorithm"]:
+        device = dataclasses.replace(device, link_reduction=False)
+    size, nodes, payload = int(row["gpus"]), int(row["nodes"]), float(row["payload_bytes"])
+    group = Group(size, size // nodes, size // nodes)
+    reduces = row["collective"] == "all-reduce"
+    moved = (2 if reduces else 1) * (size - 1) / size * payload
+    predicted = (collectives.all_reduce if reduces else collectives.all_gather)(device, FITTED, group, payload)
+    return float(predicted) / (moved / (float(row["busbw_gb_s"]) * 1e9))
+
+
+def test_published_bus_bandwidths_are_met_from_kilobytes_to_gigabytes() -> None:
+    errors = [abs(ratio(row) - 1) for row in published()]
+    assert len(errors) > 80
+    assert statistics.median(errors) < 0.13
+    assert sorted(errors)[int(0.9 * len(errors))] < 0.35
+
+
+def test_large_payloads_are_met_closely_on_one_node_and_on_four() -> None:
+    errors = [abs(ratio(row) - 1) for row in published() if float(row["payload_bytes"]) > 1e9]
+    assert len(errors) > 30 and statistics.median(errors) < 0.1 and sorted(errors)[int(0.9 * len(errors))] < 0.2
+
+
+@given(st.floats(1e3, 1e11), st.integers(1, 64))
+def test_a_group_of_one_is_free_and_more_data_takes_longer(payload: float, size: int) -> None:
+    device = DEVICES["A100"]
+    for collective in (collectives.all_reduce, collectives.all_gather, collectives.all_to_all):
+        group = Group.placed(device, np.array([1, size]), 1)
+        alone, several = collective(device, FITTED, group, payload)
+        assert alone == 0
+        assert collective(device, FITTED, group, 2 * payload)[1] >= several
+
+
+def test_every_near_rank_brings_its_own_rail() -> None:
+    """Eight replicas per node cross the network with eight ports at once, one replica per node with one."""
+    device = DEVICES["A100"]
+    spread, packed = Group.placed(device, 16, 8), Group.placed(device, 16, 1)
+    slow, fast = (float(collectives.bus(device, FITTED, group)) for group in (spread, packed))
+    assert slow < device.network < fast <= device.link
+
+
+def test_an_all_reduce_costs_what_its_reduce_scatter_and_all_gather_cost() -> None:
+    device = DEVICES["A100"]
+    group = Group.placed(device, 64, 1)
+    once, twice = collectives.all_reduce(device, FITTED, group, 1e9), 2 * collectives.all_gather(device, FITTED, group, 1e9)
+    assert float(once) == pytest.approx(float(twice), rel=0.01)
+
+
+def test_a_switch_that_adds_up_speeds_up_only_all_reduce_inside_its_domain() -> None:
+    device = DEVICES["H200"]
+    plain = dataclasses.replace(device, link_reduction=False)
+    inside, across = Group.placed(device, 8, 1), Group.placed(device, 32, 1)
+    assert collectives.all_reduce(device, FITTED, inside, 1e9) < collectives.all_reduce(plain, FITTED, inside, 1e9)
+    assert collectives.all_reduce(device, FITTED, across, 1e9) == collectives.all_reduce(plain, FITTED, across, 1e9)
+    assert collectives.all_gather(device, FITTED, inside, 1e9) == collectives.all_gather(plain, FITTED, inside, 1e9)
+
+
+def test_a_link_domain_of_72_keeps_a_group_of_64_off_the_network() -> None:
+    gb200 = Device.of(HARDWARE["gb200"], 4)
+    assert Group.placed(gb200, 64, 1).far == 1
+    assert Group.placed(Device.of(HARDWARE["h100"], 8), 64, 1).far == 8

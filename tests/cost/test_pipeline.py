@@ -1,0 +1,99 @@
+"""The closed forms of the schedules against the simulation of the trainer's own action lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.cost.pipeline import Stages, run
+from launcher.cost.stages import _by_cost
+from trainer.layout import build
+from trainer.layout.balance import by_cost
+from trainer.layout.simulate import Times, makespan, simulate
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+RANKS, BATCHES = st.integers(1, 8), st.integers(1, 24)
+
+
+def simulated(name: str, p: int, v: int, m: int, forward: list[float], backward: list[float], send: float) -> float:
+    halves = [b / 2 for b in backward]
+    return makespan(simulate(build(name, p, v, m), Times(forward, backward, halves, halves, [send] * (p * v))))
+
+
+def closed(name: str, p: int, v: int, m: int, forward: list[float], backward: list[float], send: float) -> float:
+    """The closed form, from seconds per chunk in model order."""
+    ranks = [(sum(forward[r::p]), sum(backward[r::p])) for r in range(p)]
+    middle = ranks[1:-1] or [(0.0, 0.0)]
+    slowest, typical = max(middle, key=sum), tuple(np.mean(middle, axis=0))
+    stages = Stages(ranks[0], slowest, typical, ranks[-1], send)  # type: ignore[arg-type]
+    one = [np.array([float(x)]) for x in (p, v, m)]
+    return float(run(stages, *one, np.array([name == "gpipe"]), np.array([name == "zero_bubble"])).total[0])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(p=RANKS, groups=st.integers(1, 4), rest=st.integers(0, 7), v=st.integers(2, 4), backward=st.floats(1, 3))
+def test_equal_stages_without_transfers_take_exactly_the_simulated_time(
+    name: str, p: int, groups: int, rest: int, v: int, backward: float
+) -> None:
+    chunks = v if name == "interleaved" else 1
+    m = p * groups if name == "interleaved" else groups + rest
+    if name == "interleaved" and p == 1:
+        return
+    times = [1.0] * (p * chunks), [backward] * (p * chunks)
+    assert closed(name, p, chunks, m, *times, 0.0) == pytest.approx(simulated(name, p, chunks, m, *times, 0.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@given(p=RANKS, m=BATCHES, head=st.floats(0, 1), send=st.floats(0, 0.2))
+def test_a_slow_last_stage_and_transfers_take_exactly_the_simulated_time(name: str, p: int, m: int, head: float, send: float) -> None:
+    forward, backward = [1.0] * p, [2.0] * p
+    forward[-1] += head
+    backward[-1] += 2 * head
+    assert closed(name, p, 1, m, forward, backward, send) == pytest.approx(simulated(name, p, 1, m, forward, backward, send), rel=1e-9)
+
+
+@given(p=RANKS, m=BATCHES, first=st.floats(0, 0.3), last=st.floats(0, 1), send=st.floats(0, 0.2), extra=st.integers(0, 7))
+def test_uneven_1f1b_is_within_five_per_cent(p: int, m: int, first: float, last: float, send: float, extra: int) -> None:
+    forward = [1.0 + (0.2 if 0 < r <= extra else 0.0) for r in range(p)]
+    backward = [2 * f for f in forward]
+    forward[0] += first
+    forward[-1] += last
+    backward[-1] += 2 * last
+    assert closed("1f1b", p, 1, m, forward, backward, send) == pytest.approx(simulated("1f1b", p, 1, m, forward, backward, send), rel=0.05)
+
+
+@given(p=st.integers(2, 8), groups=st.integers(1, 4), v=st.integers(2, 4), head=st.floats(0, 0.5), send=st.floats(0, 0.05))
+def test_interleaving_with_a_head_and_short_transfers_is_within_ten_per_cent(p: int, groups: int, v: int, head: float, send: float) -> None:
+    forward, backward = [1.0] * (p * v), [2.0] * (p * v)
+    forward[-1] += head
+    backward[-1] += 2 * head
+    arguments = ("interleaved", p, v, p * groups, forward, backward, send)
+    assert closed(*arguments) == pytest.approx(simulated(*arguments), rel=0.1)
+
+
+@given(p=st.integers(2, 8), m=BATCHES, send=st.floats(0, 0.1))
+def test_zero_bubble_is_never_slower_than_1f1b_and_within_five_per_cent_of_the_simulation(p: int, m: int, send: float) -> None:
+    times = [1.0] * p, [2.0] * p
+    total = closed("zero_bubble", p, 1, m, *times, send)
+    assert total <= closed("1f1b", p, 1, m, *times, send)
+    assert total == pytest.approx(simulated("zero_bubble", p, 1, m, *times, send), rel=0.05)
+
+
+def test_transfers_are_what_they_add() -> None:
+    stages = Stages((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 0.1)
+    p, v, m, no = (np.array([x]) for x in (4.0, 1.0, 8.0, False))
+    found = run(stages, p, v, m, no, no)
+    assert found.total[0] - found.transfers[0] == pytest.approx((8 + 3) * 3.0)
+    assert found.transfers[0] > 0
+
+
+@given(layers=st.integers(2, 130), p=st.integers(2, 40), head=st.floats(0.01, 20))
+def test_balanced_splits_are_those_that_the_trainer_makes(layers: int, p: int, head: float) -> None:
+    if p > layers:
+        return
+    made = by_cost(layers, p, head)
+    first, middle, last = _by_cost(np.array([float(p)]), layers, head)
+    assert (first[0], last[0]) == (made[0], made[-1])
+    assert p == 2 or middle[0] == max(made[1:-1])
