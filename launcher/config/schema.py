@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from launcher.config.search import ExpectConfig, SearchConfig
 from trainer.config import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
@@ -58,6 +58,9 @@ class ClusterConfig:
     env: dict[str, str] = key(dict, "environment variables of the ranks (secrets: by reference only)")
     start_timeout: float = key(0.0, "seconds a trial may wait to start before it is given up; 0 = for ever", minimum=0)
 
+    passing: ClassVar[tuple[str, ...]] = ("start_timeout",)
+    """Keys that cannot change what a trial measures, and are no part of its identity."""
+
     @property
     def world_size(self) -> int:
         return self.nodes * self.gpus_per_node
@@ -68,6 +71,8 @@ class LocalCluster(ClusterConfig):
     """Processes on this machine."""
 
     max_processes: Optional[int] = key(None, "ranks alive at once over all trials; null = nodes x gpus_per_node", minimum=1)
+
+    passing: ClassVar[tuple[str, ...]] = (*ClusterConfig.passing, "max_processes")
 
 
 @dataclass
@@ -81,6 +86,7 @@ class SweepConfig:
     )
     retries: int = key(1, "further attempts after a fault of the place (node, communication, preemption)", minimum=0)
     rerun: bool = key(False, "measure trials again that are already finished")
+    ignore_memory: bool = key(False, "try layouts that by the cost model's estimate do not fit into memory")
     follow: bool = key(True, "wait for the trials and show progress; false = submit and return")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
 from trainer.config.schema import key
@@ -57,3 +57,10 @@ class SlurmCluster(ClusterConfig):
         False, "before each attempt, let every node prove its devices, memory and network; a bad node is named and avoided"
     )
     poll_seconds: float = key(5.0, "seconds between questions to the controller, at least", minimum=0)
+
+    passing: ClassVar[tuple[str, ...]] = (
+        *ClusterConfig.passing,
+        *("account", "qos", "time", "reservation", "dependency", "comment", "mail_type", "mail_user", "exclude"),
+        *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds"),
+    )
+    """A training goes on from its checkpoints under another time limit or account."""

@@ -6,7 +6,7 @@ another value would measure the same thing:
 - ``tracking``: where measurements are mirrored;
 - ``cluster.hardware`` but its name: rates are the cost model's input, and calibration changes them while a search runs
   (the two that reach the trainer, peak and memory, are in ``run``);
-- ``cluster.start_timeout`` and ``cluster.max_processes``: how patiently and how many at once.
+- the cluster's ``passing`` keys: how patiently, how many at once, at whose expense.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from typing import Any
 from launcher.config.schema import Config
 from trainer.config import to_dict
 
-PASSING = ("start_timeout", "max_processes")
-"""Cluster keys that are not part of a trial's identity."""
-
 
 def trial_id(config: Config) -> str:
     """12 hexadecimal digits; ``config`` must be resolved, so that a value given and the same value derived agree."""
     content = to_dict(config.train_config())
     del content["tracking"]
-    place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in PASSING}
+    place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
     return digest({**content, "cluster": place})
 
