@@ -27,6 +27,7 @@ from launcher.config.schema import ClusterConfig, LocalCluster
 from trainer.config import ConfigError, Reason, Status
 
 _CLOCK_SECONDS = 2.0  # by how much the kernel's idea of when a process began may differ from ours
+_RANKS_PER_CORE = 32
 _PORTS = range(20000, 32000)  # below those that the kernel gives to outgoing connections
 _RESUME = 75  # exit code of a rank that stopped after a checkpoint
 _EXPLAINED = (1, 2)  # exit codes of ranks that wrote down why
@@ -70,6 +71,17 @@ class LocalBackend(Backend):
             raise ConfigError(
                 f"cluster.container.image={self.cluster.container.image!r} cannot be used with cluster.backend=local, whose ranks are "
                 "plain processes; set cluster.container.image=null, or choose cluster=slurm or cluster=kubernetes"
+            )
+        if self.cluster.nodes > 1:
+            raise ConfigError(
+                f"cluster.nodes={self.cluster.nodes} with cluster.backend=local, which is this one machine; use cluster.nodes=1, or choose "
+                "cluster=slurm or cluster=kubernetes"
+            )
+        most = _RANKS_PER_CORE * (os.cpu_count() or 1)
+        if self.cluster.world_size > most:
+            raise ConfigError(
+                f"cluster.gpus_per_node={self.cluster.gpus_per_node} ranks on this machine's {os.cpu_count()} cores would only wait for each other; "
+                f"use {most} or fewer"
             )
 
     def capacity(self) -> int:

@@ -19,6 +19,7 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
     from launcher.sweep.identity import trial_id
     from launcher.sweep.store import Store
     from trainer.config import to_dict, world_size_of
+    from trainer.layout.grid import Grid
 
     for point in points:
         if point.config is None:
@@ -32,6 +33,7 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
         ranks = world_size_of(config.layout)
         job = Job(identifier, name, 0, directory, config.cluster, ranks, config.sweep.max_parallel or 0, to_dict(config.train_config()))
         print(f"# trial {identifier}: {' '.join(point.overrides)}")
+        print("\n".join(f"# {line}" for line in Grid.of(config.layout).picture(config.cluster.gpus_per_node).splitlines()))
         print(backend.render(job).text + "\n")
         if mode == "server" and hasattr(backend, "validate"):
             backend.validate(backend.render(job))

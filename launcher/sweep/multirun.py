@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Any
 from launcher.config import Config, locate_data, resolve, to_config
 from launcher.config.compose import plain_errors
 from launcher.config.schema import SweepConfig
+from launcher.cost import Prediction, predict
 from launcher.results.tracking import MlflowMirror
 from launcher.sweep.progress import say
 from launcher.sweep.run import Point, run_sweep
-from trainer.config import ConfigError, Status
+from trainer.config import ConfigError, Reason, Status
+from trainer.layout.grid import Grid
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from launcher.sweep.store import Record
+
+
+CANNOT_FIT = 0.02
+"""Probability of fitting below which a layout is refused: memory is a verdict with a margin, not a cliff."""
 
 
 class Multirun:
@@ -55,6 +61,9 @@ class Multirun:
             print_requests(points, dry_run)
             return [math.inf] * len(points)
         name = settings.name or sweep_name(self.overrides)
+        if len(points) == 1 and points[0].config is not None:
+            _say_grid(points[0].config)
+        _say_predictions(points)
         records = run_sweep(name, points, settings, [MlflowMirror(settings.dir, name)])
         self.records += records
         _say_what_next(name, records, settings)
@@ -85,6 +94,19 @@ def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[
     return returns
 
 
+def _say_predictions(points: Sequence[Point]) -> None:
+    for point in points:
+        if point.config is not None and point.predicted is not None:
+            seconds, memory = point.predicted["step_time_s"], point.predicted["memory_bytes"]
+            say(f"predicted {seconds:.3g} s a step, {memory / 1e9:.3g} GB: {' '.join(point.overrides) or point.config.model.family}")
+
+
+def _say_grid(config: Config) -> None:
+    """Which rank holds which part; ``--dry-run`` also prints it for clusters too large to read at a glance."""
+    if config.layout.tensor * config.layout.pipeline * (config.layout.data or 1) <= 64:
+        say(Grid.of(config.layout).picture(config.cluster.gpus_per_node))
+
+
 def _say_what_next(name: str, records: Sequence[Record], settings: SweepConfig) -> None:
     """The commands that a person is likely to want now, with this sweep's name filled in."""
     where = f"{name}" + (f" --dir {shlex.quote(settings.dir)}" if settings.dir != SweepConfig().dir else "")
@@ -100,11 +122,35 @@ def sweep_name(overrides: Sequence[str]) -> str:
 
 
 def _point(overrides: Sequence[str], config: Config) -> Point:
-    """A job whose values do not fit together is a pruned point of the sweep, not the end of it."""
+    """A job whose values do not fit together, or into memory, is a pruned point of the sweep, not the end of it."""
     try:
-        return Point(tuple(overrides), locate_data(resolve(config)), None)
+        config = locate_data(resolve(config))
     except ConfigError as error:
         return Point(tuple(overrides), None, str(error))
+    prediction = _prediction(config)
+    if prediction is not None and prediction.fits < CANNOT_FIT and not config.sweep.ignore_memory:
+        return Point(tuple(overrides), None, _too_large(config, prediction), reason=Reason.OUT_OF_MEMORY)
+    if prediction is None:
+        return Point(tuple(overrides), config)
+    predicted = {"step_time_s": prediction.step_time_s, "memory_bytes": prediction.memory_bytes, "parts": prediction.time}
+    return Point(tuple(overrides), config, predicted=predicted)
+
+
+def _prediction(config: Config) -> Prediction | None:
+    """What the cost model says, where the hardware is known: on unnamed machines there is nothing to predict from."""
+    if not config.cluster.hardware.peak_tflops.get(config.run.precision):
+        return None
+    return predict(config.model, config.layout, config.run, config.cluster)
+
+
+def _too_large(config: Config, prediction: Prediction) -> str:
+    parts = sorted(prediction.memory.items(), key=lambda item: -item[1])[:3]
+    return (
+        f"the layout needs about {prediction.memory_bytes / 1e9:.1f} GB on its fullest rank ("
+        + ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
+        + f") and {config.cluster.hardware.name} has {prediction.capacity / 1e9:.1f}; "
+        "raise layout.tensor, layout.pipeline, layout.sharding or layout.recompute, or set sweep.ignore_memory=true to try all the same"
+    )
 
 
 def _objective(record: Record) -> float:

@@ -57,7 +57,7 @@ def test_wrong_input_is_one_plain_error(overrides: list[str], message: str) -> N
     assert text.count("\n") <= 2
 
 
-@pytest.mark.parametrize("arguments", [["layout.tensor=3", "layout.data=1"], ["layout.tensr=2"], ["-m", "layout.tensor=3,5", "layout.data=1"], ["model=nope"]])
+@pytest.mark.parametrize("arguments", [["layout.tensor=3", "layout.data=1"], ["layout.tensr=2"], ["-m", "layout.tensor=3,5", "layout.data=1"], ["model=nope"], ["cluster.nodes=2"]])
 def test_command_line_exits_2_and_starts_nothing(arguments: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher", "train", f"sweep.dir={tmp_path}/runs", "data=synthetic", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
