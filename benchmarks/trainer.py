@@ -104,10 +104,15 @@ def measure(contestant: Contestant, steps: int, precision: str) -> dict[str, flo
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     order = json.dumps({"kind": contestant.kind, "settings": contestant.settings, "steps": steps, "precision": precision})
-    common = os.environ | {"WORLD_SIZE": str(contestant.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    meeting = {"WORLD_SIZE": str(contestant.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = os.environ | meeting | {"OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen([sys.executable, __file__, "--worker", order], stdout=subprocess.PIPE, text=True,
-                         env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            [sys.executable, __file__, "--worker", order],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
         for rank in range(contestant.ranks)
     ]
     outputs = [process.communicate()[0] for process in processes]
@@ -150,8 +155,12 @@ def work(order: dict[str, Any]) -> int:
 def run_config(order: dict[str, Any]) -> Any:
     from trainer.config import TrainConfig, from_dict, resolve
 
-    data = {"model": MODEL, "layout": {"micro_batch": MICRO_BATCH} | order["settings"], "data": {"kind": "synthetic"},
-            "run": {"steps": order["steps"], "warmup_steps": WARMUP, "global_batch": GLOBAL_BATCH, "precision": order["precision"]}}
+    data = {
+        "model": MODEL,
+        "layout": {"micro_batch": MICRO_BATCH} | order["settings"],
+        "data": {"kind": "synthetic"},
+        "run": {"steps": order["steps"], "warmup_steps": WARMUP, "global_batch": GLOBAL_BATCH, "precision": order["precision"]},
+    }
     return resolve(from_dict(TrainConfig, data), int(os.environ["WORLD_SIZE"]))
 
 
@@ -221,11 +230,17 @@ def deepspeed(order: dict[str, Any]) -> Callable[[int], Any]:
     config, model, batch = plain_parts(order | {"settings": {"data": int(os.environ["WORLD_SIZE"])}})
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     parts = config.run.global_batch // MICRO_BATCH // world
-    engine, *_ = ds.initialize(model=model, model_parameters=model.parameters(), config={
-        "train_micro_batch_size_per_gpu": MICRO_BATCH, "gradient_accumulation_steps": parts, "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-        "zero_optimization": {"stage": order["settings"]["stage"], "overlap_comm": False},
-    })
+    engine, *_ = ds.initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config={
+            "train_micro_batch_size_per_gpu": MICRO_BATCH,
+            "gradient_accumulation_steps": parts,
+            "gradient_clipping": 1.0,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True, "betas": [0.9, 0.95], "weight_decay": 0.1}},
+            "zero_optimization": {"stage": order["settings"]["stage"], "overlap_comm": False},
+        },
+    )
 
     def step(number: int) -> None:
         for micro_batch in range(parts):

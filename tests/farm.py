@@ -53,7 +53,8 @@ class Farm:
         self.directory, self.numbers = directory, itertools.count()
         environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True)
+            [sys.executable, str(Path(__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True
+        )
         assert self._reply() == {"ready": True}
 
     def train(self, config: dict[str, Any], world_size: int, out: Path | None = None, attempt: int = 0) -> Finished:
@@ -83,8 +84,16 @@ class Farm:
 
     def start(self, path: Path, world_size: int, out: Path, attempt: int = 0) -> dict[str, Any]:
         """Start ranks; what ``wait`` needs, with their pids."""
-        request = {"start": str(out), "config": str(path), "out": str(out), "attempt": attempt, "ranks": list(range(world_size)),
-                   "world_size": world_size, "master_port": free_port(), "log": str(out / f"attempt{attempt}.rank{{rank}}.log")}
+        request = {
+            "start": str(out),
+            "config": str(path),
+            "out": str(out),
+            "attempt": attempt,
+            "ranks": list(range(world_size)),
+            "world_size": world_size,
+            "master_port": free_port(),
+            "log": str(out / f"attempt{attempt}.rank{{rank}}.log"),
+        }
         self.ask(request)
         reply = self._reply()
         assert reply.get("started") == str(out), reply

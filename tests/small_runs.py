@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 
-def small(steps: int = 3, precision: str = "fp64", model: dict[str, Any] | None = None, run: dict[str, Any] | None = None,
-          optimizer: dict[str, Any] | None = None, **layout: Any) -> dict[str, Any]:
+def small(
+    steps: int = 3,
+    precision: str = "fp64",
+    model: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
+    optimizer: dict[str, Any] | None = None,
+    **layout: Any,
+) -> dict[str, Any]:
     """A run of 4 blocks; keyword arguments are the layout."""
     return {
         "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),

@@ -81,8 +81,9 @@ class Engine:
         self.tokens_per_step = config.run.global_batch * model.seq
         self.region = Region(self.groups.tensor, layout.sequence_parallel)
         factors = Factors.of(layout)
-        self.state = ShardedState(factors, self.groups.at.data, self.groups.levels, self.precision, world.device,
-                                  int(config.run.bucket_mb * 2**20))
+        self.state = ShardedState(
+            factors, self.groups.at.data, self.groups.levels, self.precision, world.device, int(config.run.bucket_mb * 2**20)
+        )
         chunks = self._build_chunks()
         for bucket in self.state.buckets:
             bucket.initialize(config.run.seed)
@@ -93,8 +94,9 @@ class Engine:
         seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
         boundary = Boundary.of((seq, layout.micro_batch, model.hidden), self.region, self.precision.compute, world.device)
         schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, self.micro_batches)
-        self.pipeline = Pipeline(schedule[self.groups.at.pipeline], chunks, self.state, boundary, self.groups.up, self.groups.down,
-                                 self.recorder)
+        self.pipeline = Pipeline(
+            schedule[self.groups.at.pipeline], chunks, self.state, boundary, self.groups.up, self.groups.down, self.recorder
+        )
         self.activations = self._activation_meter()
 
     def _build_chunks(self) -> list[Chunk]:
@@ -102,8 +104,16 @@ class Engine:
         layout, model, at = self.config.layout, self.config.model, self.groups.at
         counts = blocks_per_chunk(model, layout)
         tied, stages, noise = bool(model.tied), layout.pipeline, Noise(self.config.run.seed)
-        parallelizer = Parallelizer(self.region, self.state, noise, self.precision.compute, self.device, tied=tied,
-                                    apart=tied and stages > 1, first=at.pipeline == 0)
+        parallelizer = Parallelizer(
+            self.region,
+            self.state,
+            noise,
+            self.precision.compute,
+            self.device,
+            tied=tied,
+            apart=tied and stages > 1,
+            first=at.pipeline == 0,
+        )
         models, members = [], []
         for chunk in range(layout.virtual_pipeline):
             stage = chunk * stages + at.pipeline
@@ -223,8 +233,9 @@ class Engine:
 
 def parameters(engine: Engine) -> dict[str, Tensor]:
     """Every final parameter whole, on every rank: for tests and exports of small models. Collective."""
-    pieces = [(p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu())
-              for p in engine.owned if p.saves]
+    pieces = [
+        (p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.owned if p.saves
+    ]
     whole: dict[str, Tensor] = {}
     flats: dict[tuple, Tensor] = {}
     for rank_pieces in engine.groups.world.gather_objects(pieces):
@@ -236,5 +247,3 @@ def parameters(engine: Engine) -> dict[str, Tensor]:
             size = tuple(slice(0, stop - start) for start, stop in region)
             target[tuple(slice(start, stop) for start, stop in region)] = local[size]
     return whole
-
-

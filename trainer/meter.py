@@ -74,11 +74,17 @@ class Recorder:
             chunk = 0 if span.action is None else span.action.chunk
             start = self.clock.seconds(self.start, span.start) + offset_s
             # a computation is drawn without the wait for its input at its beginning
-            events.append({
-                "rank": rank, "stage": chunk * stages + stage_of_rank, "chunk": chunk, "kind": kind,
-                "micro_batch": -1 if span.action is None else span.action.micro_batch,
-                "start_s": start + self._leading_wait(span), "end_s": self.clock.seconds(self.start, span.end) + offset_s,
-            })
+            events.append(
+                {
+                    "rank": rank,
+                    "stage": chunk * stages + stage_of_rank,
+                    "chunk": chunk,
+                    "kind": kind,
+                    "micro_batch": -1 if span.action is None else span.action.micro_batch,
+                    "start_s": start + self._leading_wait(span),
+                    "end_s": self.clock.seconds(self.start, span.end) + offset_s,
+                }
+            )
         return events
 
     def _leading_wait(self, span: Span) -> float:

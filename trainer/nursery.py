@@ -3,7 +3,8 @@
 Importing torch costs a second or more in every rank; a fork costs milliseconds. The protocol is one JSON document a
 line, requests on standard input and replies on standard output:
 
-    {"start": key, "config": path, "out": dir, "attempt": 0, "ranks": [0, 1], "world_size": 2, "master_port": 29500, "env": {}, "log": "dir/rank{rank}.log"}
+    {"start": key, "config": path, "out": dir, "attempt": 0, "ranks": [0, 1], "world_size": 2, "master_port": 29500,
+     "env": {}, "log": "dir/rank{rank}.log"}
       -> {"started": key, "pids": {"0": 123, "1": 124}}, then for each rank as it ends {"exited": key, "rank": 0, "code": 0}
     {"kill": key}   SIGTERM to all ranks of that key, SIGKILL after a grace
     end of input    everything is killed and the nursery ends

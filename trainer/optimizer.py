@@ -63,7 +63,18 @@ class AdamW:
             gradients = [p.gradient for p in pieces]
             torch._foreach_mul_(gradients, factor)
             torch._fused_adamw_(
-                [p.weight for p in pieces], gradients, [p.exp_avg for p in pieces], [p.exp_avg_sq for p in pieces], [],
-                [self.steps] * len(pieces), lr=lr, beta1=self.config.beta1, beta2=self.config.beta2, weight_decay=decay,
-                eps=self.config.eps, amsgrad=False, maximize=False, found_inf=skip,
+                [p.weight for p in pieces],
+                gradients,
+                [p.exp_avg for p in pieces],
+                [p.exp_avg_sq for p in pieces],
+                [],
+                [self.steps] * len(pieces),
+                lr=lr,
+                beta1=self.config.beta1,
+                beta2=self.config.beta2,
+                weight_decay=decay,
+                eps=self.config.eps,
+                amsgrad=False,
+                maximize=False,
+                found_inf=skip,
             )

@@ -59,13 +59,22 @@ def chrome_trace(timeline: dict[str, Any]) -> dict[str, Any]:
     for event in timeline["events"]:
         beside = event["kind"] in ("send", "receive", "gather", "reduce")
         label = event["kind"] + (f" {event['chunk']}.{event['micro_batch']}" if event["micro_batch"] >= 0 else "")
-        events.append({
-            "ph": "X", "name": label, "cat": event["kind"], "pid": event["rank"], "tid": int(beside),
-            "ts": event["start_s"] * 1e6, "dur": (event["end_s"] - event["start_s"]) * 1e6, "args": event,
-        })
+        events.append(
+            {
+                "ph": "X",
+                "name": label,
+                "cat": event["kind"],
+                "pid": event["rank"],
+                "tid": int(beside),
+                "ts": event["start_s"] * 1e6,
+                "dur": (event["end_s"] - event["start_s"]) * 1e6,
+                "args": event,
+            }
+        )
     ranks = sorted({event["rank"] for event in timeline["events"]})
     names = [{"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}} for rank in ranks]
-    return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": {"step": timeline["step"], "schedule": timeline["schedule"]}}
+    about = {"step": timeline["step"], "schedule": timeline["schedule"]}
+    return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": about}
 
 
 def main() -> int:

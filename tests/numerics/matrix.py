@@ -79,16 +79,27 @@ def _draw_any(dice: random.Random) -> Case:
     grads = dice.choice([n for n in (1, 2, 4) if optimizer % n == 0])
     params = dice.choice([n for n in (1, 2, 4) if grads % n == 0])
     layout = {
-        "tensor": dice.choice([1, 2, 2, 4]), "pipeline": dice.choice([1, 2, 2, 4]), "data": data, "schedule": schedule,
-        "virtual_pipeline": 2 if schedule == "interleaved" else 1, "micro_batch": dice.choice([1, 2, 4]),
-        "sequence_parallel": dice.random() < 0.5, "recompute": dice.choice(["none", "selective", "full"]),
-        "recompute_layers": dice.choice([None, 1]), "recompute_every": dice.choice([1, 2]), "balance": dice.choice(["equal", "cost"]),
+        "tensor": dice.choice([1, 2, 2, 4]),
+        "pipeline": dice.choice([1, 2, 2, 4]),
+        "data": data,
+        "schedule": schedule,
+        "virtual_pipeline": 2 if schedule == "interleaved" else 1,
+        "micro_batch": dice.choice([1, 2, 4]),
+        "sequence_parallel": dice.random() < 0.5,
+        "recompute": dice.choice(["none", "selective", "full"]),
+        "recompute_layers": dice.choice([None, 1]),
+        "recompute_every": dice.choice([1, 2]),
+        "balance": dice.choice(["equal", "cost"]),
         "order": dice.choice(["tensor-data-pipeline", "tensor-pipeline-data"]),
         "sharding": {"params": params, "grads": grads, "optimizer": optimizer},
     }
     model = {
-        "family": dice.choice(["gpt", "llama", "bloom"]), "tied": dice.random() < 0.5, "dropout": dice.choice([0.0, 0.0, 0.1]),
-        "attention": dice.choice(["fused", "unfused"]), "kv_heads": dice.choice([4, 4, 2]), "layers": dice.choice([4, 4, 5]),
+        "family": dice.choice(["gpt", "llama", "bloom"]),
+        "tied": dice.random() < 0.5,
+        "dropout": dice.choice([0.0, 0.0, 0.1]),
+        "attention": dice.choice(["fused", "unfused"]),
+        "kv_heads": dice.choice([4, 4, 2]),
+        "layers": dice.choice([4, 4, 5]),
         "activation": dice.choice(["gelu", "swiglu", "squared_relu"]),
     }
     return Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]))
@@ -105,8 +116,10 @@ def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
     dataset = open_dataset(run.data, run.model, run.run.seed, run.run.global_batch)
     engine = Engine(run, world, dataset)
     results = [engine.step(step) for step in range(run.run.steps)]
-    found = {"losses": torch.tensor([r.loss for r in results], dtype=torch.float64),
-             "norms": torch.tensor([r.grad_norm for r in results], dtype=torch.float64)} | parameters(engine)
+    found = {
+        "losses": torch.tensor([r.loss for r in results], dtype=torch.float64),
+        "norms": torch.tensor([r.grad_norm for r in results], dtype=torch.float64),
+    } | parameters(engine)
     if place.rank == 0:
         torch.save(found, Path(out) / "trained.pt")
     world.close()

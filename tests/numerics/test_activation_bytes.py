@@ -33,18 +33,23 @@ def test_saved_bytes_of_a_layer_are_the_papers(farm: Farm, layout: dict[str, Any
     assert bytes_per_layer(farm, layout) == expected + S * B * STATISTICS / cut
 
 
-@pytest.mark.parametrize("layout, expected", [
-    ({"recompute": "full"}, 2 * S * B * H),
-    ({"recompute": "full", "tensor": 2}, 2 * S * B * H),
-    ({"recompute": "full", "tensor": 2, "sequence_parallel": True}, S * B * H),
-], ids=str)
+@pytest.mark.parametrize(
+    "layout, expected",
+    [
+        ({"recompute": "full"}, 2 * S * B * H),
+        ({"recompute": "full", "tensor": 2}, 2 * S * B * H),
+        ({"recompute": "full", "tensor": 2, "sequence_parallel": True}, S * B * H),
+    ],
+    ids=str,
+)
 def test_full_recomputation_keeps_one_input_per_layer(farm: Farm, layout: dict[str, Any], expected: int) -> None:
     assert bytes_per_layer(farm, layout) == expected
 
 
 def test_recomputing_every_second_layer_keeps_half_of_both(farm: Farm) -> None:
     assert bytes_per_layer(farm, {"recompute": "full", "recompute_every": 2}) == (
-        (2 * S * B * H + paper(1, False, True) + S * B * STATISTICS) / 2)
+        (2 * S * B * H + paper(1, False, True) + S * B * STATISTICS) / 2
+    )
 
 
 def bytes_per_layer(farm: Farm, layout: dict[str, Any]) -> float:

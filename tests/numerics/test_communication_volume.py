@@ -24,8 +24,12 @@ X = S * H  # one activation
 def volumes(farm: Farm, **layout: Any) -> dict[str, tuple[float, float]]:
     """Calls and payload elements per step on rank 0."""
     data = layout.get("data", 1)
-    config = small(steps=STEPS, model={"layers": LAYERS, "hidden": H, "heads": 4, "vocab": V, "seq": S, "tied": False},
-                   run={"global_batch": MICRO * data, "bucket_mb": 100}, **layout)
+    config = small(
+        steps=STEPS,
+        model={"layers": LAYERS, "hidden": H, "heads": 4, "vocab": V, "seq": S, "tied": False},
+        run={"global_batch": MICRO * data, "bucket_mb": 100},
+        **layout,
+    )
     found = farm.train(config, ranks(layout)).checked().result["communication"]
     return {key: (v["calls"] / STEPS, v["payload_bytes"] / SIZE / STEPS) for key, v in found.items() if "world" not in key}
 
@@ -80,12 +84,16 @@ def test_data_parallelism_reduces_the_gradients_once(farm: Farm) -> None:
 
 def test_zero_1_scatters_gradients_and_gathers_parameters_once(farm: Farm) -> None:
     assert volumes(farm, data=2, sharding=sharding(1, 1, 2)) == {
-        "reduce_scatter over data optimizer": (1, whole(2)), "all_gather over data optimizer": (1, whole(2))}
+        "reduce_scatter over data optimizer": (1, whole(2)),
+        "all_gather over data optimizer": (1, whole(2)),
+    }
 
 
 def test_zero_2_scatters_gradients_after_every_micro_batch(farm: Farm) -> None:
     assert volumes(farm, data=2, sharding=sharding(1, 2, 2)) == {
-        "reduce_scatter over data grads": (MICRO, MICRO * whole(2)), "all_gather over data grads": (1, whole(2))}
+        "reduce_scatter over data grads": (MICRO, MICRO * whole(2)),
+        "all_gather over data grads": (1, whole(2)),
+    }
 
 
 def test_zero_3_gathers_twice_and_scatters_once_per_micro_batch(farm: Farm) -> None:
@@ -100,7 +108,8 @@ def test_every_level_of_amsp_moves_only_what_the_level_below_left(farm: Farm) ->
     """Gradients in halves, optimizer states in quarters, all parameters: 4 replicas."""
     assert volumes(farm, data=4, sharding=sharding(1, 2, 4)) == {
         "reduce_scatter over data grads": (MICRO, MICRO * whole(4)),
-        "reduce_scatter over data optimizer": (1, whole(4) / 2), "all_gather over data optimizer": (1, whole(4) / 2),
+        "reduce_scatter over data optimizer": (1, whole(4) / 2),
+        "all_gather over data optimizer": (1, whole(4) / 2),
         "all_gather over data grads": (1, whole(4)),
     }
 

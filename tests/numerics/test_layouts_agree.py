@@ -8,10 +8,10 @@ import pytest
 from farm import Farm
 from small_runs import ranks, small
 
-LAYOUTS = [dict(tensor=2, pipeline=2, data=2), dict(tensor=2, pipeline=2, data=2, sequence_parallel=True)]
+CUBE = {"tensor": 2, "pipeline": 2, "data": 2}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [CUBE, CUBE | {"sequence_parallel": True}], ids=str)
 def test_a_layout_has_the_losses_and_norms_of_one_process(farm: Farm, layout: dict[str, Any]) -> None:
     one = farm.train(small(steps=20), 1).checked().result
     many = farm.train(small(steps=20, **layout), ranks(layout)).checked().result

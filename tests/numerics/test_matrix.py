@@ -17,8 +17,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case_index", range(metafunc.config.getoption("--layouts")))
 
 
-def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(matrix: Matrix, case_index: int,
-                                                                       pytestconfig: pytest.Config) -> None:
+def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
+    matrix: Matrix, case_index: int, pytestconfig: pytest.Config
+) -> None:
     case = draw(pytestconfig.getoption("--layout-seed"), case_index)
     name, difference = matrix.worst(case)
     if difference > TOLERANCE[case.precision]:

@@ -47,8 +47,9 @@ def plain_model(config: TrainConfig) -> tuple[Transformer, list[nn.Parameter], l
 def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     model, decayed, others = plain_model(config)
     o = config.optimizer
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}],
-                                  betas=(o.beta1, o.beta2), eps=o.eps)
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}], betas=(o.beta1, o.beta2), eps=o.eps
+    )
     dataset = open_dataset(config.data, config.model, config.run.seed, config.run.global_batch)
     losses, norms = [], []
     for step in range(STEPS):
@@ -64,10 +65,20 @@ def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[s
     return losses, norms, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("model", [
-    {}, {"tied": False}, {"family": "llama"}, {"family": "llama", "kv_heads": 2, "tied": True}, {"family": "bloom"},
-    {"activation": "squared_relu"}, {"attention": "unfused"}, {"family": "bloom", "attention": "unfused"},
-], ids=str)
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"tied": False},
+        {"family": "llama"},
+        {"family": "llama", "kv_heads": 2, "tied": True},
+        {"family": "bloom"},
+        {"activation": "squared_relu"},
+        {"attention": "unfused"},
+        {"family": "bloom", "attention": "unfused"},
+    ],
+    ids=str,
+)
 def test_the_runtime_trains_what_plain_torch_trains(model: dict[str, Any]) -> None:
     config = run_of(**model)
     losses, norms, weights = train_plainly(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from farm import Farm
@@ -34,7 +35,7 @@ def test_enough_memory_is_enough(farm: Farm) -> None:
 
 def test_one_rank_out_of_memory_is_the_reason_of_the_whole_run(farm: Farm) -> None:
     """The last stage holds the logits; the first would report a broken receive."""
-    layout = dict(pipeline=2, micro_batch=4)
+    layout = {"pipeline": 2, "micro_batch": 4}
     wide = {"vocab": 2001, "tied": False}
     needed = farm.train(small(model=wide, **layout), 2).result["peak_memory_bytes"]
     run = farm.train(small(model=wide, run={"memory_gb": needed * 0.9e-9}, **layout), 2)
@@ -100,9 +101,9 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(farm: Farm) -> None:
     assert run.result["reason"] == "configuration"
 
 
-def wait_for_steps(out: os.PathLike[str], steps: int) -> None:
-    path = os.path.join(out, "metrics.jsonl")
+def wait_for_steps(out: Path, steps: int) -> None:
+    path = out / "metrics.jsonl"
     deadline = time.monotonic() + 60
-    while not os.path.exists(path) or len(open(path).read().splitlines()) < steps:
+    while not path.exists() or len(path.read_text().splitlines()) < steps:
         assert time.monotonic() < deadline, "the run does not start"
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -20,8 +21,11 @@ from trainer.parallel.collectives import World
 from trainer.timeline import chrome_trace
 
 PIPELINES = [
-    {"schedule": "gpipe", "pipeline": 2}, {"schedule": "1f1b", "pipeline": 2}, {"schedule": "zero_bubble", "pipeline": 2},
-    {"schedule": "interleaved", "pipeline": 2, "virtual_pipeline": 2}, {"schedule": "1f1b", "pipeline": 2, "data": 2},
+    {"schedule": "gpipe", "pipeline": 2},
+    {"schedule": "1f1b", "pipeline": 2},
+    {"schedule": "zero_bubble", "pipeline": 2},
+    {"schedule": "interleaved", "pipeline": 2, "virtual_pipeline": 2},
+    {"schedule": "1f1b", "pipeline": 2, "data": 2},
 ]
 
 
@@ -39,7 +43,7 @@ def test_the_timeline_is_the_schedule_as_it_ran(farm: Farm, layout: dict[str, An
         expected = [(a.kind.value, a.chunk, a.micro_batch) for a in schedule[stage] if a.kind.computes]
         assert [(e["kind"], e["chunk"], e["micro_batch"]) for e in own] == expected
         assert all(e["stage"] == e["chunk"] * 2 + stage for e in own)
-        assert all(a["end_s"] <= b["start_s"] for a, b in zip(own, own[1:]))
+        assert all(a["end_s"] <= b["start_s"] for a, b in itertools.pairwise(own))
 
 
 def test_ranks_share_one_clock_so_a_stage_starts_after_its_input_was_made(farm: Farm) -> None:

@@ -21,8 +21,9 @@ class Conversation:
     """A nursery of its own, spoken to line by line."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-m", "trainer.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        cwd=ROOT, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+        )
         assert self.hear() == {"ready": True}
 
     def say(self, line: str) -> None:
@@ -34,9 +35,21 @@ class Conversation:
 
     def start(self, out: Path, ranks: int, steps: int = 100000, **layout: Any) -> list[int]:
         Farm.write(out / "config.yaml", small(steps=steps, **layout))
-        self.say(json.dumps({
-            "start": "trial", "config": str(out / "config.yaml"), "out": str(out), "attempt": 0, "ranks": list(range(ranks)),
-            "world_size": ranks, "master_port": free_port(), "env": {"GREETING": "hello"}, "log": str(out / "logs" / "rank{rank}.log")}))
+        self.say(
+            json.dumps(
+                {
+                    "start": "trial",
+                    "config": str(out / "config.yaml"),
+                    "out": str(out),
+                    "attempt": 0,
+                    "ranks": list(range(ranks)),
+                    "world_size": ranks,
+                    "master_port": free_port(),
+                    "env": {"GREETING": "hello"},
+                    "log": str(out / "logs" / "rank{rank}.log"),
+                }
+            )
+        )
         reply = self.hear()
         assert reply["started"] == "trial"
         return [reply["pids"][str(rank)] for rank in range(ranks)]

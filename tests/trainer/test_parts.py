@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -26,7 +27,7 @@ def test_the_rate_rises_to_its_peak_and_falls_along_a_cosine() -> None:
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[9] == pytest.approx(0.55)
     assert rates[14:] == [pytest.approx(0.1)] * 6
-    assert all(a > b for a, b in zip(rates[4:14], rates[5:15]))
+    assert all(a > b for a, b in itertools.pairwise(rates[4:15]))
 
 
 def test_a_loss_scale_halves_on_overflow_and_doubles_after_a_good_while() -> None:
@@ -59,8 +60,11 @@ def test_noise_of_a_part_is_the_part_of_the_noise() -> None:
 
 
 def test_noise_keeps_the_right_share_and_differs_by_seed_step_and_site() -> None:
-    masks = [whole_mask(Noise(1), range(40), range(500)), whole_mask(Noise(2), range(40), range(500)),
-             whole_mask(Noise(1), range(40), range(500), site="b")]
+    masks = [
+        whole_mask(Noise(1), range(40), range(500)),
+        whole_mask(Noise(2), range(40), range(500)),
+        whole_mask(Noise(1), range(40), range(500), site="b"),
+    ]
     noise = Noise(1)
     with noise.at(Place(step=1)):
         masks.append(whole_mask(noise, range(40), range(500)))
@@ -117,12 +121,18 @@ def test_flops_of_swiglu_and_grouped_queries_count_their_matrices() -> None:
     assert model_flops(model, 1) == pytest.approx(6 * 16 * weights + 3 * 2 * 4 * 16**2 * 64)
 
 
-@pytest.mark.parametrize("layout, expected", [
-    (LayoutConfig(), []), (LayoutConfig(recompute="selective"), [0, 1, 2, 3, 4]), (LayoutConfig(recompute="full"), [0, 1, 2, 3, 4]),
-    (LayoutConfig(recompute="full", recompute_layers=3), [0, 1, 2]), (LayoutConfig(recompute="full", recompute_every=2), [0, 2, 4]),
-    (LayoutConfig(recompute="full", recompute_layers=3, recompute_every=2), [0, 2]),
-    (LayoutConfig(recompute="full", recompute_layers=0), []),
-])
+@pytest.mark.parametrize(
+    "layout, expected",
+    [
+        (LayoutConfig(), []),
+        (LayoutConfig(recompute="selective"), [0, 1, 2, 3, 4]),
+        (LayoutConfig(recompute="full"), [0, 1, 2, 3, 4]),
+        (LayoutConfig(recompute="full", recompute_layers=3), [0, 1, 2]),
+        (LayoutConfig(recompute="full", recompute_every=2), [0, 2, 4]),
+        (LayoutConfig(recompute="full", recompute_layers=3, recompute_every=2), [0, 2]),
+        (LayoutConfig(recompute="full", recompute_layers=0), []),
+    ],
+)
 def test_blocks_that_are_recomputed(layout: LayoutConfig, expected: list[int]) -> None:
     assert [i for i, chosen in enumerate(chosen_blocks(layout, 5)) if chosen] == expected
 

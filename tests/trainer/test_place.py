@@ -34,17 +34,30 @@ def test_indexed_job_counts_pods() -> None:
     assert discover(env) == Place(7, 8, 1, "t-0.t", 29500)
 
 
-@pytest.mark.parametrize("env, named", [
-    ({"RANK": "0"}, "WORLD_SIZE"), ({"SLURM_PROCID": "0"}, "SLURM_NTASKS"), ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2"),
-    ({"JOB_COMPLETION_INDEX": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"), ({"RANK": "x", "WORLD_SIZE": "2"}, "'x'"),
-])
+@pytest.mark.parametrize(
+    "env, named",
+    [
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"SLURM_PROCID": "0"}, "SLURM_NTASKS"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2"),
+        ({"JOB_COMPLETION_INDEX": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "'x'"),
+    ],
+)
 def test_half_a_place_is_one_plain_error(env: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         discover(env)
 
 
-@pytest.mark.parametrize("nodelist, host", [
-    ("n1", "n1"), ("n1,n2", "n1"), ("gpu[03-07,9],login", "gpu03"), ("a[1,3]-ib", "a1-ib"), ("rack1-node[12-14]", "rack1-node12"),
-])
+@pytest.mark.parametrize(
+    "nodelist, host",
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("gpu[03-07,9],login", "gpu03"),
+        ("a[1,3]-ib", "a1-ib"),
+        ("rack1-node[12-14]", "rack1-node12"),
+    ],
+)
 def test_first_host_of_a_node_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.layers import Dropout, Linear
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -21,8 +20,17 @@ class Attention(nn.Module):
     is a set of whole groups. ``core`` is what selective recomputation repeats.
     """
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, std: float, output_std: float, bias: bool, core: AttentionCore,
-                 rotary: Rotary | None = None):
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        std: float,
+        output_std: float,
+        bias: bool,
+        core: AttentionCore,
+        rotary: Rotary | None = None,
+    ):
         super().__init__()
         head = hidden // heads
         self.qkv = Linear(hidden, (kv_heads, heads // kv_heads + 2, head), std, bias)
@@ -74,6 +82,22 @@ class WeightDropout(Dropout):
     """Dropout of attention weights [b, heads, s, s]."""
 
 
+class Remembered:
+    """A function of a tensor's shape, type and device (and of further plain arguments) that keeps its last value."""
+
+    def __init__(self, compute: Callable[..., Any]):
+        self.compute = compute
+        self.key: tuple[Any, ...] | None = None
+        self.value: Any = None
+
+    def __call__(self, like: Tensor, *arguments: Any) -> Any:
+        key = (like.shape, like.dtype, like.device, *arguments)
+        if key != self.key:
+            with torch.no_grad():
+                self.key, self.value = key, self.compute(like, *arguments)
+        return self.value
+
+
 def causal_mask(like: Tensor) -> Tensor:
     """[s, s]: 0 where key <= query, -inf elsewhere; s is the last dimension but one of ``like``."""
     s = like.shape[-2]
@@ -86,9 +110,13 @@ class AlibiSlopes(nn.Module):
     def __init__(self, heads: int):
         super().__init__()
         self.slopes = slopes(heads)
+        self.bias = Remembered(self._bias)
 
     def forward(self, query: Tensor, heads: range) -> Tensor:
-        """[heads, s, s], with -inf above the diagonal."""
+        """[heads, s, s], with -inf above the diagonal, for query [b, heads, s, d]."""
+        return self.bias(query, heads)
+
+    def _bias(self, query: Tensor, heads: range) -> Tensor:
         s = query.shape[-2]
         distance = torch.arange(s, device=query.device)
         distance = distance.unsqueeze(0) - distance.unsqueeze(1)  # key - query
@@ -109,10 +137,11 @@ class Rotary(nn.Module):
     def __init__(self, head: int, theta: float):
         super().__init__()
         self.head, self.theta = head, theta
+        self.angles = Remembered(self._angles)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [s, b, heads, d]."""
-        cos, sin = self._angles(x)
+        cos, sin = self.angles(x)
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

@@ -112,7 +112,8 @@ class Group:
         """``shard`` = this rank's piece, along dimension 0, of the sum of ``tensor`` over the group."""
         if self.size == 1:
             return self._alone(shard, tensor)
-        return self._start("reduce_scatter", tensor, lambda: _reduce_scatter(shard, tensor, group=self.handle, async_op=True), shard, tensor)
+        call = lambda: _reduce_scatter(shard, tensor, group=self.handle, async_op=True)  # noqa: E731
+        return self._start("reduce_scatter", tensor, call, shard, tensor)
 
     def send(self, tensor: Tensor, peer: int) -> Pending:
         """Send to the rank at position ``peer``. It may not complete before the peer has posted its receive."""

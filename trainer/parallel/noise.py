@@ -84,8 +84,8 @@ class HiddenDropout(nn.Module):
         parts = self.region.group.size if self.region.cut else 1
         first = x.shape[0] * self.region.group.index if self.region.cut else 0
         sequence = torch.arange(first, first + x.shape[0], device=x.device)
-        kept = self.noise.kept(self.site, self.p, (
-            (rows(self.noise, x.shape[1], x.device), 1), (sequence, x.shape[0] * parts), (torch.arange(x.shape[2], device=x.device), x.shape[2])))
+        batch, hidden = rows(self.noise, x.shape[1], x.device), torch.arange(x.shape[2], device=x.device)
+        kept = self.noise.kept(self.site, self.p, ((batch, 1), (sequence, x.shape[0] * parts), (hidden, x.shape[2])))
         return drop(x, kept.transpose(0, 1), self.p)
 
 

@@ -28,7 +28,6 @@ Place = tuple[int, int]
 """Chunk and micro-batch."""
 
 
-
 class Batch(Protocol):
     """What a step computes on."""
 
@@ -83,8 +82,16 @@ class Boundary:
 class Pipeline:
     """The actions of this pipeline rank over its chunks."""
 
-    def __init__(self, actions: list[Action], chunks: list[Chunk], state: ShardedState, boundary: Boundary, up: Group, down: Group,
-                 recorder: Recorder):
+    def __init__(
+        self,
+        actions: list[Action],
+        chunks: list[Chunk],
+        state: ShardedState,
+        boundary: Boundary,
+        up: Group,
+        down: Group,
+        recorder: Recorder,
+    ):
         self.actions, self.chunks, self.state, self.boundary = actions, chunks, state, boundary
         self.up, self.down, self.recorder = up, down, recorder
         self.run: dict[Kind, Callable[[Action], None]] = {

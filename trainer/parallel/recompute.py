@@ -1,7 +1,7 @@
 """Recomputation: keep the inputs of a stretch of forward, and run it again when its gradient is wanted.
 
-    selective   the attention core of every block: its s x s matrices are large and cheap (Korthikanti et al. 2022, section 5)
-    full        whole blocks: only their inputs are kept, for one more forward
+selective   the attention core of every block: its s x s matrices are large and cheap (Korthikanti et al. 2022, section 5)
+full        whole blocks: only their inputs are kept, for one more forward
 """
 
 from __future__ import annotations

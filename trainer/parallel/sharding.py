@@ -114,8 +114,17 @@ class Slot:
 class FlatBucket:
     """The state of some parameters in flat buffers. ``numel`` elements, of which this rank keeps three nested ranges."""
 
-    def __init__(self, plan: Bucket, members: dict[str, Member], factors: Factors, data_index: int, levels: dict[str, Group],
-                 precision: Precision, pool: Pool, chain: Chain):
+    def __init__(
+        self,
+        plan: Bucket,
+        members: dict[str, Member],
+        factors: Factors,
+        data_index: int,
+        levels: dict[str, Group],
+        precision: Precision,
+        pool: Pool,
+        chain: Chain,
+    ):
         self.plan, self.numel, self.levels, self.precision, self.pool, self.chain = plan, plan.numel, levels, precision, pool, chain
         self.slots = [Slot(members[slot.name], slot.start) for slot in plan.slots]
         self.ranges = {state: factors.shard(state, data_index, plan.numel) for state in ("params", "grads", "optimizer")}
@@ -129,8 +138,11 @@ class FlatBucket:
         self.accumulated = torch.zeros(len(self.ranges["grads"]), dtype=precision.master, device=device)
         self.partial = None if self.sharded_grads else self.accumulated
         own = _within(self.ranges["optimizer"], self.ranges["params"])
-        self.weight = self.shard[own] if precision.compute == precision.master else torch.zeros(
-            len(self.ranges["optimizer"]), dtype=precision.master, device=device)
+        self.weight = (
+            self.shard[own]
+            if precision.compute == precision.master
+            else torch.zeros(len(self.ranges["optimizer"]), dtype=precision.master, device=device)
+        )
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.weight), torch.zeros_like(self.weight)
         self.gradient = self.accumulated[_within(self.ranges["optimizer"], self.ranges["grads"])]
         if self.whole is not None:
@@ -267,16 +279,29 @@ class FlatBucket:
         pieces = []
         for piece in self.plan.pieces(self.ranges["optimizer"]):
             record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
-            pieces.append(Owned(record, piece.offset, piece.numel, self.weight[part], self.exp_avg[part], self.exp_avg_sq[part],
-                                self.gradient[part], saves and record.primary))
+            pieces.append(
+                Owned(
+                    record,
+                    piece.offset,
+                    piece.numel,
+                    self.weight[part],
+                    self.exp_avg[part],
+                    self.exp_avg_sq[part],
+                    self.gradient[part],
+                    saves and record.primary,
+                )
+            )
         return pieces
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes of the buffers this rank keeps, by part."""
         master = 0 if self.weight.dtype == self.shard.dtype else self.weight.nbytes
-        return {"weights": self.shard.nbytes, "gradients": self.accumulated.nbytes,
-                "optimizer": master + self.exp_avg.nbytes + self.exp_avg_sq.nbytes}
+        return {
+            "weights": self.shard.nbytes,
+            "gradients": self.accumulated.nbytes,
+            "optimizer": master + self.exp_avg.nbytes + self.exp_avg_sq.nbytes,
+        }
 
 
 def _within(inner: range, outer: range) -> slice:
@@ -286,8 +311,9 @@ def _within(inner: range, outer: range) -> slice:
 class ShardedState:
     """All buckets of a rank, in backward order, and the sink of all gradients (``trainer.parallel.tensor.Gradients``)."""
 
-    def __init__(self, factors: Factors, data_index: int, levels: dict[str, Group], precision: Precision, device: torch.device,
-                 bucket_bytes: int):
+    def __init__(
+        self, factors: Factors, data_index: int, levels: dict[str, Group], precision: Precision, device: torch.device, bucket_bytes: int
+    ):
         self.factors, self.data_index, self.levels, self.precision = factors, data_index, levels, precision
         self.pool, self.chain = Pool(device), Chain()
         self.capacity = max(1, bucket_bytes // precision.master.itemsize)
@@ -308,9 +334,10 @@ class ShardedState:
             alone = [m.record.name for m in run if "tied" in m.record.partial]
             sizes = [(m.record.name, m.record.local_numel) for m in run]
             for plan in plan_buckets(sizes, self.capacity, self.factors.optimizer, alone):
-                self._add(FlatBucket(plan, by_name, self.factors, self.data_index, self.levels, self.precision, self.pool, self.chain), by_name)
+                self._add(plan, by_name)
 
-    def _add(self, bucket: FlatBucket, members: dict[str, Member]) -> None:
+    def _add(self, plan: Bucket, members: dict[str, Member]) -> None:
+        bucket = FlatBucket(plan, members, self.factors, self.data_index, self.levels, self.precision, self.pool, self.chain)
         self.buckets.append(bucket)
         for slot in bucket.slots:
             for unit in members[slot.record.name].units:
@@ -368,7 +395,8 @@ class ShardedState:
     @contextlib.contextmanager
     def deferring(self) -> Iterator[list[Callable[[], None]]]:
         """Inside, work on weight gradients is put on the list instead of being done."""
-        self.deferred = work = []
+        work: list[Callable[[], None]] = []
+        self.deferred = work
         try:
             yield work
         finally:
