@@ -1,0 +1,29 @@
+"""The tool works installed as a wheel: configuration groups, recipes and Hydra's plugin travel with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_an_installed_wheel_composes_groups_and_recipes_without_the_checkout(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("trireme-*.whl")
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    shipped = {p.relative_to(installed / "launcher").as_posix() for p in (installed / "launcher").rglob("*.yaml")}
+    kept = {p.relative_to(ROOT).as_posix() for p in (ROOT / "conf").rglob("*.yaml") if not p.is_relative_to(ROOT / "conf/recipe")}
+    recipes = {f"conf/recipe/{p.name}" for p in (ROOT / "recipes").glob("*.yaml")}
+    assert recipes and kept | recipes <= shipped
+    code = "from launcher.config import compose, conf_dir; print(conf_dir()); print(compose(['recipe=gpt3_126m']).model.hidden)"
+    env = os.environ | {"PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(installed / "launcher" / "conf"), "768"]
+    done = subprocess.run([sys.executable, "-m", "launcher", "train", "--info", "plugins"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+    assert "TriremeLauncher" in done.stdout, done.stderr
