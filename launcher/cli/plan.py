@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from launcher.search.plan import Plan
     from trainer.config import LayoutConfig
 
+DRAWN = 160
+"""Computations of a rank that a picture shows: more than that are stripes."""
+
 HELP = "predict every layout of a model on a cluster"
 
 DESCRIPTION = """\
@@ -195,17 +198,17 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}")
     console.print(parts("time of a step", predicted.time, lambda seconds: f"{seconds:.4g} s"))
     console.print(parts("memory of the fullest rank", predicted.memory, lambda size: f"{size / 1e9:.2f} GB"))
-    print(f"the simulated pipeline is drawn in {picture}", file=sys.stderr)
+    print(f"the simulated pipeline (its first micro-batches, if there are many) is drawn in {picture}", file=sys.stderr)
     return 0
 
 
 def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
-    """The simulated pipeline as a picture of its own, in the colours of the report. Long steps are drawn with fewer micro-batches."""
+    """The simulated pipeline as a picture of its own, in the colours of the report."""
     from launcher import results
     from launcher.results.foreseen import simulated
     from launcher.results.timeline import picture
 
-    drawn = simulated(case, layout)
+    drawn = simulated(case, layout, DRAWN)
     assert drawn is not None, "a step has computations"
     style = Path(results.__file__).with_name("report.css").read_text()
     try:

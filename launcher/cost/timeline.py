@@ -27,11 +27,11 @@ class Timeline:
     of: int
 
 
-def timeline(case: Case, split: Sequence[int] | None = None) -> Timeline:
-    """Simulate the single layout of ``case``."""
+def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SPANS) -> Timeline:
+    """Simulate the single layout of ``case``; at most about ``most`` computations of it, but the pipeline filled twice."""
     layout = case.table[0]
     p, v, m = int(layout["pipeline"]), int(layout["virtual_pipeline"]), int(case.micro_batches[0])
-    shown = max(min(m, 2 * p), min(m, MOST_SPANS // (2 * p * v)))
+    shown = min(m, max(2, most // (2 * p * v) // p) * p)  # whole rounds of the pipeline, so that its end looks as it does
     times = model.stage_times(case, stages.held(case, split), block.times(case))
     schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown)
     return Timeline(simulate(schedule, _per_stage(times, p, v)), v, shown, m)

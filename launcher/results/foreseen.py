@@ -30,11 +30,14 @@ def foreseen(record: Record) -> Timeline | None:
     return simulated(case, config.layout)
 
 
-def simulated(case: Case, layout: LayoutConfig) -> Timeline | None:
-    """The pipeline of ``layout``, the single one of ``case``; None where there is nothing to draw."""
-    from launcher.cost.timeline import timeline
+def simulated(case: Case, layout: LayoutConfig, computations: int | None = None) -> Timeline | None:
+    """The pipeline of ``layout``, the single one of ``case``; None where there is nothing to draw.
 
-    drawn = timeline(case, layout.stage_layers)
+    ``computations``: about how many of them a rank shows; the steady state of a longer step only repeats.
+    """
+    from launcher.cost.timeline import MOST_SPANS, timeline
+
+    drawn = timeline(case, layout.stage_layers, computations * layout.pipeline if computations else MOST_SPANS)
     stages = len(drawn.ranks)
     events = tuple(
         Event(rank, span.action.chunk * stages + rank, span.action.chunk, KINDS.get(kind := span.action.kind.value, kind),

@@ -114,4 +114,4 @@ def test_a_long_step_is_drawn_shortened() -> None:
     row = long.find(LayoutConfig(pipeline=12, data=2))
     assert row is not None
     drawn = timeline(dataclasses.replace(long.case, table=long.space.table[row : row + 1]))
-    assert drawn.micro_batches < drawn.of == 9600
+    assert drawn.micro_batches < drawn.of == 9600 and drawn.micro_batches % 12 == 0
