@@ -6,6 +6,7 @@ launcher that is killed at any moment leaves a record from which the next one go
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from launcher.sweep.lock import Locks
 from launcher.sweep.outcome import Verdict, decide, failures_in
 from launcher.sweep.store import Record, Store
 from trainer.config import ConfigError, Reason, Status
+
+log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
 _MARK_SECONDS = 0.5
@@ -49,6 +52,7 @@ class Flight:
     rerun: bool = False  # measure it again although it has been
     planned: float = field(default_factory=time.time)
     claimed: bool = False
+    held_elsewhere: bool = False  # another launcher was running it when we looked first
     tries: int = 0  # attempts used up by faults of the place
     inherited: bool = False  # the attempt was begun by an earlier launcher, whose death is nobody's fault
     stop: tuple[Reason, str] | None = None  # why it is being ended
@@ -174,8 +178,9 @@ class Loop:
         for flight in list(self._waiting):
             if not self._room(flight, batch):
                 break
-            if not flight.claimed and not self._claim(flight):
-                continue  # another launcher runs it: look again later
+            if not self._claim(flight):
+                self._say_who_runs(flight)
+                continue
             self._waiting.remove(flight)
             if flight.settled:
                 self._release(flight)
@@ -207,6 +212,14 @@ class Loop:
             flight.claimed = True
             _refresh(flight.record, self._store.load(flight.record.id))
         return True
+
+    def _say_who_runs(self, flight: Flight) -> None:
+        """Once for each trial that another launcher holds; it is looked at again until that one lets go."""
+        if not flight.held_elsewhere:
+            holder = self._store.load(flight.record.id)
+            words = f"{holder.launcher or 'another launcher'} for sweep {holder.sweep or '?'}"
+            log.warning("trial %s is being run by %s; waiting for it", flight.record.id, words)
+            flight.held_elsewhere = True
 
     def _adopt(self, backend: Backend, flights: Sequence[Flight]) -> list[Flight]:
         """Take over trials that an earlier launcher left under way; those that were never submitted are returned."""

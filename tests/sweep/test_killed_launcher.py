@@ -131,8 +131,9 @@ def test_an_interrupt_ends_running_ranks_submits_no_more_and_says_how_to_go_on(t
 
 
 def open_gate(runs: Path) -> None:
-    """Let the first trial, which waits at its gate, go on to its end."""
-    (until(lambda: list(runs.glob("trials/*/metrics.jsonl")))[0].parent / "go").touch()
+    """Let trials that wait at their gates go on to their ends."""
+    for directory in runs.glob("trials/*"):
+        (directory / "go").touch()
 
 
 def finished(process: subprocess.Popen[str]) -> str:
@@ -158,10 +159,11 @@ def test_two_sweeps_that_share_a_trial_train_it_once(tmp_path: Path) -> None:
     first = launcher(LOCAL.replace("demo", "one"), runs, "gate")
     until(lambda: list(runs.glob("trials/*/metrics.jsonl")))
     second = launcher(LOCAL.replace("demo", "two"), runs, "gate", "ok")
-    until((runs / "sweeps" / "two.json").exists)
+    until(lambda: (runs / "sweeps" / "two.json").exists() and "done" in {r.status.value for r in Store(runs).sweep("two").records})
     open_gate(runs)
     assert "done" in finished(first)
-    assert "done done" in finished(second)
+    output = finished(second)
+    assert "done done" in output and f"is being run by process {first.pid} on " in output and "for sweep one; waiting for it" in output
     assert [starts(r) for r in Store(runs).sweep("two").records] == [[0], [0]]
 
 
