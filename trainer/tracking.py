@@ -37,7 +37,7 @@ CLOSE_S, CLOSE_FAILING_S = 5.0, 0.5  # how long the end of a trial waits for a s
 FAILURES = 20  # in a row: some 15 minutes
 BATCH = 150  # lines per request; MLflow takes 1000 metrics at once
 
-PARENT, OFFSET = "mlflow.parentRunId", "trireme.mirrored_bytes"
+OFFSET = "trireme.mirrored_bytes"
 SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
 
 
@@ -62,7 +62,7 @@ def forwarding(config: TrainConfig, rank: int, directory: Path) -> Iterator[None
 
 
 class Forwarder(threading.Thread):
-    """One trial's run on the server: found by its ``trial`` tag, so that a resumed attempt goes on in the same run."""
+    """One trial's run on the server, known by the tags ``trial`` and ``owner``: a resumed attempt goes on in it, the launcher adopts it."""
 
     def __init__(self, config: TrainConfig, directory: Path):
         super().__init__(name="mlflow", daemon=True)
@@ -113,14 +113,14 @@ class Forwarder(threading.Thread):
 
     def _open(self) -> tuple[str, int]:
         """The trial's run and how much of the file it holds; a new run with the resolved configuration if there is none."""
-        experiment, parent = self._server.experiment(), self._config.tracking.parent_run
-        query = f"tags.trial = '{self._trial}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
-        found = self._server.call("runs/search", experiment_ids=[experiment], filter=query, max_results=1).get("runs")
+        experiment, owner = self._server.experiment(), self._config.tracking.owner
+        query = f"tags.trial = '{self._trial}' and tags.owner = '{owner}'"
+        found = owner and self._server.call("runs/search", experiment_ids=[experiment], filter=query, max_results=1).get("runs")
         if found:
             run_id, tags = found[0]["info"]["run_id"], {tag["key"]: tag["value"] for tag in found[0]["data"].get("tags", [])}
             self._server.call("runs/update", run_id=run_id, status="RUNNING")
             return run_id, int(tags.get(OFFSET, 0))
-        tags = {"trial": self._trial, "status": Status.RUNNING.value} | ({PARENT: parent} if parent else {})
+        tags = {"trial": self._trial, "status": Status.RUNNING.value, "owner": owner or ""}
         run = self._server.call("runs/create", experiment_id=experiment, start_time=_now(), run_name=self._trial, tags=_pairs(tags))
         run_id = run["run"]["info"]["run_id"]
         params = [pair for pair in _pairs(flatten(self._config)) if not pair["key"].startswith("tracking.")]

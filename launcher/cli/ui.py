@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
+from launcher.results.database import owner_of
 from launcher.results.mirror import Mirror, attempt, tracking_of
 from launcher.results.server import LocalServer, ServerError, free_port, runs_page
+from launcher.results.tracked import view_name
 from launcher.sweep.store import Store, Sweep
 from trainer.config import ConfigError
 
@@ -24,12 +26,12 @@ def main(argv: list[str]) -> int:
     sweep, store = open_sweep(arguments), Store(arguments.dir)
     port = _port(arguments.port)
     print("bringing MLflow up to date ...", file=sys.stderr)
-    experiment = bring_up_to_date(store, sweep)
+    experiment, view = bring_up_to_date(store, sweep), view_name(sweep.name, owner_of(store.root))
     server = tracking_of(sweep).uri
     if server is not None:
-        print(f"sweep {sweep.name} is tracked at\n  {runs_page(server, experiment, sweep.name)}")
+        print(f"sweep {sweep.name} is tracked at\n  {runs_page(server, experiment, view)}")
         return 0
-    return serve(store.root, port, experiment, sweep.name)
+    return serve(store.root, port, experiment, view)
 
 
 def bring_up_to_date(store: Store, wanted: Sweep) -> str:
@@ -50,13 +52,13 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
     return mirror.experiment
 
 
-def serve(root: Path, port: int, experiment: str, sweep: str) -> int:
+def serve(root: Path, port: int, experiment: str, view: str) -> int:
     """Run the server in the foreground: Ctrl-C or SIGTERM ends it and all its processes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LocalServer(root, port) as server:
             server.wait_ready()
-            print(f"sweep {sweep}, fastest trial first:\n  {runs_page(server.url, experiment, sweep)}\nCtrl-C ends", flush=True)
+            print(f"trials, the fastest first:\n  {runs_page(server.url, experiment, view)}\nCtrl-C ends", flush=True)
             raise ServerError(f"the MLflow server ended by itself with code {server.wait()}")
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,13 +7,16 @@ file takes the lock first. mlflow itself is imported only here and in ``mirror.p
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.sweep.lock import Locks
+from trainer.config import TrainConfig
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,6 +35,26 @@ QUIET = {
 def environment() -> dict[str, str]:
     """This process's environment with ``QUIET`` filled in."""
     return {**QUIET, **os.environ}
+
+
+def owned(run: TrainConfig, root: Path) -> TrainConfig:
+    """``run`` with the mark of the folder ``root``, if a server tracks it: others may run the same trial and track it there too."""
+    if run.tracking.uri is None:
+        return run
+    return replace(run, tracking=replace(run.tracking, owner=owner_of(root)))
+
+
+def owner_of(root: Path) -> str:
+    """The folder's mark: 12 hexadecimal digits, drawn when first asked for, the same ever after."""
+    path = root / "mlflow.owner"
+    if not path.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        drawn = root / f".mlflow.owner.{os.getpid()}"
+        drawn.write_text(secrets.token_hex(6))
+        with suppress(FileExistsError):
+            os.link(drawn, path)  # of several launchers that start at once the first decides
+        drawn.unlink()
+    return path.read_text()
 
 
 def database_uri(root: Path) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.results import tracked
-from launcher.results.database import artifact_folder, database_uri, exclusively, experiment_id, open_client
+from launcher.results.database import artifact_folder, database_uri, exclusively, experiment_id, open_client, owner_of
 from launcher.results.measurements import measure, newest_logs, read_lines, tail
 from launcher.results.ranking import rank
 from launcher.sweep.store import Record, Store, Sweep
@@ -67,6 +67,7 @@ class Mirror:
         self._store = Store(root)
         self._client: MlflowClient | None = None
         self.experiment = ""  # its id, once ``update`` has succeeded
+        self._owner = owner_of(root)
         self._parent = self._parent_state = ""
         self._runs: dict[str, Run] = {}
         self._embedded = True
@@ -91,20 +92,20 @@ class Mirror:
         self._embedded = settings.uri is None
         client = open_client(settings.uri or database_uri(self._root))
         self.experiment = experiment_id(client, settings.experiment, artifact_folder(self._root) if self._embedded else None)
-        parents = self._search(client, f"tags.sweep = '{sweep.name}' and tags.kind = 'sweep'")
-        if parents:
-            self._parent = parents[0].info.run_id
-        else:
-            tags = {"sweep": sweep.name, "kind": "sweep"}
-            self._parent = client.create_run(self.experiment, int(1000 * sweep.created), tags, sweep.name).info.run_id
-            client.set_experiment_tag(self.experiment, *tracked.view(sweep.name))
+        client.set_experiment_tag(self.experiment, *tracked.view(sweep.name, self._owner))
+        tags = {"sweep": sweep.name, "kind": "sweep", "owner": self._owner}
+        parents = self._search(client, **tags)
+        parent = parents[0] if parents else client.create_run(self.experiment, int(1000 * sweep.created), tags, sweep.name)
+        self._parent = parent.info.run_id
         self._parent_state = ""
-        children = self._search(client, f"tags.`{PARENT}` = '{self._parent}'")
+        children = self._search(client, **{PARENT: self._parent})
         self._runs = {run.data.tags["trial"]: Run.of(run) for run in children if "trial" in run.data.tags}
         self._client = client
         return client
 
-    def _search(self, client: MlflowClient, query: str) -> list[Any]:
+    def _search(self, client: MlflowClient, **tags: str) -> list[Any]:
+        """The runs that have these tags, the oldest first."""
+        query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
         found: list[Any] = []
         token: str | None = ""
         while token is not None:
@@ -115,14 +116,14 @@ class Mirror:
     def _run(self, client: MlflowClient, record: Record) -> Run:
         """The trial's run in this sweep: known, or begun by rank 0 or another mirror meanwhile, or new."""
         if record.id not in self._runs:
-            found = self._search(client, f"tags.trial = '{record.id}'")
+            found = self._search(client, trial=record.id, owner=self._owner)
             ours = [run for run in found if run.data.tags.get(PARENT, self._parent) == self._parent]
             if ours:
                 client.set_tag(ours[0].info.run_id, PARENT, self._parent)
                 self._runs[record.id] = Run.of(ours[0])
             else:
                 start = int(1000 * (record.started or record.created or time.time()))
-                tags = {PARENT: self._parent, "trial": record.id}
+                tags = {PARENT: self._parent, "trial": record.id, "owner": self._owner}
                 self._runs[record.id] = Run(client.create_run(self.experiment, start, tags, record.id).info.run_id)
         return self._runs[record.id]
 

@@ -88,6 +88,6 @@ def free_port(wanted: int | None = None) -> int:
     raise ServerError("this machine has no free port")
 
 
-def runs_page(url: str, experiment: str, sweep: str) -> str:
-    """The address of a sweep's trials in MLflow's page, fastest first: the view that the mirror has saved for it."""
-    return f"{url.rstrip('/')}/#/experiments/{experiment}/runs?viewStateShareKey={sweep}&workflowType=machine_learning"
+def runs_page(url: str, experiment: str, view: str) -> str:
+    """The address of a view in MLflow's page: of a sweep's trials, fastest first, as the mirror has saved it (``tracked.view``)."""
+    return f"{url.rstrip('/')}/#/experiments/{experiment}/runs?viewStateShareKey={view}&workflowType=machine_learning"

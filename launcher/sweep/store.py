@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import Config
+from launcher.results.database import owned
 from launcher.sweep.files import last_json_line, read_json, write_json
 from launcher.sweep.identity import digest, trial_id
 from trainer.config import ConfigError, Reason, Status, save, to_dict, world_size_of
@@ -125,7 +126,7 @@ class Store:
         """
         if point.config is None:
             return self._pruned(point.overrides, point.reason, point.error or "")
-        train, cluster = point.config.train_config(), point.config.cluster
+        train, cluster = owned(point.config.train_config(), self.root), point.config.cluster
         record = self.load(trial_id(point.config))
         fresh = record.created is None
         record.overrides, record.predicted = point.overrides, point.predicted or record.predicted

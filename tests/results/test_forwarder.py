@@ -23,13 +23,13 @@ from launcher.results.mirror import PARENT, Mirror
 from launcher.results.server import LocalServer, free_port
 from launcher.sweep.store import Record
 from trainer import tracking
-from trainer.config import Status, TrainConfig, flatten, save
+from trainer.config import Status, TrainConfig, flatten, from_dict, save
 from trainer.tracking import Forwarder, forwarding, whole_lines
 
 
-def tracked_by(uri: str | None) -> TrainConfig:
+def tracked_by(uri: str | None, owner: str | None = "me") -> TrainConfig:
     run = config(1, 1).train_config()
-    return replace(run, tracking=replace(run.tracking, uri=uri))
+    return replace(run, tracking=replace(run.tracking, uri=uri, owner=owner))
 
 
 def train(directory: Path, steps: range, attempt: int = 0, each: Callable[[int], None] = lambda step: None) -> None:
@@ -117,10 +117,22 @@ def test_resumed_attempt_goes_on_in_the_same_run_without_duplicates(server: str,
     assert found.run.info.status == "FINISHED"
 
 
+def test_the_same_trial_of_another_launcher_on_the_same_server_is_another_run(server: str, tmp_path: Path) -> None:
+    directory = tmp_path / "0000000000a5"
+    for owner, steps in (("ada", 3), ("bob", 5), (None, 7)):
+        (directory / "metrics.jsonl").unlink(missing_ok=True)
+        with forwarding(tracked_by(server, owner), 0, directory):
+            train(directory, range(1, steps + 1))
+    client = open_client(server)
+    found = client.search_runs([experiment_id(client, "trireme", None)], f"tags.trial = '{directory.name}'")
+    logged = {run.data.tags["owner"]: len(client.get_metric_history(run.info.run_id, "train/loss")) for run in found}
+    assert logged == {"ada": 3, "bob": 5, "": 7}
+
+
 def test_launcher_adopts_rank_0s_run_and_completes_it_without_duplicates(server: str, tmp_path: Path) -> None:
     sweep = SweepOnDisk(tmp_path, "adopted")
     record = sweep.add(tracked_at(point(2, 1), server), Status.DONE)
-    with forwarding(tracked_by(server), 0, record.directory):
+    with forwarding(from_dict(TrainConfig, record.config), 0, record.directory):
         write_metrics(record, step_times(0.2, 0.02))
         write_json(record.directory / "result.json", result_of(record, step_times(0.2, 0.02)))
     write_metrics(record, [0.2], first=9)  # a line that rank 0 did not live to send

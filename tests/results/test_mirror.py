@@ -224,6 +224,26 @@ def test_dead_server_costs_one_bounded_attempt_and_no_record(root: Path, kind: s
     assert rank(measure(Store(root).sweep().records))[0].step_time_s == pytest.approx(0.2, rel=0.01)
 
 
+def test_two_launchers_with_the_same_sweep_share_a_server_but_no_run(tmp_path: Path, server: str) -> None:
+    for who, step_time in (("ada", 0.2), ("bob", 0.4)):
+        sweep = SweepOnDisk(tmp_path / who, "shared")
+        sweep.done(tracked_at(point(1, 1), server), step_time)
+        Mirror(tmp_path / who, "shared").update()
+    client = database.open_client(server)
+    found = client.search_runs([database.experiment_id(client, "trireme", None)], "tags.sweep = 'shared'")
+    assert len({run.data.tags["owner"] for run in found}) == 2 and len(found) == 4
+    times = sorted(run.data.metrics["step_time_s"] for run in found if "trial" in run.data.tags)
+    assert times == pytest.approx([0.2, 0.4], rel=0.01)
+
+
+def test_launchers_that_draw_their_mark_at_once_agree_on_it(tmp_path: Path) -> None:
+    code = f"from pathlib import Path; from launcher.results.database import owner_of; print(owner_of(Path({str(tmp_path)!r})))"
+    drawing = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    marks = {process.communicate(timeout=600)[0].strip() for process in drawing}
+    assert len(marks) == 1 and len(marks.pop()) == 12
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.owner"]
+
+
 def test_running_trial_on_a_server_is_left_to_rank_0(root: Path, server: str) -> None:
     sweep = SweepOnDisk(root, "left-to-rank-0")
     running = sweep.add(tracked_at(point(1, 1), server), Status.RUNNING)
@@ -232,4 +252,4 @@ def test_running_trial_on_a_server_is_left_to_rank_0(root: Path, server: str) ->
     mirror.update()
     client = database.open_client(server)
     assert [run.info.run_name for run in client.search_runs([mirror.experiment], f"tags.sweep = '{sweep.name}'")] == [sweep.name]
-    assert not client.search_runs([mirror.experiment], f"tags.trial = '{running.id}'")
+    assert not client.search_runs([mirror.experiment], f"tags.trial = '{running.id}' and tags.owner = '{database.owner_of(root)}'")

@@ -144,7 +144,7 @@ class TrackingConfig:
 
     uri: Optional[str] = key(None, "MLflow server that rank 0 writes to; null = the launcher mirrors into its own SQLite")
     experiment: str = key("trireme", "MLflow experiment")
-    parent_run: Optional[str] = key(None, "MLflow run id of the sweep (set by the launcher)")
+    owner: Optional[str] = key(None, "mark by which a launcher knows the runs that its own trials began on a shared server (set by the launcher)")
 
 
 @dataclass
