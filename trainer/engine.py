@@ -18,8 +18,10 @@ from trainer.memory import ActivationMeter
 from trainer.meter import Recorder, recomputed_flops
 from trainer.models.transformer import Transformer
 from trainer.optimizer import AdamW, learning_rate, squared_norm, sum_partial
+from trainer.parallel.bucket import Common, Precision
 from trainer.parallel.collectives import Group, World
 from trainer.parallel.compiling import compile_blocks
+from trainer.parallel.flight import Chain, Pool
 from trainer.parallel.gathering import Gathering
 from trainer.parallel.groups import Groups
 from trainer.parallel.loss import vocabulary_cross_entropy
@@ -27,7 +29,7 @@ from trainer.parallel.noise import Noise, Place
 from trainer.parallel.pipeline import Boundary, Chunk, Pipeline
 from trainer.parallel.plan import Parallelizer
 from trainer.parallel.recompute import apply_recompute, chosen_blocks
-from trainer.parallel.sharding import Precision, ShardedState
+from trainer.parallel.sharding import ShardedState
 from trainer.parallel.tensor import Region
 from trainer.scaling import LossScale
 
@@ -80,10 +82,8 @@ class Engine:
         self.micro_batches = micro_batches(config)
         self.tokens_per_step = config.run.global_batch * model.seq
         self.region = Region(self.groups.tensor, layout.sequence_parallel)
-        factors = Factors.of(layout)
-        self.state = ShardedState(
-            factors, self.groups.at.data, self.groups.levels, self.precision, world.device, int(config.run.bucket_mb * 2**20)
-        )
+        shared = Common(Factors.of(layout), self.groups.at.data, self.groups.levels, self.precision, Pool(world.device), Chain())
+        self.state = ShardedState(shared, int(config.run.bucket_mb * 2**20))
         chunks = self._build_chunks()
         for bucket in self.state.buckets:
             bucket.initialize(config.run.seed)
@@ -233,6 +233,7 @@ class Engine:
 
 def parameters(engine: Engine) -> dict[str, Tensor]:
     """Every final parameter whole, on every rank: for tests and exports of small models. Collective."""
+    engine.state.settle()
     pieces = [
         (p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.owned if p.saves
     ]

@@ -185,6 +185,7 @@ class Run:
 
     def _write_result(self, status: Status) -> None:
         """``result.json``, from what all ranks measured."""
+        self.engine.state.settle()
         ranks = self.world.gather_objects(self._own_measurements())
         if not self.leads:
             return

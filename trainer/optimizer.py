@@ -39,10 +39,10 @@ def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
 
 def squared_norm(owned: Sequence[Owned]) -> Tensor:
     """This rank's part of the squared norm of the gradient: every element of the model is counted by one rank. fp64 scalar."""
-    norms = [torch.linalg.vector_norm(piece.gradient).double() for piece in owned if piece.saves]
-    if not norms:
+    counted = [piece.gradient for piece in owned if piece.saves]
+    if not counted:
         return torch.zeros((), dtype=torch.float64, device=owned[0].weight.device)
-    return torch.stack(norms).square().sum()
+    return torch.stack(torch._foreach_norm(counted)).double().square().sum()
 
 
 class AdamW:

@@ -65,6 +65,11 @@ class Pending:
     operation: str
     keep: tuple[Tensor, ...] = ()
 
+    @property
+    def over(self) -> bool:
+        """Whether it is complete already. Never waits."""
+        return self.work is None or self.work.is_completed()
+
     def wait(self) -> None:
         """Return when the result can be used; ``CommunicationError`` when it never will be."""
         if self.work is None:
@@ -172,8 +177,7 @@ class World:
         try:
             store = dist.TCPStore(address, port, self.size, self.rank == 0, self.timeout)
             backend = "nccl" if self.device.type == "cuda" else "gloo"
-            device = self.device if self.device.type == "cuda" else None
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout, device_id=device)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
         except (RuntimeError, ValueError, OSError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
             raise CommunicationError(f"rank {self.rank} cannot meet the others at {address}:{port}: {first}", "rendezvous") from error

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.parallel.sharding import FlatBucket, ShardedState
+from trainer.parallel.bucket import FlatBucket
+from trainer.parallel.sharding import ShardedState
 
 
 class Gathering:

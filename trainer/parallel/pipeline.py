@@ -167,6 +167,7 @@ class Pipeline:
                 work()
 
     def _send(self, action: Action, tensor: Tensor) -> None:
+        self.sent = [pending for pending in self.sent if not pending.over]  # lets go of tensors that have arrived
         self.sent.append(self._toward(action.peer).send(self.boundary.parcel(tensor), action.peer))
 
     def _receive(self, action: Action) -> None:
