@@ -16,7 +16,7 @@ from launcher.backends.base import Backend, BackendError, Handle, Job, JobState,
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.sweep.files import write_json, write_text
 from launcher.sweep.lock import Locks
-from launcher.sweep.outcome import Verdict, decide, failures_in
+from launcher.sweep.outcome import Verdict, decide, failures_in, silent_nodes
 from launcher.sweep.store import Record, Store
 from trainer.config import ConfigError, Reason, Status
 
@@ -333,6 +333,7 @@ class Loop:
     def _lingers(self, flight: Flight, state: JobState) -> bool:
         """A job whose result has been there for a while and that does not end; it is ended."""
         if state.status is not Status.RUNNING or flight.record.result() is None:
+            flight.result_seen = None  # it may have been that of an attempt before a requeue
             return False
         flight.result_seen = flight.result_seen or time.monotonic()
         if time.monotonic() - flight.result_seen < _LINGER_SECONDS:
@@ -342,7 +343,7 @@ class Loop:
     def _waits_too_long(self, flight: Flight, state: JobState) -> bool:
         """A job that did not start within ``cluster.start_timeout`` is given up, as one that cannot start."""
         limit, since = flight.cluster.start_timeout, flight.record.submitted or time.time()
-        if state.status is not Status.SUBMITTED or not limit or time.time() - since < limit:
+        if state.status is not Status.SUBMITTED or flight.record.started or not limit or time.time() - since < limit:
             return False
         words = f": {state.detail}" if state.detail else ""
         flight.stop = (Reason.CANNOT_START, f"did not start within cluster.start_timeout={limit:g} s{words}")
@@ -360,13 +361,15 @@ class Loop:
     def _settle(self, flight: Flight, state: JobState) -> None:
         """Judge an ended attempt: finish the trial, or put it back for another attempt."""
         record = flight.record
-        verdict = decide(record.attempt, state, record.result(), failures_in(record.directory))
+        failures = failures_in(record.directory)
+        verdict = decide(record.attempt, state, record.result(), failures)
         if flight.stop is not None and verdict.status is not Status.DONE:
             reason, detail = flight.stop
             status = Status.FAILED if reason is Reason.CANNOT_START else Status.STOPPED
             verdict = Verdict(status, reason, detail or verdict.detail, verdict.attempt)
         elif self._try_again(flight, verdict):
-            self._remember(record, verdict, state.bad_nodes)
+            silent = silent_nodes(state.nodes or record.nodes, record.world_size, verdict.attempt, failures)
+            self._remember(record, verdict, state.bad_nodes or silent)
             record.attempt, record.status = verdict.attempt + 1, Status.PLANNED
             record.reason, record.detail, record.handle = verdict.reason, verdict.detail, None
             record.submitted, record.started, record.nodes = None, None, ()

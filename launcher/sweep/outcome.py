@@ -72,6 +72,18 @@ def failures_in(directory: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda data: (len(str(data.get("rank"))), str(data.get("rank"))))
 
 
+def silent_nodes(nodes: Sequence[str], world_size: int, attempt: int, failures: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Nodes whose ranks all left no word when ranks of other nodes lost their connections: power or network is gone there.
+
+    ``nodes`` are in the order of their ranks, which fill one after the other.
+    """
+    per_node = -(-world_size // max(1, len(nodes)))
+    of_attempt = [failure for failure in failures if attempt_of(failure) == attempt]
+    spoke = {rank // per_node for failure in of_attempt if isinstance(rank := failure.get("rank"), int)}
+    lost = any(failure.get("reason") == Reason.COMMUNICATION.value for failure in of_attempt)
+    return tuple(node for index, node in enumerate(nodes) if index not in spoke) if lost else ()
+
+
 def _cause(data: dict[str, Any], prefix: str = "") -> tuple[Reason, str]:
     reason = outcome_of({"status": Status.FAILED.value, **data})[1] or Reason.ERROR
     message = str(data.get("message") or reason.value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.backends.base import JobState
-from launcher.sweep.outcome import ROOT_CAUSES, decide
+from launcher.sweep.outcome import ROOT_CAUSES, decide, silent_nodes
 from trainer.config import Reason, Status
 
 FAILED = JobState(Status.FAILED, None, "rank 0 exited with code 1")
@@ -81,3 +81,11 @@ def test_a_time_limit_without_a_checkpoint_is_not_tried_again() -> None:
 def test_damaged_words_of_a_rank_are_still_a_failure(damage: dict[str, Any]) -> None:
     verdict = decide(0, FAILED, None, [failure(0, Reason.ERROR) | damage])
     assert (verdict.status, verdict.reason) == (Status.FAILED, Reason.ERROR)
+
+
+def test_a_node_whose_ranks_are_silent_while_others_lost_their_connections_is_suspected() -> None:
+    lost = [failure(rank, Reason.COMMUNICATION) for rank in (0, 1, 4)]
+    assert silent_nodes(("n1", "n2", "n3"), 6, 0, lost) == ("n2",)
+    assert silent_nodes(("n1", "n2", "n3"), 6, 1, lost) == (), "what an older attempt wrote says nothing of this one"
+    assert silent_nodes(("n1", "n2"), 4, 0, [failure(0, Reason.OUT_OF_MEMORY)]) == (), "peers of a rank that failed by itself were ended"
+    assert silent_nodes((), 4, 0, lost) == ()
