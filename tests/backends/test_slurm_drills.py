@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.slurm import SlurmBackend
-from tests.backends.slurm_support import PROJECT, Running, interpreter, run, squeue, submissions, trial
+from tests.backends.slurm_support import PROJECT, Running, interpreter, run, submissions, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import starts, until
@@ -96,7 +97,7 @@ def test_a_controller_that_goes_away_before_submission_is_waited_for(
 ) -> None:
     monkeypatch.setattr(SlurmBackend, "check", lambda _: whole.kill("slurmctld"))
     sweep = Running(tmp_path / "runs", trial(python=python))
-    until(lambda: list(tmp_path.glob("runs/arrays/*/array.sh")), 60)
+    until(lambda: list(tmp_path.glob("runs/trials/*/logs/*.submitted.txt")), 60)
     whole.boot("slurmctld")
     assert each_done_once(sweep.ended())
 
@@ -120,9 +121,9 @@ def test_a_sweep_longer_than_the_longest_array_goes_out_in_several_and_keeps_its
 
 def test_a_job_cancelled_behind_the_launchers_back_is_a_cancelled_trial(slurm: Slurm, tmp_path: Path, python: str) -> None:
     sweep = Running(tmp_path / "runs", trial("sleep 1", seed=1, steps=1000, python=python), trial(seed=2, python=python))
-    until(lambda: len(list(tmp_path.glob("runs/trials/*/result.json"))) == 1, 60)
-    (victim,) = until(lambda: [job for job, state in squeue("JobArrayID", "State") if state == "RUNNING"], 60)
-    subprocess.run(["scancel", victim], check=True)
+    (short,) = until(lambda: list(tmp_path.glob("runs/trials/*/result.json")), 60)
+    (long,) = until(lambda: [path.parent for path in tmp_path.glob("runs/trials/*/metrics.jsonl") if path.parent != short.parent], 60)
+    subprocess.run(["scancel", json.loads((long / "trial.json").read_text())["handle"]["job_id"]], check=True)
     stopped, done = sweep.ended()
     assert (stopped.status, stopped.reason, done.status) == (Status.STOPPED, Reason.CANCELLED, Status.DONE)
     assert starts(stopped) == [0], "a cancelled job is not run again"

@@ -15,11 +15,11 @@ NAME = "trireme-demo-89abcdef"
 
 def queued(state: str, reason: str = "None", nodes: str = "", restarts: int = 0, wait_status: int = 0) -> JobState:
     line = f"12_3|{NAME}|{state}|{reason}|2026-11-20T10:13:14|{nodes}|{restarts}|{wait_status}|"
-    return judge(read_queue(line)["12_3"], first_attempt=1)
+    return judge(read_queue(line)["12_3"], attempt=1)
 
 
 def accounted(*lines: str) -> JobState:
-    return judge(read_accounts("\n".join(lines))["12_3"], first_attempt=0)
+    return judge(read_accounts("\n".join(lines))["12_3"], attempt=0)
 
 
 @pytest.mark.parametrize(("state", "status"), [
@@ -53,15 +53,20 @@ def test_a_job_that_its_node_could_not_start_says_so() -> None:
     assert queued("FAILED", "JobLaunchFailure", "n1", wait_status=53).reason is Reason.CANNOT_START
 
 
-def test_what_was_put_back_into_the_queue_is_a_later_attempt() -> None:
+def test_what_was_put_back_into_the_queue_waits_and_says_so() -> None:
     again = queued("PENDING", "BeginTime", restarts=2)
-    assert (again.status, again.attempt) == (Status.SUBMITTED, 3) and "put back" in again.detail
+    assert again.status is Status.SUBMITTED and "put back" in again.detail
+
+
+def test_accounting_counts_the_runs_of_a_job_and_its_last_one_counts() -> None:
     runs = [f"12_3|{NAME}|{state}|0:0|2026-11-20T10:13:14|n1" for state in ("REQUEUED", "NODE_FAIL", "COMPLETED")]
-    assert accounted(*runs).attempt == 2 and accounted(*runs).status is Status.DONE
+    (row,) = read_accounts("\n".join(runs)).values()
+    assert (row.restarts, row.state) == (2, "COMPLETED")
 
 
 def test_an_older_job_of_the_same_id_is_no_earlier_run() -> None:
-    assert accounted("12_3|other|COMPLETED|0:0|2026-11-20T10:13:14|n1", f"12_3|{NAME}|COMPLETED|0:0|2026-11-20T10:13:14|n1").attempt == 0
+    older, ours = (f"12_3|{name}|COMPLETED|0:0|2026-11-20T10:13:14|n1" for name in ("other", NAME))
+    assert read_accounts(f"{older}\n{ours}")["12_3"].restarts == 0
 
 
 def test_a_step_over_its_memory_limit_explains_a_failed_job() -> None:

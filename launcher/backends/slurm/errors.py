@@ -137,7 +137,8 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
     text = plain(words)
     for pattern, cause in SILENCE:
         if pattern in words:
-            return Silent(f"Slurm cannot be reached: {cause} (it said: {text})")
+            said = plain(next(line for line in words.splitlines() if pattern in line))
+            return Silent(f"Slurm cannot be reached: {cause} ({said})")
     for pattern, cause, remedy in REFUSALS:
         if re.search(pattern, words):
             values = {name: "null" if value is None else value for name, value in vars(cluster).items()}

@@ -84,9 +84,9 @@ class Row:
         return self.state == "FAILED" or self.state in ENDED
 
 
-def judge(row: Row, first_attempt: int) -> JobState:
-    """The state of the job of ``row``, whose first start was ``first_attempt`` of its trial."""
-    attempt, nodes = first_attempt + row.restarts, tuple(expand(row.nodes))
+def judge(row: Row, attempt: int) -> JobState:
+    """The state of the job of ``row``, whose last start was ``attempt`` of its trial."""
+    nodes = tuple(expand(row.nodes))
     if row.state in WAITING or not (row.ended or row.state in ACTIVE):
         if row.reason in NEVER:
             return JobState(Status.FAILED, *NEVER[row.reason], attempt=attempt)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import json
 import os
 import time
 import uuid
@@ -32,7 +33,7 @@ from launcher.backends.slurm.errors import Refused, explain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
-from launcher.sweep.files import read_json, write_json, write_text
+from launcher.sweep.files import read_json, write_text
 from trainer.config import ConfigError
 
 
@@ -87,7 +88,7 @@ class Submission:
         for request, intent in zip(requests, intents):
             if not request.job.request_path.exists():  # else whoever had it rendered has kept it
                 write_text(request.job.request_path, request.text)
-            write_json(_intent_path(request.job), intent)
+            _intent_path(request.job).write_text(json.dumps(intent))  # whole, or never followed by sbatch
         # sweep.max_parallel holds over all arrays of a sweep: one after the other
         after = f"afterany:{self._last_array}" if self._last_array and jobs[0].max_parallel else None
         write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after))

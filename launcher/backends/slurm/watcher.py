@@ -68,7 +68,7 @@ class Watcher:
         row = accounted if accounted is not None and accounted.ended else queued
         if row is not None:
             self._missing.pop(_key(handle), None)
-            state = judge(row, handle["attempt"])
+            state = judge(row, _newest_start(handle) if row.restarts else handle["attempt"])
             suspect = (row.restarts and state.status is Status.SUBMITTED) or state.status in (Status.FAILED, Status.STOPPED)
             self._known[_key(handle)] = (_finished(handle) if suspect else None) or state
             return
@@ -108,6 +108,12 @@ def _finished(handle: Handle) -> JobState | None:
     result = read_json(Path(handle["directory"]) / "result.json") or {}
     done = result.get("status") == Status.DONE.value and result.get("attempt", -1) >= handle["attempt"]
     return JobState(Status.DONE, attempt=result["attempt"]) if done else None
+
+
+def _newest_start(handle: Handle) -> int:
+    """The attempt of the job's last start. Slurm's count of restarts includes some that came to nothing, and forgets others."""
+    logs = Path(handle["directory"], "logs").glob("attempt*.slurm.log")
+    return max((int(path.name.removeprefix("attempt").partition(".")[0]) for path in logs), default=handle["attempt"])
 
 
 def _ids(handles: Iterable[Handle]) -> str:

@@ -21,6 +21,7 @@ NODE = """\
 mount -t proc proc /proc && hostname "$1" && mount --bind "$2" /etc/hosts || exit 1
 slurmd -D -N "$1" & wait $!  # the shell stays: process 1 of a node has to reap what ended jobs leave
 """
+CONTAINER = Path(__file__).with_name("container.c")
 UP = {"idle", "allocated", "mixed", "completing"}
 
 
@@ -69,9 +70,6 @@ class Cluster:
         for job in self.output("squeue", "-h", "-o", "%F").split():
             self.output("scancel", job)
         wait_for(lambda: not self.output("squeue", "-h"), "all jobs to end")
-        for node, state in self.node_states().items():
-            if state in ("down", "drained", "draining"):
-                self.output("scontrol", "update", f"nodename={node}", "state=resume")
         self._wait_until_up()
 
     def stop(self) -> None:
@@ -99,7 +97,19 @@ class Cluster:
         self._ip("link", "set", self.settings.namespace(node), "up")
 
     def _wait_until_up(self) -> None:
-        wait_for(lambda: UP.issuperset(self.node_states().values()), "all nodes to be idle")
+        """Nodes that a controller has drained, because of a job that it had forgotten say, are taken back."""
+
+        def up() -> bool:
+            states = self.node_states()
+            for node, state in states.items():
+                if state in ("down", "drained", "draining"):
+                    self.output("scontrol", "update", f"nodename={node}", "state=resume")
+            return UP.issuperset(states.values())
+
+        try:
+            wait_for(up, "all nodes to be up")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {self.output('sinfo', '-N', '-p', 'main', '-o', '%N %T %E')}") from None
 
     # ---------------------------------------------------------------- daemons
 
@@ -196,6 +206,8 @@ class Cluster:
         if not key.exists():
             key.touch(mode=0o600)
             key.write_bytes(os.urandom(1024))
+        if not (s.directory / "container.so").exists():
+            subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", s.directory / "container.so", CONTAINER], check=True)
         if not (s.directory / "db" / "mysql").exists():
             self._create_database()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -18,7 +18,6 @@ class Settings:
     gpus: int = 8  # of a node; /dev/null in disguise
     memory_mb: int = 64000
     max_array_size: int = 17  # small, so that ordinary sweeps are longer than one array
-    plugins: tuple[str, ...] = field(default=())  # lines of plugstack.conf
 
     @property
     def names(self) -> list[str]:
@@ -61,7 +60,7 @@ def files(settings: Settings) -> dict[str, str]:
         "slurmdbd.conf": slurmdbd_conf(settings),
         "gres.conf": f"NodeName=n[1-{settings.nodes}] Name=gpu Type=h100 File={settings.directory}/dev/gpu[0-{settings.gpus - 1}]\n",
         "topology.conf": topology_conf(settings),
-        "plugstack.conf": "".join(line + "\n" for line in settings.plugins),
+        "plugstack.conf": f"required {settings.directory}/container.so\n",
         "cgroup.conf": "CgroupAutomount=no\n",
         "hosts": hosts(settings),
     }

@@ -78,16 +78,20 @@ class Daemon:
 
     def kill(self, how: signal.Signals = signal.SIGKILL, patience: float = 20.0) -> None:
         """Send ``how`` and wait for the end; what does not end in ``patience`` seconds is killed."""
-        self.send(how)
+        pid = self.pid()
+        if pid is None:
+            return
+        os.kill(pid, how)
         try:
-            wait_for(self._gone, f"{self.name} to end", patience)
+            wait_for(lambda: self._gone(pid), f"{self.name} to end", patience)
         except TimeoutError:
-            self.send(signal.SIGKILL)
-            wait_for(self._gone, f"{self.name} to be killed")
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: self._gone(pid), f"{self.name} to be killed")
 
-    def _gone(self) -> bool:
+    def _gone(self, pid: int) -> bool:
+        """Not before it has really ended: a process that is ending has no environment any more, and its ports still."""
         _children[:] = [child for child in _children if child.poll() is None]  # reap ours
-        return self.pid() is None
+        return self.pid() is None and all(child.pid != pid for child in _children)
 
 
 _children: list[subprocess.Popen[bytes]] = []

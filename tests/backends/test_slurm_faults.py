@@ -1,0 +1,106 @@
+"""Faults in the middle of a real training on Slurm: a node loses power, a more important job comes, the time is up.
+
+All three happen in one sweep, each to a trial of its own; the trainer is the real one, slowed down. What must come out is
+what a training without faults gives, on the digit.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config.schema import Config
+from launcher.sweep.files import read_json
+from launcher.sweep.identity import trial_id
+from launcher.sweep.store import Record
+from tests.backends.slurm_support import Running, interpreter, squeue, trial
+from tests.clusters.slurm.fixture import Slurm
+from tests.farm import Farm
+from tests.sweep.support import until
+from trainer.config import Status
+
+SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}
+EVERY = 2
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return interpreter(tmp_path_factory.mktemp("slow"), "tests.backends.slow_trainer")
+
+
+@pytest.fixture(scope="module")
+def trials(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[dict[str, Record]]:
+    """The records of the three trials, by what happened to them."""
+    cluster = slurm.breakable()
+    configs = {
+        "power cut": trial(steps=24, every=EVERY, ranks=2, nodes=2, python=python, **SLOW),
+        "preemption": trial(steps=24, every=EVERY, partition="low", stop_signal=15, python=python, **SLOW),
+        "time limit": trial(steps=64, every=EVERY, time=1, python=python, **SLOW),
+    }
+    runs = tmp_path_factory.mktemp("faults")
+    sweep = Running(runs, *configs.values())
+    nodes = {what: _nodes_after_some_steps(runs, config) for what, config in configs.items()}
+    cluster.kill(nodes["power cut"][1])  # not the one that the job's script runs on
+    subprocess.run(
+        ["sbatch", "--partition=high", "--exclusive", f"--nodelist={nodes['preemption'][0]}", "--output=/dev/null", "--wrap=sleep 1"],
+        check=True,
+    )
+    records = dict(zip(configs, sweep.ended()))
+    records["power cut"].predicted = {"killed": nodes["power cut"][1]}
+    yield records
+    cluster.mend()
+
+
+def _nodes_after_some_steps(runs: Path, config: Config) -> list[str]:
+    """Where a trial runs, once it has saved a checkpoint."""
+    directory = runs / "trials" / trial_id(config)
+    until(lambda: list(directory.glob("checkpoints/step-*")), 120)
+    return until(lambda: (read_json(directory / "trial.json") or {}).get("nodes"), 60)
+
+
+def metrics(record: Record) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (record.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("what", ["power cut", "preemption", "time limit"])
+def test_the_training_goes_on_from_its_checkpoint_and_is_finished_once(trials: dict[str, Record], what: str) -> None:
+    record = trials[what]
+    assert record.status is Status.DONE, record.detail
+    lines = metrics(record)
+    attempts = [line["attempt"] for line in lines]
+    assert attempts == sorted(attempts) and len(set(attempts)) > 1, "attempts follow one another"
+    resumed = next(line["step"] for line in lines if line["attempt"] == attempts[-1])
+    assert resumed > 1, "the last attempt did not begin anew"
+    assert (record.result() or {})["attempt"] == attempts[-1] == record.attempt
+
+
+@pytest.mark.parametrize("what", ["power cut", "preemption", "time limit"])
+def test_losses_are_those_of_a_training_without_faults(trials: dict[str, Record], farm: Farm, what: str) -> None:
+    record = trials[what]
+    undisturbed = farm.train({**record.config, "run": {**record.config["run"], "checkpoint": {}}}, record.world_size).checked()
+    assert (record.result() or {})["losses"] == undisturbed.result["losses"]
+
+
+def test_a_warned_job_loses_no_step(trials: dict[str, Record]) -> None:
+    """Where Slurm announces the end, ranks save a checkpoint at the step that they are in."""
+    for what in ("preemption", "time limit"):
+        steps = [line["step"] for line in metrics(trials[what])]
+        assert steps == sorted(set(steps)), f"{what}: no step was made twice"
+
+
+def test_a_dead_node_is_not_used_again(trials: dict[str, Record]) -> None:
+    assert trials["power cut"].predicted is not None
+    assert trials["power cut"].predicted["killed"] not in trials["power cut"].nodes
+
+
+@pytest.mark.parametrize("what", ["preemption", "time limit"])
+def test_a_warned_job_puts_itself_back_into_the_queue(trials: dict[str, Record], what: str) -> None:
+    """No second submission was needed: it is the same job, started again."""
+    record, restarts = trials[what], dict(squeue("JobArrayID", "RestartCnt"))
+    assert record.handle is not None and record.handle["attempt"] == 0
+    assert int(restarts[record.handle["job_id"]]) == record.attempt > 0
