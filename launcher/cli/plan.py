@@ -88,8 +88,8 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
         console.print(table(planned, planned.order[:top], config))
     else:
         console.print("no layout is likely to fit into memory; more devices, a smaller model or more recomputation would help")
-    best = planned.estimate.step_time[planned.order[0]] if len(planned.order) else float("inf")
-    edge = [row for row in planned.fastest(AT_EDGE) if planned.estimate.step_time[row] < best][: max(3, top // 3)]
+    best = planned.seconds[planned.order[0]] if len(planned.order) else float("inf")
+    edge = [row for row in planned.fastest(AT_EDGE) if planned.seconds[row] < best][: max(3, top // 3)]
     if edge:
         console.print(f"Faster if they fit (probability below {FITS:.0%}):")
         console.print(table(planned, edge, config))

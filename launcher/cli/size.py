@@ -144,7 +144,7 @@ def best_layout(config: Config) -> tuple[Any, float]:
     if not len(planned.order):
         raise ConfigError(f"no layout fits a model of this size into {config.cluster.world_size} devices; ask for fewer days or more GPUs")
     row = int(planned.order[0])
-    return planned.layout(row), float(planned.estimate.step_time[row])
+    return planned.layout(row), float(planned.seconds[row])
 
 
 def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[Choice, list[Choice]]:

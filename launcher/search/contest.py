@@ -68,7 +68,7 @@ def contest(config: Config, planned: Plan, wanted: Mapping[str, Sequence[Any]] |
         keep &= np.isin(table[name], list(values))
     if not keep.any():
         raise ConfigError("no layout that obeys the rules has the values asked for; ask for more of them")
-    seconds, fits = planned.estimate.step_time, planned.estimate.fits
+    seconds, fits = planned.seconds, planned.estimate.fits
     hopeful = keep & (fits >= HOPELESS)
     if not hopeful.any():
         raise ConfigError(
