@@ -74,24 +74,23 @@ def draw(seed: int, index: int) -> Case:
 
 def _draw_any(dice: random.Random) -> Case:
     schedule = dice.choice(["gpipe", "1f1b", "interleaved", "zero_bubble"])
-    data = dice.choice([1, 2, 2, 4])
-    optimizer = dice.choice([n for n in (1, 2, 4) if data % n == 0])
-    grads = dice.choice([n for n in (1, 2, 4) if optimizer % n == 0])
-    params = dice.choice([n for n in (1, 2, 4) if grads % n == 0])
+    tensor, data = dice.choice([1, 2, 2, 2, 2, 4]), dice.choice([1, 2, 2, 2, 4])
+    chains = [(p, g, o) for o in (1, 2, 4) for g in (1, 2, 4) for p in (1, 2, 4) if data % o == 0 and o % g == 0 and g % p == 0]
+    pipeline, virtual = dice.choice([1, 2, 2, 2, 4]), 2 if schedule == "interleaved" else 1
     layout = {
-        "tensor": dice.choice([1, 2, 2, 4]),
-        "pipeline": dice.choice([1, 2, 2, 4]),
+        "tensor": tensor,
+        "pipeline": pipeline,
         "data": data,
         "schedule": schedule,
-        "virtual_pipeline": 2 if schedule == "interleaved" else 1,
-        "micro_batch": dice.choice([1, 2, 4]),
-        "sequence_parallel": dice.random() < 0.5,
+        "virtual_pipeline": virtual,
+        "micro_batch": dice.choice([1, 1, 2, 4]),
+        "sequence_parallel": tensor > 1 and dice.random() < 0.6,
         "recompute": dice.choice(["none", "selective", "full"]),
         "recompute_layers": dice.choice([None, 1]),
         "recompute_every": dice.choice([1, 2]),
         "balance": dice.choice(["equal", "cost"]),
         "order": dice.choice(["tensor-data-pipeline", "tensor-pipeline-data"]),
-        "sharding": {"params": params, "grads": grads, "optimizer": optimizer},
+        "sharding": dict(zip(("params", "grads", "optimizer"), dice.choice(chains))),
     }
     model = {
         "family": dice.choice(["gpt", "llama", "bloom"]),
@@ -99,7 +98,7 @@ def _draw_any(dice: random.Random) -> Case:
         "dropout": dice.choice([0.0, 0.0, 0.1]),
         "attention": dice.choice(["fused", "unfused"]),
         "kv_heads": dice.choice([4, 4, 2]),
-        "layers": dice.choice([4, 4, 5]),
+        "layers": max(2, pipeline * virtual) + dice.choice([0, 0, 1]),
         "activation": dice.choice(["gelu", "swiglu", "squared_relu"]),
     }
     return Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]))
