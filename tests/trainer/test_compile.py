@@ -1,0 +1,16 @@
+"""torch.compile changes how a block is computed, not what."""
+
+from __future__ import annotations
+
+import pytest
+from farm import Farm
+from small_runs import small
+
+
+def test_compiled_blocks_train_the_same_model(farm: Farm) -> None:
+    """Compiled code runs around layers with a backward of their own and around a recomputed attention core."""
+    plain, compiled = (
+        farm.train(small(precision="fp32", model={"layers": 1}, run={"compile": way}, recompute="selective"), 1) for way in (False, True)
+    )
+    assert compiled.checked().result["losses"] == pytest.approx(plain.checked().result["losses"], rel=1e-5)
+    assert compiled.result["grad_norms"] == pytest.approx(plain.result["grad_norms"], rel=1e-4)
