@@ -70,6 +70,7 @@ class Forwarder(threading.Thread):
         self._server = Server(config.tracking)
         self._ending = threading.Event()
         self._status = "RUNNING"
+        self._anew = not (directory / "metrics.jsonl").exists()  # an attempt in a folder of its own: what a run holds lies elsewhere
         self._run_id, self._offset = "", 0
         self._failures = 0  # in a row
 
@@ -119,7 +120,7 @@ class Forwarder(threading.Thread):
         if found:
             run_id, tags = found[0]["info"]["run_id"], {tag["key"]: tag["value"] for tag in found[0]["data"].get("tags", [])}
             self._server.call("runs/update", run_id=run_id, status="RUNNING")
-            return run_id, int(tags.get(OFFSET, 0))
+            return run_id, 0 if self._anew else int(tags.get(OFFSET, 0))
         tags = {"trial": self._trial, "status": Status.RUNNING.value, "owner": owner or ""}
         run = self._server.call("runs/create", experiment_id=experiment, start_time=_now(), run_name=self._trial, tags=_pairs(tags))
         run_id = run["run"]["info"]["run_id"]
@@ -192,13 +193,16 @@ def summary_metrics(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def whole_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The lines of ``path`` that were completed since byte ``offset``, and the offset after them. A shorter file was started anew."""
+    """The lines of ``path`` that were completed since byte ``offset``, and the offset after them.
+
+    A file that is missing or shorter was started anew.
+    """
     try:
         with path.open("rb") as file:
             start = file.seek(offset if offset <= path.stat().st_size else 0)
             data = file.read()
     except FileNotFoundError:
-        return [], offset
+        return [], 0
     whole = data[: data.rfind(b"\n") + 1]
     return [json.loads(line) for line in whole.splitlines()], start + len(whole)
 

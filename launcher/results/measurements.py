@@ -61,8 +61,8 @@ def read_steps(directory: Path) -> list[dict[str, Any]]:
 def read_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """The whole lines of a JSONL file after byte ``offset``, and the offset after the last of them.
 
-    A last line without its end is left for the next call. A file shorter than ``offset`` was started anew and is read from
-    its beginning. Lines that are not an object with a ``step`` are passed over.
+    A last line without its end is left for the next call. A file that is missing or shorter than ``offset`` was started anew
+    and is read from its beginning. Lines that are not an object with a ``step`` are passed over.
     """
     try:
         with path.open("rb") as file:
@@ -70,7 +70,7 @@ def read_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
             start = file.tell()
             data = file.read()
     except OSError:
-        return [], offset
+        return [], 0
     whole = data[: data.rfind(b"\n") + 1]
     objects = [_parse(line) for line in whole.splitlines()]
     return [o for o in objects if isinstance(o.get("step"), int)], start + len(whole)

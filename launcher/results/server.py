@@ -15,7 +15,7 @@ from types import TracebackType
 
 from launcher.results.database import artifact_folder, database_uri, environment
 
-START_S = 120.0
+START_S = 300.0
 STOP_S = 5.0
 
 

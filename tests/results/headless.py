@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-PATIENCE_S = 90.0
+PATIENCE_S = 600.0
 
 
 class Page:

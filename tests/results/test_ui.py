@@ -56,7 +56,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepOnDis
     running = Ui(sweep.store.root)
     yield sweep, running.address(), running.family()
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(30) == 0
+    assert running.process.wait(300) == 0
 
 
 def test_page_shows_the_sweeps_runs_sorted_by_step_time(shown: tuple[SweepOnDisk, str, list[psutil.Process]], page: Page) -> None:
@@ -86,8 +86,8 @@ def test_ending_the_ui_ends_every_process_that_it_started(root: Path) -> None:
     family = running.family()
     assert len(family) > 1
     running.process.terminate()
-    assert running.process.wait(30) == 0
-    _, alive = psutil.wait_procs(family, timeout=10)
+    assert running.process.wait(300) == 0
+    _, alive = psutil.wait_procs(family, timeout=300)
     assert not alive
 
 
