@@ -59,6 +59,8 @@ def search(
                 if not record.status.final:
                     found.interrupted, found.reason = True, "interrupted; the same command goes on"
                     return found
+                if any(record.id == earlier.id for _, earlier, _ in found.trials):  # its small trial was as large as the full one
+                    measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
                 found.policy.observe(trial, measured)
                 found.trials.append((trial, record, measured))
                 tell(trial, record, measured)
