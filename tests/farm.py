@@ -82,14 +82,14 @@ class Farm:
         out.mkdir()
         return out
 
-    def start(self, path: Path, world_size: int, out: Path, attempt: int = 0) -> dict[str, Any]:
-        """Start ranks; what ``wait`` needs, with their pids."""
+    def start(self, path: Path, world_size: int, out: Path, attempt: int = 0, only: list[int] | None = None) -> dict[str, Any]:
+        """Start all ranks, or ``only`` some; what ``wait`` needs, with their pids."""
         request = {
             "start": str(out),
             "config": str(path),
             "out": str(out),
             "attempt": attempt,
-            "ranks": list(range(world_size)),
+            "ranks": only or list(range(world_size)),
             "world_size": world_size,
             "master_port": free_port(),
             "log": str(out / f"attempt{attempt}.rank{{rank}}.log"),

@@ -143,6 +143,7 @@ class Engine:
         with self.recorder.span("data"):
             batch = self._batch(step)
         self.state.begin(self.micro_batches)
+        self.state.counted = self.activations.hold if watch else None
         with self.activations.watching() if watch else contextlib.nullcontext():
             losses = self.pipeline.step(batch)
         with self.recorder.span("backward"):

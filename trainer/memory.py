@@ -61,6 +61,10 @@ class ActivationMeter:
                 del self.users[pointer]
                 self.now -= self.sizes.pop(pointer)
 
+    def hold(self, tensor: Tensor) -> Held:
+        """Count a tensor that is kept by other means, as long as the returned object lives."""
+        return Held(tensor, self)
+
     def _pack(self, tensor: Tensor) -> Any:
         return Held(tensor, self)
 

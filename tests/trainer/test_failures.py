@@ -50,6 +50,27 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_rank(farm: Farm) 
     assert "of rank 0 is not finite" in run.result["message"]
 
 
+def test_a_step_that_is_not_finite_can_be_skipped(farm: Farm) -> None:
+    """The second step spoils the weights; all later ones are skipped, and say so."""
+    run = farm.train(
+        small(steps=4, precision="fp32", run={"on_nonfinite": "skip"}, optimizer={"lr": 1e30, "warmup_steps": 0, "clip": 0.0}, data=2), 2
+    ).checked()
+    assert run.result["status"] == "done"
+    assert run.result["losses"][0] > 0 and run.result["losses"][1:] == [None] * 3
+    assert "warning: step 2: the loss of rank 0 is not finite; the step is skipped" in run.logs
+
+
+def test_a_rank_that_never_comes_ends_the_others(farm: Farm) -> None:
+    out = farm.folder()
+    path = out / "config.yaml"
+    farm.write(path, small(data=2, run={"timeout_s": 2.0}))
+    run = farm.wait(farm.start(path, 2, out, only=[1]))
+    assert run.codes == {1: 1}
+    failure = run.failure(1)
+    assert failure["reason"] == "communication" and failure["collective"] == "rendezvous"
+    assert failure["message"].startswith("rank 1 cannot meet the others at 127.0.0.1:")
+
+
 def test_a_killed_rank_ends_its_peers_soon_and_they_name_the_collective(farm: Farm) -> None:
     out = farm.folder()
     path = out / "config.yaml"

@@ -118,6 +118,15 @@ def test_a_step_leaves_no_activation_behind(layout: dict[str, Any]) -> None:
     assert engine.activations.now == 0
 
 
+def test_work_that_is_put_off_keeps_its_tensors_and_they_are_counted(farm: Farm) -> None:
+    """On the last of four stages zero-bubble puts off three weight gradients: their tensors are held where 1F1B holds none."""
+    usual, put_off = (
+        farm.train(small(pipeline=4, schedule=schedule, model={"vocab": 7, "seq": 64, "tied": False}), 4).checked().result["memory"]
+        for schedule in ("1f1b", "zero_bubble")
+    )
+    assert put_off["activations"] > usual["activations"]
+
+
 def test_a_rank_that_is_slower_than_its_peers_is_a_straggler() -> None:
     assert stragglers([1.0, 1.0, 1.3, 1.0], [0, 0, 0, 0]) == [2]
     assert stragglers([1.0, 5.0, 1.0, 5.0], [0, 1, 0, 1]) == []

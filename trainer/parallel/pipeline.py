@@ -21,7 +21,7 @@ from trainer.models.transformer import Transformer
 from trainer.parallel import noise
 from trainer.parallel.collectives import Group, Pending
 from trainer.parallel.gathering import Gathering
-from trainer.parallel.sharding import ShardedState
+from trainer.parallel.sharding import Deferred, ShardedState
 from trainer.parallel.tensor import Region, ready
 
 Place = tuple[int, int]
@@ -113,7 +113,7 @@ class Pipeline:
         self.outputs: dict[Place, Tensor] = {}  # to be sent
         self.edges: dict[Place, GradientEdge] = {}  # where backward starts
         self.input_gradients: dict[Place, Tensor] = {}
-        self.weight_work: dict[Place, list[Callable[[], None]]] = {}
+        self.weight_work: dict[Place, Deferred] = {}
         self.arriving: dict[tuple[Kind, int, int], tuple[Tensor, Pending]] = {}
         self.sent: list[Pending] = []
         self.losses: list[Tensor] = []
@@ -163,8 +163,9 @@ class Pipeline:
 
     def _weight_gradient(self, action: Action) -> None:
         with torch.no_grad():
-            for work in self.weight_work.pop((action.chunk, action.micro_batch)):
-                work()
+            pending = self.weight_work.pop((action.chunk, action.micro_batch))
+            while pending:
+                pending.pop(0)[0]()
 
     def _send(self, action: Action, tensor: Tensor) -> None:
         self.sent = [pending for pending in self.sent if not pending.over]  # lets go of tensors that have arrived

@@ -14,6 +14,9 @@ from trainer.parallel.bucket import Common, FlatBucket, Slot
 from trainer.parallel.parameters import Owned
 from trainer.parallel.plan import Member
 
+Deferred = list[tuple[Callable[[], None], list[object]]]
+"""Work on weight gradients that a schedule has put off, with what counts the tensors it keeps."""
+
 
 class ShardedState:
     """All buckets of a rank, in backward order."""
@@ -24,7 +27,8 @@ class ShardedState:
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
         self.slots: dict[nn.Parameter, tuple[FlatBucket, Slot]] = {}
-        self.deferred: list[Callable[[], None]] | None = None
+        self.deferred: Deferred | None = None
+        self.counted: Callable[[Tensor], object] | None = None  # of a tensor that deferred work keeps: what counts its bytes
 
     def add_stretch(self, members: list[Member]) -> None:
         """Make the state of one chunk's parameters, given in the order of registration. Call for later chunks first."""
@@ -53,11 +57,11 @@ class ShardedState:
 
     # the sink of gradients
 
-    def later(self, work: Callable[[], None]) -> None:
+    def later(self, work: Callable[[], None], *needs: Tensor) -> None:
         if self.deferred is None:
             work()
         else:
-            self.deferred.append(work)
+            self.deferred.append((work, [self.counted(tensor) for tensor in needs] if self.counted else []))
 
     def _collect(self, parameter: Tensor) -> None:
         """Take a gradient that did travel through autograd; the hook is called without one for those that did not."""
@@ -97,9 +101,9 @@ class ShardedState:
         bucket.arrive(slot)
 
     @contextlib.contextmanager
-    def deferring(self) -> Iterator[list[Callable[[], None]]]:
+    def deferring(self) -> Iterator[Deferred]:
         """Inside, work on weight gradients is put on the list instead of being done."""
-        work: list[Callable[[], None]] = []
+        work: Deferred = []
         self.deferred = work
         try:
             yield work

@@ -27,8 +27,8 @@ from trainer.parallel.collectives import Group, Pending
 class Gradients(Protocol):
     """Where gradients of parameters go."""
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which computes weight gradients, now or when the schedule says."""
+    def later(self, work: Callable[[], None], *needs: Tensor) -> None:
+        """Run ``work``, which computes weight gradients from ``needs``, now or when the schedule says."""
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add ``gradient``, of the parameter's shape."""
@@ -151,7 +151,7 @@ class _Column(torch.autograd.Function):
             if layer.bias is not None:
                 layer.gradients.add(layer.bias, dy.sum(0).view(layer.bias.shape))
 
-        layer.gradients.later(weight_gradient)
+        layer.gradients.later(weight_gradient, dy, whole)
         return ready(summed), None, None, None
 
 
@@ -167,7 +167,7 @@ class _Row(torch.autograd.Function):
         (x,), layer = ctx.saved_tensors, ctx.layer
         dy = ready(layer.region.gather(gradients[0])).flatten(0, 1)
         dx = (dy @ layer.weight).view(x.shape)
-        layer.gradients.later(lambda: layer.gradients.add_product(layer.weight, dy, x.flatten(0, 1)))
+        layer.gradients.later(lambda: layer.gradients.add_product(layer.weight, dy, x.flatten(0, 1)), dy, x)
         return dx, None, None
 
 
@@ -184,5 +184,5 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
         layer = ctx.layer
         dy = ready(layer.region.gather(gradients[0])).masked_fill(ctx.absent.unsqueeze(-1), 0)
-        layer.gradients.later(lambda: layer.gradients.add_rows(layer.weight, ctx.rows.flatten(), dy.flatten(0, 1)))
+        layer.gradients.later(lambda: layer.gradients.add_rows(layer.weight, ctx.rows.flatten(), dy.flatten(0, 1)), dy)
         return None, None, None
