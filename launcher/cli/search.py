@@ -83,6 +83,7 @@ def run(
     """Search and report. ``default`` is the configuration without overrides; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.config import locate_data
     from launcher.search.contest import contest
+    from launcher.results.tracking import MlflowMirror
     from launcher.search.plan import plan
     from launcher.sweep.multirun import sweep_name
     from launcher.sweep.search import search
@@ -94,6 +95,7 @@ def run(
     say(f"search {name}: {len(planned.space.table):,} layouts, {len(candidates.candidates):,} of them candidates")
     base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "layout=", "search.", "sweep."))]
     found = search(name, candidates, base, tell=lambda *trial: say(line(candidates, *trial)))
+    MlflowMirror(config.sweep.dir, name).close()  # once: a mirror beside every single trial would disturb the next one
     recipe = write_recipe(name, candidates, found, default, overrides)
     result = document(name, candidates, found, len(planned.space.table), recipe)
     if as_json:

@@ -41,6 +41,7 @@ CASES = [
     (["model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.context=2"], "layout.context=2 can be planned but not trained yet; use 1"),
     (["run.warmup_steps=10"], "run.warmup_steps=10 leaves no step of run.steps=10 to measure; use 9 or less"),
+    (["tracking.uri='http://me:secret@host:5000'"], "tracking.uri contains a user name or password"),
     (["layout.tensor='"], "cannot read \"layout.tensor='\" as KEY=VALUE"),
     (["run.seed=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
     (["sweep.name='a\0b'"], "NUL"),
@@ -53,7 +54,7 @@ def test_wrong_input_is_one_plain_error(overrides: list[str], message: str) -> N
         resolve(compose(["data=synthetic", *overrides]))
     text = str(caught.value)
     assert message in text
-    assert len(text) < 400
+    assert len(text) < 400 and "secret" not in text
     assert text.count("\n") <= 2
 
 

@@ -63,10 +63,19 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_schedule(config)
     _check_batch(config)
     _check_sharding(config.layout)
+    _check_tracking(config.tracking.uri)
     if config.run.warmup_steps >= config.run.steps:
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
             f"use {config.run.steps - 1} or less"
+        )
+
+
+def _check_tracking(uri: str | None) -> None:
+    if uri is not None and "@" in uri.partition("://")[2].partition("/")[0]:
+        raise ConfigError(
+            "tracking.uri contains a user name or password, which would be written into every trial's folder; leave them out and set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
         )
 
 
