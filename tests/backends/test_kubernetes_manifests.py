@@ -224,7 +224,7 @@ def test_a_patch_is_merged_last_named_items_by_name_and_null_deletes() -> None:
     pod = pod_of(rendered(dataclasses.replace(PLAIN, patch=patch)))
     environment = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
     assert pod["hostNetwork"] is True and "subdomain" not in pod
-    assert environment["WORLD_SIZE"] == "3" and environment["TRIREME_OUT"] == "/trial" and len(pod["containers"]) == 1
+    assert environment["WORLD_SIZE"] == "3" and environment["TRIREME_OUT"] == "/trials/0123456789ab" and len(pod["containers"]) == 1
 
 
 def test_a_patch_can_reach_every_object() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
-from launcher.backends.kubernetes.causes import Object, begun, container_of, ended, index_of, name_of
+from launcher.backends.kubernetes.causes import Object, begun, container_of, ended, index_of, lost, name_of
 from launcher.backends.kubernetes.client import Client, plainly
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.logs import Follower, follow_pod, together, unpack_message
@@ -157,7 +157,8 @@ class KubernetesBackend(Backend):
             self._client.delete(PODS_PATH, name_of(pod), pod["metadata"]["uid"])
         self._follow(handle, observed.pods)
         self._finish_logs(observed.pods)
-        for pod in sorted(self._read(self._client, handle, known).pods, key=index_of):
+        last = self._read(self._client, handle, known) if running else observed
+        for pod in sorted(last.pods, key=index_of):
             unpack_message(pod, job.directory, job.attempt)
         done = state_of(self._kind, observed, self._client.now(), 0.0).status is Status.DONE
         if self._settings.keep == "nothing" or (self._settings.keep == "failed" and done):
@@ -168,13 +169,14 @@ class KubernetesBackend(Backend):
             mirror.forget(lambda item: job_of(item) == job.name)
 
     def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
-        """From the trial's directory once the job has been collected, else from its pods."""
-        if handle is None or "refused" in handle or self._collected(job, handle):
+        """From its pods while they are there, else from the trial's directory."""
+        if handle is None or "refused" in handle:
             return read_logs(job)
-        return self._pod_lines(job, handle, follow)
-
-    def _collected(self, job: Job, handle: Handle) -> bool:
-        return result_of(job.directory, job.attempt) is not None and self._read(self._client, handle).root is None
+        try:
+            there = self._read(self._brief, handle)
+        except BackendError:
+            return read_logs(job)
+        return read_logs(job) if there.root is None and not there.pods else self._pod_lines(job, handle, follow)
 
     def close(self) -> None:
         if "_mirrors" in self.__dict__:
@@ -182,6 +184,9 @@ class KubernetesBackend(Backend):
                 mirror.close()
         for follower in self._followers.values():
             follower.stop()
+        for name in ("_client", "_brief"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
 
     # -- submitting -----------------------------------------------------------------------------------------------------------
 
@@ -281,13 +286,13 @@ class KubernetesBackend(Backend):
         return pod is None or ended(pod)
 
     def _finish_logs(self, pods: Sequence[Object]) -> None:
+        """Wait until the logs have been read to their ends, unless their node is lost."""
         deadline = time.monotonic() + self._settings.grace_seconds + _LOG_SECONDS
         for pod in pods:
             follower = self._followers.pop(pod["metadata"]["uid"], None)
             if follower is not None:
-                follower.join(max(0.0, deadline - time.monotonic()))
+                follower.join(0.0 if lost(pod, self._client.now()) else max(0.0, deadline - time.monotonic()))
                 follower.stop()
-                follower.join(_QUICK)
 
     def _pod_lines(self, job: Job, handle: Handle, follow: bool) -> Iterator[str]:
         """Lines of all pods as the pods write them; of a job that has no pods yet, when it has."""

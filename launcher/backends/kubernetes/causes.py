@@ -104,6 +104,12 @@ def ended(pod: Object) -> bool:
     return "terminated" in container_of(pod) or (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
 
+def lost(pod: Object, now: float) -> bool:
+    """It should have ended, and its node does not confirm that it has."""
+    deleted = seconds(pod["metadata"].get("deletionTimestamp"))
+    return deleted is not None and now > deleted + _CONFIRMATION and not ended(pod)
+
+
 def succeeded(pod: Object) -> bool:
     """By the exit code: a pod may be called OOMKilled for a child that died, and have done its work all the same."""
     ended = container_of(pod).get("terminated")
@@ -130,7 +136,7 @@ def cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, faul
     deleted = seconds(pod["metadata"].get("deletionTimestamp"))
     if gone:
         return Cause(DELETED, Reason.NODE, _told(pod, "was deleted"), ended=deleted)
-    if deleted is not None and now > deleted + _CONFIRMATION:
+    if lost(pod, now):
         words = "its node does not answer, and did not confirm that the pod has ended"
         return Cause(OWN, Reason.NODE, _told(pod, words), ended=deleted, bad_node=pod["spec"].get("nodeName"))
     return _stuck(pod, events, now, fault_timeout)

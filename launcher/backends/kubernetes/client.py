@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ class Client:
         self.server: str = self._api.configuration.host
         self.skew = 0.0  # seconds by which the server's clock is ahead of ours
         self._complained = float("-inf")
+        self._streams: set[Any] = set()
+        self._closed = False
 
     def now(self) -> float:
         """The server's time, in unix seconds."""
@@ -130,11 +133,16 @@ class Client:
 
     def complain(self, message: str) -> None:
         """Say on standard error, once in a while, what is being waited for."""
-        if time.monotonic() - self._complained > 60.0:
+        if not self._closed and time.monotonic() - self._complained > 60.0:
             self._complained = time.monotonic()
-            print(f"{message}; trying on", file=sys.stderr, flush=True)
+            sys.stderr.write(f"{message}; trying on\n")
 
     def close(self) -> None:
+        """End every stream that is being read, in whichever thread."""
+        self._closed = True
+        for answer in list(self._streams):
+            with contextlib.suppress(OSError, AttributeError):  # it may have ended meanwhile
+                answer.connection.sock.shutdown(socket.SHUT_RDWR)
         self._api.rest_client.pool_manager.clear()
 
     def _in_namespace(self, path: str) -> str:
@@ -144,12 +152,15 @@ class Client:
         """Whole lines of a streamed answer, until the server ends it; ``Unreachable`` if it breaks off."""
         with self._open("GET", path, query, None, _STREAM_TIMEOUT) as answer:
             rest = b""
+            self._streams.add(answer)
             try:
                 for chunk in answer.stream(65536, decode_content=True):
                     *lines, rest = (rest + chunk).split(b"\n")
                     yield from lines
             except _network_errors() as error:
                 raise self._unreachable(error) from None
+            finally:
+                self._streams.discard(answer)
 
     @contextlib.contextmanager
     def _open(self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout: tuple[float, float]) -> Iterator[Any]:

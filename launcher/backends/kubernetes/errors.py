@@ -147,7 +147,7 @@ def _not_found(error: ApiError, namespace: str) -> tuple[str, str]:
             f"namespace {namespace} does not exist",
             f"create it with 'kubectl create namespace {namespace}', or choose another cluster.namespace",
         )
-    if not error.details.get("name") and "could not find the requested resource" in error.message:
+    if not error.details.get("name") and error.message in ("the server could not find the requested resource", "404 page not found"):
         return "the cluster does not know this kind of object", "install it, or choose another cluster.workload (job and pods need nothing)"
     return _short(error.message), "it may have been deleted by somebody else"
 

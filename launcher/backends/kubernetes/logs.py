@@ -54,8 +54,9 @@ class Unpacker:
             self._log("0").write(line + b"\n")  # before the first rank started: the interpreter's own complaint
 
     def flush(self) -> None:
-        for stream in self._logs.values():
-            stream.flush()
+        for stream in list(self._logs.values()):
+            if not stream.closed:
+                stream.flush()
 
     def close(self) -> None:
         for stream in self._logs.values():
@@ -143,8 +144,9 @@ class Follower(threading.Thread):
             self._unpacker.close()
 
     def stop(self) -> None:
-        """Do not ask again; what is being read is still written."""
+        """Do not ask again; what has been read comes to disk."""
         self._stopped.set()
+        self._unpacker.flush()
 
     def _save(self, stamp: int) -> None:
         """What was read comes to disk before the note that it was."""

@@ -27,7 +27,7 @@ JOB, TRIAL, ATTEMPT, STORE, SWEEP = (f"trireme/{name}" for name in ("job", "tria
 DIRECTORY = "trireme/directory"
 """Annotation of the root: the trial's directory."""
 OURS = {"app.kubernetes.io/managed-by": "trireme"}
-CONFIG_DIR, OUT_DIR = "/trireme", "/trial"
+CONFIG_DIR, OUT_DIR = "/trireme", "/trials"
 ENTRY = Path(__file__).with_name("entry.py")
 
 
@@ -161,11 +161,10 @@ def _container(job: Job, cluster: KubernetesCluster, host0: str, index_variable:
 
 def _environment(job: Job, cluster: KubernetesCluster, host0: str, index_variable: str) -> list[Manifest]:
     port = meeting_port(job)
-    out = f"{cluster.run_dir.rstrip('/')}/{job.trial}" if cluster.run_dir else OUT_DIR
     values = {
         **cluster.env,
         "TRIREME_CONFIG": f"{CONFIG_DIR}/config.yaml",
-        "TRIREME_OUT": out,
+        "TRIREME_OUT": f"{(cluster.run_dir or OUT_DIR).rstrip('/')}/{job.trial}",
         "TRIREME_ATTEMPT": str(job.attempt),
         "TRIREME_INDEX_FROM": index_variable,
         "TRIREME_RANKS_PER_NODE": str(job.cluster.gpus_per_node),
@@ -198,7 +197,7 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
 
     add("trireme", {"configMap": {"name": job.name, "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
     if not cluster.run_dir:
-        add("trial", {"emptyDir": {}}, {"mountPath": OUT_DIR})
+        add("trials", {"emptyDir": {}}, {"mountPath": OUT_DIR})
     if cluster.restricted and not cluster.container.writable:
         add("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"})
     if cluster.shared_memory:

@@ -55,11 +55,13 @@ def state_of(kind: Kind, job: Observed, now: float, fault_timeout: float) -> Job
     suspended = word == "suspended" or (not pods and kind.kind != "Pod" and _wants_suspension(job.workload))
     if suspended:
         return JobState(Status.SUBMITTED, None, message or "suspended: waits for its queue to admit it", None, nodes)
-    causes = [c for pod in pods if (c := cause_of(pod, pod["metadata"]["uid"] in job.gone, _about(pod, job.events), now, fault_timeout))]
+    found = [cause_of(pod, pod["metadata"]["uid"] in job.gone, _about(pod, job.events), now, fault_timeout) for pod in pods]
+    causes = [cause for cause in found if cause is not None]
+    peers = [pod for pod, cause in zip(pods, found) if cause is None and running(pod)]
     given_up = _given_up(kind, job, word, reason, message, now, fault_timeout)
     if not causes and given_up is None:
         return _alive(job, pods, started, nodes)
-    if _unsettled(pods, job, causes, now):
+    if peers and _unsettled(causes, now):
         first = min(causes, key=_order).detail if causes else message
         return JobState(Status.RUNNING, None, f"failing, waiting for the other pods: {first}", started, nodes)
     cause = min([*causes, *([given_up] if given_up else [])], key=_order)
@@ -110,10 +112,8 @@ def _given_up(kind: Kind, job: Observed, word: str, reason: str, message: str, n
     return None
 
 
-def _unsettled(pods: Sequence[Object], job: Observed, causes: Sequence[Cause], now: float) -> bool:
-    """Whether peers of a pod that ended badly still run and deserve a moment; counted from the first such end."""
-    if not any(running(pod) and pod["metadata"]["uid"] not in job.gone for pod in pods):
-        return False
+def _unsettled(causes: Sequence[Cause], now: float) -> bool:
+    """Whether the running peers of a pod that ended badly deserve a moment; counted from the first such end."""
     if any(cause.reason is Reason.CANNOT_START for cause in causes):
         return False
     ends = [cause.ended for cause in causes if cause.ended is not None]

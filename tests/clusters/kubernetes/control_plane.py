@@ -58,6 +58,11 @@ class ControlPlane:
             daemon.start(environment(), self.settings.with_parent)
         wait_for(self._accounts, "the default service account")
 
+    def start_again(self) -> None:
+        """Whatever of it was killed."""
+        for daemon in self._daemons:
+            daemon.start(environment(), self.settings.with_parent)
+
     def stop(self) -> None:
         for daemon in reversed(self._daemons):
             daemon.kill()

@@ -6,6 +6,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,17 @@ class Kubernetes:
 
         return getattr(client, kind)(connect(self.kubeconfig))
 
+    @contextmanager
     def namespace(self) -> Iterator[str]:
-        """For a fixture: a namespace of its own, removed afterwards."""
+        """A namespace of its own, removed afterwards."""
         name = f"test-{uuid.uuid4().hex[:8]}"
         core = self.core()
         core.create_namespace({"metadata": {"name": name}})
         wait_for(lambda: core.list_namespaced_service_account(name).items, f"the service account of namespace {name}")
-        yield name
-        core.delete_namespace(name, grace_period_seconds=0)
+        try:
+            yield name
+        finally:
+            core.delete_namespace(name, grace_period_seconds=0)
 
     def cluster(self, namespace: str, **settings: Any) -> KubernetesCluster:
         """Pods that really run the trainer of this checkout."""
@@ -119,4 +123,5 @@ def played_nodes(kubernetes: Kubernetes) -> Kubernetes:
 @pytest.fixture
 def namespace(kubernetes: Kubernetes) -> Iterator[str]:
     """A namespace for one test."""
-    yield from kubernetes.namespace()
+    with kubernetes.namespace() as name:
+        yield name

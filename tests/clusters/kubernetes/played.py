@@ -10,7 +10,7 @@ what becomes of it; a value may differ by the pod's index, ``0=3,1=137``:
     played/evict      it fails with reason Evicted and this message
     played/log        its log, with {index} replaced; written as the container starts
 
-A node with the annotation ``played/silent`` stops answering: it renews no lease and confirms nothing.
+While a node has the annotation ``played/silent`` it does not answer: it renews no lease and confirms nothing.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class PlayedNodes:
         if "played/silent" in (self._core.read_node(name).metadata.annotations or {}):
             self._silent.add(name)
             return
+        self._silent.discard(name)
         spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _precisely()}
         try:
             self._leases.patch_namespaced_lease(name, "kube-node-lease", {"spec": spec})

@@ -1,0 +1,276 @@
+"""A real API server, scheduler and controllers, with nodes that are played: every way to fail, many trials, and broken servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.kubernetes import causes, states
+from launcher.config.kubernetes import VolumeConfig
+from launcher.sweep.files import read_json
+from tests.clusters.kubernetes.fixture import Kubernetes
+from tests.clusters.kubernetes.stage import RESULT, Stage
+from tests.clusters.slurm.process import wait_for
+from trainer.config import ConfigError, Reason, Status
+
+
+@pytest.fixture
+def stage(played_nodes: Kubernetes, namespace: str, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(played_nodes, namespace, tmp_path)
+    yield made
+    for backend in made.opened:
+        backend.close()
+
+
+# -- the life of a gang ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_comes_home_and_nothing_stays_in_the_namespace(stage: Stage) -> None:
+    gang = stage.submit()
+    assert gang.end().status is Status.DONE
+    gang.backend.collect(gang.job, gang.handle)
+    assert read_json(gang.job.directory / "result.json") == RESULT
+    assert list(gang.backend.logs(gang.job, gang.handle)) == ["[0] step 1", "[1] step 1"]
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+    assert gang.backend.poll([gang.handle])[0].status is Status.DONE, "also when only the result tells"
+
+
+@pytest.mark.parametrize(
+    ("keep", "code", "stays"), [("all", "0", True), ("failed", "3", True), ("failed", "0", False), ("nothing", "3", False)]
+)
+def test_what_is_configured_to_stay_stays(stage: Stage, keep: str, code: str, stays: bool) -> None:
+    gang = stage.submit({"exit": code}, keep=keep)
+    gang.end()
+    gang.backend.collect(gang.job, gang.handle)
+    if stays:
+        assert len(stage.left()) == 4
+    else:
+        wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+def test_cancelling_removes_everything(stage: Stage) -> None:
+    gang = stage.submit({"run": "-1", "log": "[{index}] step 1"}).running()
+    gang.backend.cancel([gang.handle])
+    assert gang.end().status is Status.FAILED
+    gang.backend.collect(gang.job, gang.handle)
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+    assert "[0] step 1" in list(gang.backend.logs(gang.job, gang.handle)), "and its log is kept"
+
+
+def test_what_a_killed_launcher_created_in_part_is_not_found_and_is_completed(stage: Stage) -> None:
+    gang = stage.submit({"run": "-1"}).running()
+    stage.kubernetes.core().delete_namespaced_pod(gang.pod(1), stage.namespace, grace_period_seconds=0)
+    other = stage.backend(gang.job.cluster)  # type: ignore[arg-type]
+    wait_for(lambda: not other.find([gang.job]), "the loss to be seen")
+    assert other.submit([other.render(gang.job)]) == [gang.handle]
+    assert other.find([gang.job]) == {gang.job.name: gang.handle}
+    assert len(stage.left(("pod",))) == 2 and len(stage.left(("service",))) == 1
+
+
+def test_a_job_of_another_folder_is_left_alone(stage: Stage, tmp_path: Path) -> None:
+    gang = stage.submit({"run": "-1"}).running()
+    elsewhere = dataclasses.replace(gang.job, directory=tmp_path / "elsewhere" / gang.job.trial)
+    (handle,) = gang.backend.submit([gang.backend.render(elsewhere)])
+    state = gang.backend.poll([handle])[0]
+    assert (state.status, state.reason) == (Status.FAILED, Reason.CONFIGURATION)
+    assert f"made for {gang.job.directory}" in state.detail and "use another cluster.namespace" in state.detail
+    assert gang.backend.find([elsewhere]) == {} and gang.running()
+
+
+def test_a_later_attempt_starts_only_when_nothing_of_an_earlier_one_runs(stage: Stage) -> None:
+    gang = stage.submit({"run": "-1"}, keep="all").running()
+    later = dataclasses.replace(gang.job, attempt=1)
+    gang.backend.submit([gang.backend.render(later)])
+    pods = stage.kubernetes.core().list_namespaced_pod(stage.namespace).items
+    assert {pod.metadata.labels["trireme/attempt"] for pod in pods} == {"1"}
+
+
+def test_what_an_earlier_run_left_of_the_same_name_is_waited_for(stage: Stage) -> None:
+    gang = stage.submit({"run": "-1"}).running()
+    gang.backend.cancel([gang.handle])
+    (handle,) = gang.backend.submit([gang.backend.render(gang.job)])  # its pods may still be ending
+    assert handle == gang.handle and gang.running()
+
+
+def test_the_queue_is_told_apart_from_the_run(stage: Stage) -> None:
+    gang = stage.submit({"run": "-1"})
+    began = gang.until(lambda state: state.status is Status.RUNNING).started
+    assert began is not None and abs(began - time.time()) < 60 and gang.backend.poll([gang.handle])[0].nodes[0].startswith("played-")
+
+
+# -- ways to fail ------------------------------------------------------------------------------------------------------------------
+
+PLAYED = {
+    "exit code": ({"exit": "0=3,1=0"}, {}, None, "exit code 3"),
+    "wrong configuration": ({"exit": "2"}, {}, Reason.CONFIGURATION, "exit code 2"),
+    "memory": ({"exit": "0=0,1=137", "reason": "1=OOMKilled"}, {}, Reason.HOST_MEMORY, "OOMKilled (exit code 137)"),
+    "evicted": ({"evict": "The node was low on resource: ephemeral-storage."}, {}, Reason.NODE, "Evicted: The node was low on"),
+    "image": (
+        {"waiting": "1=ImagePullBackOff"},
+        {"fault_timeout": 1.0},
+        Reason.CANNOT_START,
+        "ImagePullBackOff: ImagePullBackOff, as played",
+    ),
+    "image name": ({"waiting": "InvalidImageName"}, {}, Reason.CANNOT_START, "correct cluster.container.image"),
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_each_way_a_pod_fails_is_told_and_cleaned_up(stage: Stage, name: str) -> None:
+    annotations, settings, reason, words = PLAYED[name]
+    gang = stage.submit(annotations, **settings)
+    state = gang.end()
+    assert (state.status, state.reason) == (Status.FAILED, reason) and words in state.detail
+    gang.backend.collect(gang.job, gang.handle)
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gpus_per_node": 9}, "Insufficient nvidia.com/gpu"),
+        ({"nodes": 6, "gpus_per_node": 8}, "4 of 6 pods run; Unschedulable: "),
+        ({"node_selector": {"gpu": "none-such"}}, "didn't match Pod's node affinity"),
+        ({"volumes": [{"mount": "/x", "claim": "nope"}]}, 'persistentvolumeclaim "nope" not found'),
+    ],
+)
+def test_a_gang_that_cannot_be_placed_waits_and_says_why(stage: Stage, settings: dict[str, Any], words: str) -> None:
+    volumes = [VolumeConfig(**volume) for volume in settings.pop("volumes", [])]
+    gang = stage.submit({"run": "-1"}, volumes=volumes, **settings)
+    assert gang.until(lambda state: words in state.detail).status is Status.SUBMITTED
+
+
+def test_a_pod_that_is_preempted_is_worth_another_attempt(stage: Stage) -> None:
+    scheduling = stage.kubernetes.api("SchedulingV1Api")
+    for name, value in ((f"{stage.namespace}-low", 1), (f"{stage.namespace}-high", 1000)):
+        scheduling.create_priority_class({"metadata": {"name": name}, "value": value})
+    rack = {"node_selector": {"kubernetes.io/hostname": "played-0"}, "nodes": 1, "gpus_per_node": 8}
+    gang = stage.submit({"run": "-1"}, priority_class=f"{stage.namespace}-low", **rack).running()
+    stage.submit({"run": "-1"}, priority_class=f"{stage.namespace}-high", **rack).running()
+    state = gang.end()
+    assert (state.status, state.reason) == (Status.FAILED, Reason.PREEMPTED) and "Preempted by" in state.detail
+
+
+def test_a_pod_that_is_drained_or_deleted_is_worth_another_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SETTLE", 1.0)  # the played peer does not notice
+    gang = stage.submit({"run": "-1"}).running()
+    body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": gang.pod(1)}}
+    api = stage.kubernetes.core().api_client
+    path = f"/api/v1/namespaces/{stage.namespace}/pods/{gang.pod(1)}/eviction"
+    _, url, headers, content, _ = api.param_serialize("POST", path, body=body, auth_settings=["BearerToken"])
+    assert api.call_api("POST", url, {**headers, "Content-Type": "application/json"}, content).status == 201
+    state = gang.end()
+    assert (state.status, state.reason, state.bad_nodes) == (Status.FAILED, Reason.NODE, ()) and "was deleted" in state.detail
+
+
+def test_the_loss_of_a_node_fails_the_gang_and_names_the_node(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "_CONFIRMATION", 1.0)  # of the half minute that a real node gets
+    core, node = stage.kubernetes.core(), {"node_selector": {"kubernetes.io/hostname": "played-3"}}
+    gang = stage.submit({"run": "-1"}, unreachable_seconds=1, **node).running()
+    core.patch_node("played-3", {"metadata": {"annotations": {"played/silent": "true"}}})
+    gang.until(lambda state: "does not answer" in state.detail)
+    state = gang.end()
+    assert (state.status, state.reason, state.bad_nodes) == (Status.FAILED, Reason.NODE, ("played-3",))
+    gang.backend._submission._end_seconds = 1.0
+    gang.backend.collect(gang.job, gang.handle)
+    wait_for(lambda: not stage.left(), "the pods of a node that never confirms to be struck off the books")
+    core.patch_node("played-3", {"metadata": {"annotations": {"played/silent": None}}})
+
+
+# -- what the server refuses -----------------------------------------------------------------------------------------------------
+
+
+def test_pods_over_quota_wait_as_a_whole_and_start_when_there_is_room(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.backends.kubernetes.backend._QUOTA_SECONDS", 0.5)
+    core = stage.kubernetes.core()
+    core.create_namespaced_resource_quota(stage.namespace, {"metadata": {"name": "rq"}, "spec": {"hard": {"pods": "1"}}})
+    wait_for(lambda: core.read_namespaced_resource_quota("rq", stage.namespace).status.hard, "the quota to count")
+    gang = stage.submit({"run": "-1"})
+    state = gang.backend.poll([gang.handle])[0]
+    assert state.status is Status.SUBMITTED and "the namespace's quota is used up" in state.detail and "requested: pods=1" in state.detail
+    wait_for(lambda: not stage.left(("pod",)), "the pod that was within the quota to be taken back")
+    core.patch_namespaced_resource_quota("rq", stage.namespace, {"spec": {"hard": {"pods": "9"}}})
+    gang.running()
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        ({"resources": {"limits": {"memory": "2Gi"}}}, "limit range forbids the pods"),
+        ({"resources": {"limits": {"cpu": "1x"}}}, "quantities must match the regular expression"),
+        ({"resources": {"limits": {"nvidia.com/gpu": "0.5"}}}, "must be an integer"),
+        ({"name": "node", "image": ""}, "spec.containers[0].image: Required value"),
+    ],
+)
+def test_what_the_server_refuses_is_a_failed_trial_with_a_plain_reason_and_nothing_stays(
+    stage: Stage, container: dict[str, Any], words: str
+) -> None:
+    limits = {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}
+    stage.kubernetes.core().create_namespaced_limit_range(stage.namespace, {"metadata": {"name": "lr"}, "spec": limits})
+    patch = {"Pod": {"spec": {"containers": [{"name": "node", **container}]}}}
+    gang = stage.submit(patch=patch)
+    state = gang.backend.poll([gang.handle])[0]
+    assert (state.status, state.reason) == (Status.FAILED, Reason.CANNOT_START) and words in state.detail
+    wait_for(lambda: not stage.left(), "what was created to be taken back")
+    with pytest.raises(ConfigError, match="cannot submit Pod trireme-"):
+        gang.backend.validate(gang.backend.render(gang.job))
+    gang.backend.cancel([gang.handle])
+    gang.backend.collect(gang.job, gang.handle)
+
+
+def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage) -> None:
+    missing = dataclasses.replace(stage.cluster(), namespace="no-such")
+    with pytest.raises(ConfigError, match=r"namespace no-such does not exist; create it with 'kubectl create namespace no-such'"):
+        stage.backend(missing).check()
+    core = stage.kubernetes.core()
+    with stage.kubernetes.namespace() as going:
+        held = {"metadata": {"name": "held", "finalizers": ["test/held"]}}
+        core.create_namespaced_config_map(going, held)
+    with pytest.raises(ConfigError, match=f"namespace {going} is being deleted; wait until it is gone"):
+        stage.backend(dataclasses.replace(stage.cluster(), namespace=going)).check()
+    core.patch_namespaced_config_map("held", going, {"metadata": {"finalizers": None}})
+
+
+def test_an_indexed_job_is_refused_by_a_server_that_would_forget_its_index(stage: Stage) -> None:
+    cluster = stage.cluster(workload="job")
+    words = "is too old for cluster.workload=job: of the Job it drops spec.completionMode without a word; use cluster.workload=pods"
+    with pytest.raises(ConfigError, match=words):
+        stage.backend(cluster).check()
+    gang = stage.submit(workload="job")
+    state = gang.backend.poll([gang.handle])[0]
+    assert (state.status, state.reason) == (Status.FAILED, Reason.CONFIGURATION) and words in state.detail
+    batch = stage.kubernetes.api("BatchV1Api")
+    wait_for(lambda: not stage.left() and not batch.list_namespaced_job(stage.namespace).items, "the namespace to be empty")
+
+
+@pytest.mark.parametrize("workload", ["jobset", "trainjob", "volcano"])
+def test_a_workload_that_is_not_installed_is_said_beforehand(stage: Stage, workload: str) -> None:
+    with pytest.raises(ConfigError, match=r"does not know this kind of object; install it, or choose another cluster\.workload"):
+        stage.backend(stage.cluster(workload=workload)).check()
+
+
+def test_a_cluster_that_cannot_be_reached_is_said_in_one_sentence(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.backends.kubernetes.backend._QUICK", 0.5)
+    kubeconfig = stage.kubernetes.kubeconfig.read_text()
+    for old, new, words in (
+        ("https://127.0.0.1:", "https://127.0.0.1:1", "does not answer"),
+        ("token: ", "token: x", "does not accept the credentials; log in again"),
+        ("current-context: test", "current-context: other", "no Kubernetes cluster can be reached with kubeconfig"),
+    ):
+        path = tmp_path / "kubeconfig"
+        path.write_text(kubeconfig.replace(old, new) if "127" not in old else _other_port(kubeconfig))
+        with pytest.raises(ConfigError, match=words) as refused:
+            stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(path))).check()
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"kubeconfig .*nowhere.*; set cluster\.kubeconfig and cluster\.context"):
+        stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(tmp_path / "nowhere"))).check()
+
+
+def _other_port(kubeconfig: str) -> str:
+    head, _, rest = kubeconfig.partition("https://127.0.0.1:")
+    return head + "https://127.0.0.1:1\n" + rest.partition("\n")[2]

@@ -1,0 +1,299 @@
+"""Whole sweeps on a real API server with played pods: many trials, servers and launchers that die, rights, and other workloads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.backends import backend_for
+from launcher.backends.kubernetes import KubernetesBackend
+from launcher.backends.kubernetes.permissions import needed
+from launcher.backends.kubernetes.watch import Mirror
+from launcher.backends.kubernetes.workloads import KINDS
+from launcher.config.kubernetes import KubernetesCluster
+from launcher.config.rules import resolve
+from launcher.config.schema import Config, SweepConfig
+from launcher.sweep.run import run_sweep
+from launcher.sweep.store import Point, Record, Store
+from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes
+from tests.clusters.kubernetes.stage import Gang, Stage
+from tests.clusters.slurm.process import wait_for
+from trainer.config import ConfigError, DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
+
+RBAC = PROJECT / "deploy" / "kubernetes" / "rbac.yaml"
+
+
+@pytest.fixture
+def stage(played_nodes: Kubernetes, namespace: str, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(played_nodes, namespace, tmp_path)
+    yield made
+    for backend in made.opened:
+        backend.close()
+
+
+def points(cluster: KubernetesCluster, count: int) -> list[Point]:
+    """``count`` trials that differ in their seed."""
+    model, data, layout = (
+        ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8),
+        DataConfig(kind="synthetic"),
+        LayoutConfig(tensor=2, data=1),
+    )
+    configs = [Config(model, layout, data, run=RunConfig(steps=3, seed=seed, global_batch=2), cluster=cluster) for seed in range(count)]
+    return [Point((f"run.seed={config.run.seed}",), resolve(config)) for config in configs]
+
+
+def sweep(folder: Path, cluster: KubernetesCluster, count: int, max_parallel: int) -> list[Record]:
+    return run_sweep("many", points(cluster, count), SweepConfig(dir=str(folder), max_parallel=max_parallel))
+
+
+def finished(stage: Stage) -> int:
+    return len(list(stage.folder.glob("trials/*/result.json")))
+
+
+class Witness:
+    """Watches a namespace from outside: how often each pod was created, and how many there were at once."""
+
+    def __init__(self, kubernetes: Kubernetes, namespace: str):
+        self.created: Counter[str] = Counter()
+        self.most = 0
+        self._core, self._namespace, self._end = kubernetes.core(), namespace, threading.Event()
+        self._seen: set[str] = set()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        while not self._end.wait(0.1):
+            try:
+                pods = self._core.list_namespaced_pod(self._namespace).items
+            except (ApiException, HTTPError, OSError):
+                continue  # the API server is being killed in this test
+            fresh = [pod for pod in pods if pod.metadata.uid not in self._seen]
+            self.created.update(pod.metadata.name for pod in fresh)
+            self._seen |= {pod.metadata.uid for pod in fresh}
+            self.most = max(self.most, len({p.metadata.labels["trireme/job"] for p in pods if p.status.phase in ("Pending", "Running")}))
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def test_two_hundred_trials_run_once_each_and_no_more_at_once_than_is_set_also_when_the_api_server_dies(stage: Stage) -> None:
+    """The server is killed twice: once while trials are being submitted, once while they end."""
+    control = stage.kubernetes.own.control  # type: ignore[union-attr]
+    witness = Witness(stage.kubernetes, stage.namespace)
+    cluster = stage.cluster(nodes=1, gpus_per_node=2)
+    ended: list[Record] = []
+    launcher = threading.Thread(target=lambda: ended.extend(sweep(stage.folder, cluster, 200, 40)), daemon=True)
+    launcher.start()
+    for count in (40, 120):
+        wait_for(lambda count=count: finished(stage) >= count, f"{count} trials to end", 600)  # type: ignore[misc]
+        control.api_server.kill()
+        control.start_again()
+    launcher.join(600)
+    witness.close()
+    assert Counter(record.status for record in ended) == {Status.DONE: 200}
+    assert {record.attempt for record in ended} == {0}
+    assert len(witness.created) <= 200 and set(witness.created.values()) == {1}
+    assert witness.most <= 40
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+def _launcher(folder: Path, cluster: KubernetesCluster, count: int) -> None:
+    sweep(folder, cluster, count, 4)
+
+
+def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once(stage: Stage) -> None:
+    witness = Witness(stage.kubernetes, stage.namespace)
+    cluster = stage.cluster({"run": "1"})
+    for ends in (2, 8):
+        launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 24))
+        launcher.start()
+        wait_for(lambda ends=ends: finished(stage) >= ends, "some trials to end", 300)  # type: ignore[misc]
+        os.kill(launcher.pid or 0, signal.SIGKILL)
+        launcher.join()
+    records = sweep(stage.folder, cluster, 24, 4)
+    witness.close()
+    assert Counter(record.status for record in records) == {Status.DONE: 24}
+    assert {record.attempt for record in records} == {0} and set(witness.created.values()) == {1}
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage) -> None:
+    """After its restart the server does not remember the version from which the watch would go on: 410 Gone."""
+    backend = stage.backend()
+    lists = []
+    mirror = Mirror(backend._client, "api/v1/namespaces/{namespace}/configmaps")
+    original = mirror._list
+    mirror._list = lambda: lists.append(1) or original()  # type: ignore[method-assign,func-returns-value]
+    mirror.start()
+    mirror.objects()
+    core = stage.kubernetes.core()
+    core.create_namespaced_config_map(stage.namespace, {"metadata": {"name": "before"}})
+    wait_for(lambda: "before" in [item["metadata"]["name"] for item in mirror.objects()], "the first change")
+    control = stage.kubernetes.own.control  # type: ignore[union-attr]
+    control.api_server.kill()
+    control.start_again()
+    for number in range(5):  # newer versions than the restarted server's memory begins with
+        core.create_namespaced_config_map(stage.namespace, {"metadata": {"name": f"after-{number}"}})
+    wait_for(lambda: "after-4" in [item["metadata"]["name"] for item in mirror.objects()], "the change after the restart")
+    mirror.close()
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_role_that_is_shipped_grants_what_the_launcher_needs_and_no_more() -> None:
+    role = next(document for document in yaml.safe_load_all(RBAC.read_text()) if document["kind"] == "Role")
+    granted = {
+        (verb, group, name) for rule in role["rules"] for verb in rule["verbs"] for group in rule["apiGroups"] for name in rule["resources"]
+    }
+    assert granted == {permission for kind in KINDS.values() for permission in needed(kind)}
+
+
+def test_what_a_launcher_may_not_do_is_said_beforehand_and_the_shipped_role_is_enough(stage: Stage) -> None:
+    launcher = str(stage.kubernetes.own.control.launcher)  # type: ignore[union-attr]
+    cluster = dataclasses.replace(stage.cluster(), kubeconfig=launcher)
+    with pytest.raises(ConfigError) as refused:
+        stage.backend(cluster).check()
+    assert "you may not: get, list, watch, create, delete services; get, create configmaps; " in str(refused.value)
+    assert "get pods/log; list, watch events; have it granted: deploy/kubernetes/rbac.yaml" in str(refused.value)
+    _grant(stage)
+    backend = stage.backend(cluster)
+    wait_for(lambda: _permitted(backend), "the role to take effect")
+    job = stage.job(cluster)
+    (handle,) = backend.submit([backend.render(job)])
+    gang = Gang(stage, backend, job, handle)
+    assert gang.end().status is Status.DONE
+    backend.collect(job, handle)
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+def _permitted(backend: KubernetesBackend) -> bool:
+    try:
+        backend.check()
+    except ConfigError:
+        return False
+    return True
+
+
+def _grant(stage: Stage) -> None:
+    """The shipped role, bound to the user that we launch as."""
+    documents = {document["kind"]: document for document in yaml.safe_load_all(RBAC.read_text())}
+    rights = stage.kubernetes.api("RbacAuthorizationV1Api")
+    role, binding = documents["Role"], documents["RoleBinding"]
+    for document in (role, binding):
+        document["metadata"]["namespace"] = stage.namespace
+    binding["subjects"] = [{"kind": "User", "name": "launcher", "apiGroup": "rbac.authorization.k8s.io"}]
+    rights.create_namespaced_role(stage.namespace, role)
+    rights.create_namespaced_role_binding(stage.namespace, binding)
+
+
+# -- workloads of other groups --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def job_sets(played_nodes: Kubernetes) -> Iterator[None]:
+    """The kind JobSet, of which the server keeps everything but spec.suspend; nobody makes pods of it but the test."""
+    kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    spec = {
+        "type": "object",
+        "properties": dict.fromkeys(("network", "failurePolicy"), kept) | {"replicatedJobs": {"type": "array", "items": kept}},
+    }
+    schema = {"type": "object", "properties": {"spec": spec, "status": kept}}
+    version = {"name": "v1alpha2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, "subresources": {"status": {}}}
+    names = {"plural": "jobsets", "singular": "jobset", "kind": "JobSet", "listKind": "JobSetList"}
+    api = played_nodes.api("ApiextensionsV1Api")
+    head = {"name": "jobsets.jobset.x-k8s.io", "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/jobset"}}
+    api.create_custom_resource_definition(
+        {"metadata": head, "spec": {"group": "jobset.x-k8s.io", "scope": "Namespaced", "names": names, "versions": [version]}}
+    )
+    customs = played_nodes.api("CustomObjectsApi")
+    wait_for(lambda: _served(customs), "the new kind to be served")
+    yield
+    api.delete_custom_resource_definition(head["name"])
+
+
+def _served(customs: Any) -> bool:
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        return bool(customs.list_namespaced_custom_object("jobset.x-k8s.io", "v1alpha2", "default", "jobsets"))
+    except ApiException:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [({"type": "Completed", "reason": "AllJobsCompleted"}, Status.DONE), ({"type": "Failed", "reason": "FailedJobs"}, Status.FAILED)],
+)
+def test_a_job_set_is_created_watched_judged_and_removed(stage: Stage, job_sets: None, condition: dict[str, str], status: Status) -> None:
+    gang = stage.submit(workload="jobset")
+    state = gang.backend.poll([gang.handle])[0]
+    assert (state.status, state.detail) == (Status.SUBMITTED, "waiting for its pods")
+    assert gang.backend.find([gang.job]) == {gang.job.name: gang.handle}
+    customs = stage.kubernetes.api("CustomObjectsApi")
+    place = ("jobset.x-k8s.io", "v1alpha2", stage.namespace, "jobsets", gang.job.name)
+    customs.patch_namespaced_custom_object_status(*place, {"status": {"conditions": [{**condition, "status": "True"}]}})
+    assert gang.end().status is status
+    gang.backend.collect(gang.job, gang.handle)
+    wait_for(lambda: not customs.list_namespaced_custom_object(*place[:-1])["items"] and not stage.left(), "the namespace to be empty")
+
+
+def test_a_field_that_the_server_forgets_is_a_refusal_and_nothing_is_left(stage: Stage, job_sets: None) -> None:
+    """Kueue would find a JobSet that was not suspended, and that runs already."""
+    words = "is too old for cluster.workload=jobset: of the JobSet it drops spec.suspend without a word"
+    with pytest.raises(ConfigError, match=words):
+        stage.backend(stage.cluster(workload="jobset", queue="trials")).check()
+    gang = stage.submit(workload="jobset", queue="trials")
+    assert words in gang.backend.poll([gang.handle])[0].detail
+    customs = stage.kubernetes.api("CustomObjectsApi")
+    wait_for(
+        lambda: (
+            not stage.left()
+            and not customs.list_namespaced_custom_object("jobset.x-k8s.io", "v1alpha2", stage.namespace, "jobsets")["items"]
+        ),
+        "nothing to be left",
+    )
+
+
+# -- command line ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_nothing(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from launcher.cli.main import main
+
+    common = ["train", "--dry-run=server", "cluster=kubernetes_cpu", "data=synthetic", "model=gpt_tiny", "cluster.container.image=trireme:1",
+              f"cluster.kubeconfig={stage.kubernetes.kubeconfig}", f"cluster.namespace={stage.namespace}", f"sweep.dir={stage.folder}"]  # fmt: skip
+    assert main([*common, "cluster.workload=pods"]) == 0
+    assert "kind: Pod" in capsys.readouterr().out
+    assert main([*common, "cluster.workload=job"]) == 2
+    assert "it drops spec.completionMode without a word" in capsys.readouterr().err
+    assert main([*common, "cluster.workload=pods", "cluster.memory=lots"]) == 2
+    assert "quantities must match" in capsys.readouterr().err
+    assert not stage.left() and not list(stage.folder.iterdir())
+
+
+def test_status_knows_the_place_of_a_trial_that_no_launcher_follows(stage: Stage) -> None:
+    settings = SweepConfig(dir=str(stage.folder), follow=False, max_parallel=0)
+    cluster = stage.cluster({"run": "0.5"})
+    (record,) = run_sweep("left", points(cluster, 1), settings)
+    assert record.status is Status.SUBMITTED
+    assert json.loads((record.directory / "trial.json").read_text())["handle"]["name"] == f"trireme-{record.id}-0"
+    (again,) = run_sweep("left", points(cluster, 1), dataclasses.replace(settings, follow=True), backends=backend_for)
+    assert again.status is Status.DONE and Store(stage.folder).trial(record.id).attempt == 0
