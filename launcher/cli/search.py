@@ -82,8 +82,8 @@ def run(
 ) -> int:
     """Search and report. ``default`` is the configuration without overrides; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.config import locate_data
-    from launcher.search.contest import contest
     from launcher.results.tracking import MlflowMirror
+    from launcher.search.contest import contest
     from launcher.search.plan import plan
     from launcher.sweep.multirun import sweep_name
     from launcher.sweep.search import search
