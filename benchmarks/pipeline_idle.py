@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from trainer.layout import Times, build, idle_fraction, simulate
 
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1}
 COMPUTE = ("forward", "backward", "input_grad", "weight_grad")
@@ -67,6 +64,9 @@ def trace(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[d
 
 def prediction(events: list[dict[str, Any]], schedule: str, stages: int, chunks: int, micro_batches: int) -> float:
     """Idle share of the simulated schedule with the measured mean times."""
+    sys.path.insert(0, str(ROOT))
+    from trainer.layout import Times, build, idle_fraction, simulate
+
     times = {}
     for kind in COMPUTE:
         lengths = [[e["end_s"] - e["start_s"] for e in events if (e["kind"], e["stage"]) == (kind, s)] for s in range(stages * chunks)]

@@ -1,7 +1,7 @@
 """Side by side, in one run: this trainer under several layouts and what a user would pick instead.
 
     python benchmarks/trainer.py                       # CPU: tokens per CPU-second, summed over ranks
-    python benchmarks/trainer.py --peers deepspeed     # adds a peer, if it is installed
+    python benchmarks/trainer.py --peers deepspeed olmo   # adds peers, if they are installed
 
 The model is the one of issue and facts: 4 layers, hidden 256, sequence 256, vocabulary 50304, micro-batch 4, 4096 tokens a step,
 untied, fp32, AdamW with clipping, one thread per rank. The plain loop is the same model, from ``trainer.models``, with torch's
@@ -36,7 +36,7 @@ class Contestant:
     """One line of the table. ``target`` is the least share of the plain loop's figure that it should reach."""
 
     name: str
-    kind: str  # ours, plain, deepspeed
+    kind: str  # ours, plain, deepspeed, olmo
     ranks: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
     target: float | None = None
@@ -52,7 +52,10 @@ OURS = [
 PLAIN = Contestant("plain PyTorch loop", "plain")
 PEERS = {
     "deepspeed": [Contestant(f"deepspeed data=2 ZeRO-{stage}", "deepspeed", 2, {"stage": stage}) for stage in (0, 1, 2, 3)],
+    "olmo": [Contestant(f"olmo-core data=2 {way}", "olmo", 2, {"way": way}) for way in ("ddp", "fsdp")],
 }
+PACKAGES = {"deepspeed": ("deepspeed", "deepspeed"), "olmo": ("olmo_core", "ai2-olmo-core")}
+"""What a peer imports, and its name on PyPI."""
 
 
 def main() -> int:
@@ -75,8 +78,9 @@ def main() -> int:
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     found = [PLAIN, *(c for c in OURS if not arguments.only or arguments.only in c.name)]
     for peer in arguments.peers:
-        if importlib.util.find_spec(peer) is None:
-            print(f"{peer} is not installed; pip install {peer}", file=sys.stderr)
+        module, package = PACKAGES[peer]
+        if importlib.util.find_spec(module) is None:
+            print(f"{peer} is not installed: pip install {package}", file=sys.stderr)
         else:
             found += PEERS[peer]
     return found
@@ -141,7 +145,7 @@ def work(order: dict[str, Any]) -> int:
     import torch
 
     torch.set_num_threads(1)
-    step = {"ours": ours, "plain": plain, "deepspeed": deepspeed}[order["kind"]](order)
+    step = {"ours": ours, "plain": plain, "deepspeed": deepspeed, "olmo": olmo}[order["kind"]](order)
     cpu, wall = [], []
     for number in range(order["steps"]):
         start_cpu, start_wall = time.process_time(), time.perf_counter()
@@ -248,6 +252,43 @@ def deepspeed(order: dict[str, Any]) -> Callable[[int], Any]:
             loss = F.cross_entropy(engine(rows[:-1]).flatten(0, 1), rows[1:].flatten())
             engine.backward(loss)
             engine.step()
+
+    return step
+
+
+def olmo(order: dict[str, Any]) -> Callable[[int], Any]:
+    """OLMo-core's own LLaMA of the same size under its data parallelism; its trainer is left out, which only keeps books."""
+    from types import SimpleNamespace
+
+    import torch
+    from olmo_core.config import DType
+    from olmo_core.distributed.parallel import DataParallelType
+    from olmo_core.nn.transformer import TransformerConfig
+    from olmo_core.optim import AdamWConfig
+    from olmo_core.train.train_module import TransformerTrainModuleConfig
+    from olmo_core.train.train_module.transformer.config import TransformerDataParallelConfig
+
+    torch.distributed.init_process_group("gloo")
+    config, _, batch = plain_parts(order | {"settings": {"data": 2}})
+    network = TransformerConfig.llama_like(
+        d_model=config.model.hidden, n_layers=config.model.layers, n_heads=config.model.heads, vocab_size=config.model.vocab
+    )
+    parallel = TransformerDataParallelConfig(name=DataParallelType(order["settings"]["way"]), param_dtype=None, reduce_dtype=DType.float32)
+    module = TransformerTrainModuleConfig(
+        rank_microbatch_size=MICRO_BATCH * config.model.seq,
+        max_sequence_length=config.model.seq,
+        optim=AdamWConfig(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95)),
+        max_grad_norm=1.0,
+        dp_config=parallel,
+    ).build(network.build(init_device="meta"), device=torch.device("cpu"))
+    module._trainer = SimpleNamespace(record_metric=lambda *_, **__: None, record_ce_loss=lambda *_, **__: None)
+    rows_of_rank, rank = config.run.global_batch // 2, int(os.environ["RANK"])
+
+    def step(number: int) -> None:
+        tokens = batch(number, rank * rows_of_rank, rows_of_rank).t()[:, :-1].contiguous()
+        module.zero_grads()
+        module.train_batch({"input_ids": tokens})
+        module.optim_step()
 
     return step
 

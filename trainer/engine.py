@@ -146,7 +146,7 @@ class Engine:
         self.state.counted = self.activations.hold if watch else None
         with self.activations.watching() if watch else contextlib.nullcontext():
             losses = self.pipeline.step(batch)
-        with self.recorder.span("backward"):
+        with self.recorder.span("communication"):
             self.state.finish()
         with self.recorder.span("optimizer"):
             return self._update(step, losses, stop)

@@ -18,6 +18,16 @@ from trainer.parallel.collectives import Ledger
 PHASES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "backward", Kind.WEIGHT_GRAD: "backward"}
 """The part of the step split that a computation belongs to. Sends and receives only start something."""
 
+EVENTS: dict[Kind | str, str] = {
+    Kind.SEND_FORWARD: "send",
+    Kind.SEND_BACKWARD: "send",
+    Kind.RECV_FORWARD: "receive",
+    Kind.RECV_BACKWARD: "receive",
+    "communication": "reduce",
+    "optimizer": "optimizer",
+}
+"""The timeline's names, where they are not those of the schedule. Phases that are not here are not drawn."""
+
 SLOWER = 1.2
 """From which factor on a rank counts as a straggler."""
 
@@ -29,6 +39,7 @@ class Span:
     phase: str
     action: Action | None
     start: Any
+    work: Any  # when its input had arrived
     end: Any
     waits: slice
 
@@ -40,6 +51,7 @@ class Recorder:
         self.clock, self.ledger = clock, ledger
         self.spans: list[Span] = []
         self.start: Any = None
+        self.work: Any = None
         self.host_start = 0.0  # the same moment on the host's clock
 
     def begin(self) -> None:
@@ -52,12 +64,17 @@ class Recorder:
         """Record what runs inside, under the phase of an action or a name."""
         phase = action if isinstance(action, str) else PHASES.get(action.kind, "communication")
         start, first = self.clock.mark(), len(self.ledger.waits)
+        self.work = start
         yield
         waits = slice(first, len(self.ledger.waits))
-        self.spans.append(Span(phase, None if isinstance(action, str) else action, start, self.clock.mark(), waits))
+        self.spans.append(Span(phase, None if isinstance(action, str) else action, start, self.work, self.clock.mark(), waits))
+
+    def arrived(self) -> None:
+        """Inside a span: its input is here, the work begins. The timeline draws it from now on."""
+        self.work = self.clock.mark()
 
     def split(self) -> dict[str, float]:
-        """Seconds of the step by part; ``communication`` is what nothing hid, ``other`` what no span covers."""
+        """Seconds of the step by part; ``communication`` is what nothing hid."""
         parts: dict[str, float] = dict.fromkeys(("forward", "backward", "communication", "optimizer", "data"), 0.0)
         for span in self.spans:
             waited = sum(self.clock.seconds(*wait) for wait in self.ledger.waits[span.waits])
@@ -67,13 +84,12 @@ class Recorder:
 
     def events(self, rank: int, stage_of_rank: int, stages: int, offset_s: float) -> list[dict[str, Any]]:
         """The step's timeline: times relative to its start, ``offset_s`` later on the common clock."""
-        names = {Kind.SEND_FORWARD: "send", Kind.SEND_BACKWARD: "send", Kind.RECV_FORWARD: "receive", Kind.RECV_BACKWARD: "receive"}
         events = []
         for span in self.spans:
-            kind = span.phase if span.action is None else names.get(span.action.kind, span.action.kind.value)
+            kind = EVENTS.get(span.phase) if span.action is None else EVENTS.get(span.action.kind, span.action.kind.value)
+            if kind is None:
+                continue
             chunk = 0 if span.action is None else span.action.chunk
-            start = self.clock.seconds(self.start, span.start) + offset_s
-            # a computation is drawn without the wait for its input at its beginning
             events.append(
                 {
                     "rank": rank,
@@ -81,17 +97,11 @@ class Recorder:
                     "chunk": chunk,
                     "kind": kind,
                     "micro_batch": -1 if span.action is None else span.action.micro_batch,
-                    "start_s": start + self._leading_wait(span),
+                    "start_s": self.clock.seconds(self.start, span.work) + offset_s,
                     "end_s": self.clock.seconds(self.start, span.end) + offset_s,
                 }
             )
         return events
-
-    def _leading_wait(self, span: Span) -> float:
-        waits = self.ledger.waits[span.waits]
-        if not waits or span.action is None or not span.action.kind.computes:
-            return 0.0
-        return self.clock.seconds(span.start, waits[0][1])
 
 
 def model_flops(model: ModelConfig, sequences: int) -> float:

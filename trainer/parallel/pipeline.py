@@ -133,7 +133,7 @@ class Pipeline:
         place, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
         model = chunk.model
         if model.embedding is None:
-            x = self._arrived(Kind.RECV_FORWARD, place).requires_grad_()
+            x = self._arrived(Kind.RECV_FORWARD, place).requires_grad_()  # the leaf where backward ends
             self.inputs[place] = x
         else:
             x = self.batch.tokens(action.micro_batch)
@@ -180,7 +180,9 @@ class Pipeline:
         return self.up if peer > self.up.index else self.down
 
     def _arrived(self, kind: Kind, place: Place) -> Tensor:
-        return self.boundary.unpack(ready(self.arriving.pop((kind, *place))))
+        tensor = self.boundary.unpack(ready(self.arriving.pop((kind, *place))))
+        self.recorder.arrived()
+        return tensor
 
 
 def describe(action: Action) -> dict[str, Any]:
