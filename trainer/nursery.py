@@ -16,6 +16,7 @@ killed after a short grace: they can only wait for it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import selectors
@@ -194,6 +195,7 @@ def main() -> int:
     from trainer.__main__ import preload
 
     preload()
+    gc.freeze()  # a rank's collections leave the pages that it shares with the nursery alone
     reply({"ready": True})
     Nursery(entry).serve()
     return 0
