@@ -20,6 +20,7 @@ class HardwareConfig:
     """One kind of device and how devices are joined. Rates are peaks unless the name says otherwise; conf/hardware/*.yaml."""
 
     name: str = key("cpu", "name of the device")
+    host: bool = key(False, "the device is the host's own processor: nothing is launched, there is no driver's context")
     memory_gb: Optional[float] = key(None, "memory of one device in 1e9 bytes; null = the machine's, shared by its ranks", minimum=0)
     peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}")
     reached_tflops: dict[str, float] = key(dict, "rate that large matrix products sustain in training, in TFLOP/s by precision; missing = 70 % of the peak")

@@ -14,15 +14,25 @@ from launcher.cost.case import Case
 from launcher.cost.shape import Number
 
 FLASH = ("flash1", "flash2")
-SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (14.0, 16.0)}
+SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (14.0, 16.0), "math": (14.0, 16.0)}
 """Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted)."""
 DROPOUT_PASSES = (2.5, 2.5)
 
 
+def kernel(case: Case) -> str:
+    """The kernel that really runs. Biases leave torch its memory-efficient kernel on a GPU, and on a CPU its plain fallback, ``math``."""
+    s, f = case.shape, case.framework
+    if not s.fused_attention or (s.dropout and not f.fused_dropout):
+        return "unfused"
+    if s.linear_biases and f.attention in FLASH:
+        return "math" if case.device.host else "flash1"
+    return f.attention
+
+
 def seconds(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of one block's attention core."""
-    kernel = case.framework.attention if case.shape.fused_attention else "unfused"
-    return _flash(case, kernel) if kernel in FLASH else _scores(case, kernel)
+    name = kernel(case)
+    return _flash(case, name) if name in FLASH else _scores(case, name)
 
 
 def score_count(case: Case) -> Number:
@@ -30,9 +40,9 @@ def score_count(case: Case) -> Number:
     return case.tokens * case.shape.seq * case.shape.heads / case.tensor
 
 
-def _flash(case: Case, kernel: str) -> tuple[Number, Number]:
+def _flash(case: Case, name: str) -> tuple[Number, Number]:
     s, constants, device = case.shape, case.constants, case.device
-    forward_rate, backward_rate = getattr(constants, kernel)
+    forward_rate, backward_rate = getattr(constants, name)
     scores = score_count(case) * (0.5 if case.framework.causal_skip else 1.0)
     # short sequences leave units idle and waste the diagonal tiles
     fill = 1 + constants.flash_ramp / s.seq
@@ -46,13 +56,13 @@ def _flash(case: Case, kernel: str) -> tuple[Number, Number]:
     return forward, backward
 
 
-def _scores(case: Case, kernel: str) -> tuple[Number, Number]:
+def _scores(case: Case, name: str) -> tuple[Number, Number]:
     s, constants, device = case.shape, case.constants, case.device
     batch = case.micro_batch * s.heads / case.tensor
     rows = s.seq / case.context
     precision = case.vector_precision
     product = matmul.seconds(device, precision, constants, rows, s.seq, s.head_width, batch)
     product = (product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)) * matmul.aligned(s.head_width)
-    passes = np.asarray(SCORE_PASSES[kernel]) + (np.asarray(DROPOUT_PASSES) if s.dropout else 0)
+    passes = np.asarray(SCORE_PASSES[name]) + (np.asarray(DROPOUT_PASSES) if s.dropout else 0)
     move = score_count(case) * case.width / (device.bandwidth * constants.bandwidth)
     return product + passes[0] * move, 2 * product + passes[1] * move

@@ -29,6 +29,7 @@ class Case:
     precision: str = "bf16"
     framework: Framework = TRIREME
     constants: Constants = FITTED
+    budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
 
     def field(self, name: str) -> np.ndarray:
         return self.table[name].astype(float)
@@ -83,11 +84,26 @@ class Case:
         return self.table["recompute"] == RECOMPUTE.index(name)
 
     @cached_property
+    def blocks_per_chunk(self) -> np.ndarray:
+        return self.shape.layers / (self.pipeline * self.chunks)
+
+    @cached_property
+    def recomputed_per_chunk(self) -> np.ndarray:
+        """Blocks of a chunk that are recomputed whole: every so many of the first."""
+        given, every = self.table["recompute_layers"], np.maximum(self.table["recompute_every"], 1)
+        first = np.where(given < 0, self.blocks_per_chunk, np.minimum(given, self.blocks_per_chunk))
+        return np.where(self.recomputes("full"), np.minimum(np.ceil(first / every), self.blocks_per_chunk), 0.0)
+
+    @cached_property
     def recomputed_blocks(self) -> np.ndarray:
         """Fraction of the blocks that are recomputed whole."""
-        per_chunk = self.shape.layers / (self.pipeline * self.chunks)
-        first = np.where(self.table["recompute_layers"] < 0, 1.0, np.minimum(self.table["recompute_layers"] / per_chunk, 1.0))
-        return np.where(self.recomputes("full"), first / np.maximum(self.table["recompute_every"], 1), 0.0)
+        return self.recomputed_per_chunk / self.blocks_per_chunk
+
+    @cached_property
+    def blocks_behind(self) -> np.ndarray:
+        """Blocks of a chunk behind the last one that is recomputed whole."""
+        every = np.maximum(self.table["recompute_every"], 1)
+        return np.maximum(self.blocks_per_chunk - every * (self.recomputed_per_chunk - 1) - 1, 0.0)
 
     @cached_property
     def tokens(self) -> np.ndarray:

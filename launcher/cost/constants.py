@@ -47,9 +47,9 @@ class Constants:
     step: float = 0.045  # seconds per step: data, logging, scalar reductions
     # memory
     gathered_logits: float = 6.0  # bytes per logit where tensor ranks gather them: the whole in 16 bits, its gradient, and the shards of both
-    communicator_gb: float = 0.8  # buffers of one communicator
-    fragmentation: float = 0.08  # memory lost to fragments, relative to what comes and goes within a step
-    padding: float = 0.04  # memory lost around what stays, relative to it
+    communicator_gb: float = 1.1  # buffers of one communicator
+    fragmentation: float = 0.06  # memory lost to fragments, relative to what comes and goes within a step
+    padding: float = 0.045  # memory lost around what stays, relative to it
     context_gb: float = 1.2  # CUDA context and library workspaces, 1e9 bytes
     oom_spread: float = 0.06  # relative standard error of the memory estimate
 

@@ -18,6 +18,7 @@ class Device:
     """One kind of accelerator. Rates are per second, sizes in bytes."""
 
     name: str
+    host: bool  # the host's own processor
     peaks: dict[str, float]  # FLOP/s by precision
     reached: dict[str, float]  # FLOP/s that large products sustain in training, by precision
     older_kernels: float  # fraction of the peak open to kernels of the generation before
@@ -42,6 +43,7 @@ class Device:
         link = (hardware.link_gbs or 5.0) * 1e9
         return cls(
             name=hardware.name,
+            host=hardware.host,
             peaks={name: rate * 1e12 for name, rate in hardware.peak_tflops.items()},
             reached={name: rate * 1e12 for name, rate in hardware.reached_tflops.items()},
             older_kernels=hardware.older_kernels,

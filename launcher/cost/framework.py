@@ -14,7 +14,8 @@ class Framework:
 
     name: str = "trireme"
     # kernels
-    attention: str = "flash2"  # unfused | fused_softmax | flash1 | flash2 | flash3
+    attention: str = "flash2"  # unfused | fused_softmax | flash1 | flash2
+    fused_dropout: bool = True  # that kernel drops out weights itself; otherwise scores are written out where weights are dropped out
     fused_norm: bool = True
     pointwise: str = "fused"  # eager | fused (bias, dropout, activation each one kernel) | compiled
     hopper_attention: bool = False  # attention kernels made for the newest devices (cuDNN, flash 3)
@@ -31,13 +32,18 @@ class Framework:
     accumulate_fused: bool = False  # weight gradients are added to the buffer inside the matrix product
     # what is sharded
     sharded_logits: bool = True
-    fused_loss: bool = False  # one kernel computes the loss from 16-bit logits and leaves their gradient in place
-    logit_copies: float = 3.0  # 4-byte copies of the logits alive at the peak, where the loss is not fused
+    fused_loss: bool = False  # one kernel computes the loss from 16-bit logits
+    logit_copies: tuple[float, float] = (1, 3)  # copies of the logits and their gradient alive at the peak: as computed, in 4 bytes
+    frees_logits: bool = False  # nothing refers to the logits while the blocks run backward
     sharded_checkpoints: bool = False  # recompute: stored block inputs are sharded over the tensor ranks
     block_scaled: bool = False  # 8-bit operands have a scale per row or block, not one per tensor: they are brought into 8 bits twice
+    # what is kept for backward
     saves_low_precision: bool = False  # 8-bit training keeps the 8-bit inputs of products for backward
+    copied_heads: bool = False  # queries and keys that are rotated or regrouped are new tensors while the product's output stays
+    score_copies: float = 2  # of the scores, where attention is spelled out
     can_offload: bool = False
     offloaded: bool = False  # stored block inputs and optimizer states live in host memory
+    pooled: bool = False  # whole parameters and gradients of sharded ones live in a pool that never shrinks
     # recompute
     selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms
     # overlap and communication
@@ -52,4 +58,12 @@ class Framework:
     gather_again: bool = True  # sharded parameters are dropped after forward and gathered again for backward
 
 
-TRIREME = Framework()
+TRIREME = Framework(
+    pointwise="eager",
+    fused_dropout=False,
+    logit_copies=(1, 0),  # the loss works in place
+    frees_logits=True,
+    copied_heads=True,
+    score_copies=1,
+    pooled=True,
+)

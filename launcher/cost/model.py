@@ -38,12 +38,14 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     """Predict every layout of ``case``. ``split``: explicit blocks per chunk, for a case of one layout."""
     held = stages.held(case, split)
     needed = memory.peak(case, held)
-    return Estimate(step(case, held), needed, fits(case, total(needed)))
+    counted = sum(needed[name] for name in memory.COUNTED)
+    possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
+    return Estimate(step(case, held), needed, possible)
 
 
-def fits(case: Case, needed: np.ndarray) -> np.ndarray:
-    """Probability that ``needed`` bytes fit: a logistic curve around the capacity, as wide as the estimate is uncertain."""
-    distance = (np.log(case.device.memory) - np.log(needed)) / case.constants.oom_spread
+def fits(case: Case, needed: np.ndarray, capacity: float | None = None) -> np.ndarray:
+    """Probability that ``needed`` bytes fit, into the device by default: a logistic curve as wide as the estimate is uncertain."""
+    distance = (np.log(case.device.memory if capacity is None else capacity) - np.log(needed)) / case.constants.oom_spread
     return 1 / (1 + np.exp(-1.7 * np.clip(distance, -50, 50)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import Device
 from launcher.cost.framework import TRIREME, Framework
 from launcher.cost.layouts import to_table
+from launcher.cost.memory import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.shape import Shape
 from trainer.config import LayoutConfig, ModelConfig, RunConfig
@@ -36,6 +37,12 @@ class Prediction:
     @property
     def memory_bytes(self) -> float:
         return sum(self.memory.values())
+
+    @property
+    def counted(self) -> dict[str, float]:
+        """Bytes by the parts that the trainer counts and reports under these names."""
+        parts = {"weights": (WEIGHTS,), "gradients": (GRADIENTS,), "optimizer": (OPTIMIZER,), "activations": (ACTIVATIONS, LOGITS)}
+        return {name: sum(self.memory[part] for part in group) for name, group in parts.items()}
 
     @property
     def mfu(self) -> float:
@@ -92,7 +99,10 @@ def case_of(
 ) -> Case:
     """The question that configs and a table of layouts pose."""
     device = Device.of(cluster.hardware, cluster.gpus_per_node)
-    return Case(Shape.of(model), table, run.global_batch, device, run.precision, framework, constants)
+    if framework is TRIREME:
+        framework = replace(framework, bucket_bytes=run.bucket_mb * 2**20, pointwise="compiled" if run.compile else "eager")
+    budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
+    return Case(Shape.of(model), table, run.global_batch, device, run.precision, framework, constants, budget)
 
 
 def explain(result: Estimate, row: int, case: Case) -> Prediction:

@@ -56,6 +56,7 @@ class Shape:
     positions: Number = 0  # learned position embeddings
     embedding_norm: bool = False  # BLOOM normalises the embedding
     rotary: bool = False
+    linear_biases: bool = False  # ALiBi
     dropout: bool = False
     fused_attention: bool = True  # scaled_dot_product_attention or a flash kernel, not matmul-softmax-matmul
     frozen: bool = False  # only small adapters are trained (LoRA): no weight gradients, no states of the matrices
@@ -83,6 +84,7 @@ class Shape:
             positions=model.seq if model.family == "gpt" else 0,
             embedding_norm=model.family == "bloom",
             rotary=llama,
+            linear_biases=model.family == "bloom",
             dropout=model.dropout > 0,
             fused_attention=model.attention == "fused",
         )

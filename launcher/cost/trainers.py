@@ -13,7 +13,7 @@ MEGATRON_2021 = Framework(
     accumulate_fused=True,
     gradient_bytes=2,
     reduce_bytes=2,
-    logit_copies=1.0,  # the loss works in place on one 4-byte copy
+    logit_copies=(1, 1),  # the loss works in place on one 4-byte copy
     gathers_saved_inputs=True,
     gradient_overlap=False,
     gather_overlap=False,
@@ -32,6 +32,7 @@ MEGATRON_CORE = Framework(
     accumulate_fused=True,
     reduce_bytes=2,
     fused_loss=True,
+    logit_copies=(2, 0),
     saves_low_precision=True,
     gathers_saved_inputs=True,
     tensor_overlap="all",
@@ -43,7 +44,7 @@ DEEPSPEED = Framework(
     causal_skip=False,
     gradient_bytes=2,
     reduce_bytes=2,
-    logit_copies=1.0,
+    logit_copies=(1, 1),
     bucket_bytes=3e9,  # two reduce buckets and a gather bucket of 5e8 elements
     reduce_every_micro_batch=True,
     single_rail=True,
@@ -56,7 +57,7 @@ ALEPH_ALPHA = Framework(
     gradient_bytes=2,
     reduce_bytes=2,
     sharded_logits=False,
-    logit_copies=4.0,
+    logit_copies=(1, 4),
     gradient_overlap=False,
     gather_overlap=False,
 )
@@ -72,8 +73,8 @@ FSDP = Framework(
     selective="per_op",
     reduce_every_micro_batch=True,
 )
-LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=True)
-TORCHTITAN = replace(FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4)
+LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=True, logit_copies=(2, 0))
+TORCHTITAN = replace(FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True)
 TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
 INTERNEVO = replace(Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2)
 JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True)

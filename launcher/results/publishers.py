@@ -1,7 +1,7 @@
 """Who published a measurement, and what that says beyond the cells: the trainer, and what a blank cell means there.
 
-Everything here is documented by the source (paper, README, run scripts); nothing is fitted. A table of the reader's own, whose
-source nobody knows here, is taken to be measured with this project's trainer.
+Everything here is documented by the source (paper, README, run scripts); nothing is fitted. A row without a source, or of source
+``trireme``, is the reader's own, measured with this project's trainer; of other sources that nobody knows here, the usual is assumed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ PUBLISHERS = (
     Publisher(r"JAX|Pax|MaxText", trainers.JAX),
     Publisher(r"nanotron", trainers.NANOTRON, True),
     Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", trainers.FSDP),
+    Publisher(r"trireme|^$", TRIREME),
 )
-UNKNOWN = Publisher("", TRIREME)
+UNKNOWN = Publisher("", Framework(name="unknown"))
 
 
 def publisher(row: Row) -> Publisher:

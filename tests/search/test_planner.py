@@ -61,9 +61,9 @@ def test_with_overlap_and_equal_shards_the_planner_beats_every_named_strategy_an
 
 def test_less_memory_means_more_shards() -> None:
     model, layout, run, cluster = question("13B")
-    small = dataclasses.replace(cluster, hardware=dataclasses.replace(cluster.hardware, memory_gb=48.0))
+    small = dataclasses.replace(cluster, hardware=dataclasses.replace(cluster.hardware, memory_gb=68.0))
     roomy, tight = best(choices(model, layout, run, cluster)), best(choices(model, layout, run, small))
-    assert tight.memory_bytes < 48e9 and tight.memory_bytes <= roomy.memory_bytes and tight.step_time_s >= roomy.step_time_s
+    assert tight.memory_bytes < 68e9 and tight.memory_bytes <= roomy.memory_bytes and tight.step_time_s >= roomy.step_time_s
 
 
 def test_nothing_fits_is_said_with_the_least_need() -> None:

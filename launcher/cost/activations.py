@@ -1,0 +1,135 @@
+"""Bytes kept for backward: of one block, of the model's two ends, for one micro-batch on one rank.
+
+Korthikanti et al. 2022 (arXiv 2205.05198), section 4, with their terms for what the model, the kernels and the trainer really keep: norms
+and residuals are spread over the tensor ranks by sequence parallelism, heads and the MLP's inner width always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.cost.attention import FLASH, kernel, score_count
+from launcher.cost.case import Case
+from launcher.cost.pointwise import inner_width
+from launcher.cost.shape import Number
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of one block."""
+
+    everything: Number  # nothing recomputed
+    chosen: Number  # as the layout recomputes, averaged over the blocks
+    again: Number  # beside what is kept, while what was recomputed of one block runs backward
+
+
+def block(case: Case) -> Kept:
+    """What a block keeps."""
+    hidden, heads, core, inner = norms(case), projections(case), attention_core(case), mlp(case)
+    everything = hidden + heads + core + inner + dispatched(case) + dropped(case)
+    full, selective = case.recomputed_blocks, case.recomputes("selective")
+    repeated = {"attention": core, "norms": hidden / 2 + inner / 3, "per_op": everything - _every_second_product(case)}
+    kept = np.where(selective, everything - repeated[case.framework.selective], everything)
+    split = np.maximum(case.sequence_split, case.tensor if case.framework.sharded_checkpoints else 1)
+    stored = case.tokens * case.shape.hidden * case.width / split
+    gone = case.blocks_behind * everything  # their backward is over before anything is recomputed
+    again = np.where(full > 0, np.maximum(everything - stored - gone, 0.0), everything - kept)
+    return Kept(everything, full * stored + (1 - full) * kept, again)
+
+
+def rows(case: Case) -> Number:
+    """Elements of the hidden state on one rank."""
+    return case.tokens * case.shape.hidden / case.sequence_split
+
+
+def narrow(case: Case) -> float:
+    """Bytes of an element of a product's saved input."""
+    return 1 if case.framework.saves_low_precision and case.precision in ("fp8", "fp4") else case.width
+
+
+def one_norm(case: Case) -> Number:
+    """A norm's input and output, and its statistics."""
+    s, f, w = case.shape, case.framework, case.width
+    each = w + narrow(case)
+    if not f.fused_norm:
+        each = each + 8
+    elif s.scale_only_norm and case.device.host:  # torch makes it of simple operations there: input and normalised input in 4 bytes
+        each = 2 * max(w, 4) + w
+    statistics = 4 * case.tokens / case.sequence_split * (1 if s.scale_only_norm else 2)
+    return rows(case) * each + statistics
+
+
+def norms(case: Case) -> Number:
+    return 2 * one_norm(case)
+
+
+def projections(case: Case) -> Number:
+    """Queries, keys and values, and the attention's output, which feeds the next product."""
+    s, w = case.shape, case.width
+    elements = (s.query_width + 2 * s.kv_width) * w + s.query_width * narrow(case)
+    if not case.framework.copied_heads:
+        return case.tokens * elements / case.tensor
+    grouped = np.asarray(s.kv_heads) != s.heads
+    copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
+    angles = s.seq * s.head_width * np.where(grouped, 2, 1) if s.rotary else 0  # sines and cosines, for keys too where those differ in shape
+    return (case.tokens * (elements + copied * w)) / case.tensor + angles * w
+
+
+def attention_core(case: Case) -> Number:
+    """Between the projections: a number per row with a flash kernel, else copies of the scores."""
+    s, w, name = case.shape, case.width, kernel(case)
+    if name in FLASH:
+        return case.tokens * s.heads / case.tensor * 4
+    if name == "math":  # scores and scaled queries and keys in at least 4 bytes; from 2 bytes, values in 4, and no others kept
+        wide = max(w, 4)
+        copies = 2 * s.query_width * wide + (s.kv_width * (wide - 3 * w) if wide > w else 0)
+        return score_count(case) * wide + case.tokens / case.tensor * copies
+    copies = 1 if name == "fused_softmax" else case.framework.score_copies
+    dropped = w + 1 if s.dropout else 0  # dropped weights and the mask
+    return score_count(case) * (copies * w + dropped)
+
+
+def mlp(case: Case) -> Number:
+    """Inputs of the non-linearity and its output; written in tensor operations, SwiGLU keeps the gated half too."""
+    s, w = case.shape, case.width
+    kept = (2 if s.gated else 1) * w + narrow(case) + (w if s.gated and case.framework.pointwise == "eager" else 0)
+    return case.tokens * inner_width(case) / case.tensor * kept
+
+
+def dispatched(case: Case) -> Number:
+    """Tokens as sent to their experts: the input of the experts' first product."""
+    if case.shape.experts is None:
+        return np.zeros_like(case.tokens)
+    return rows(case) * case.shape.experts.active * narrow(case)
+
+
+def dropped(case: Case) -> Number:
+    """Masks of the two residual dropouts."""
+    return 2 * rows(case) if case.shape.dropout else np.zeros_like(case.tokens)
+
+
+def _every_second_product(case: Case) -> Number:
+    """Torchtitan's policy keeps the block's input, the attention's output and every second product: queries, values, gate, MLP output."""
+    s, w = case.shape, case.width
+    inside = case.tokens * (2 * s.query_width + s.kv_width + inner_width(case)) / case.tensor * w
+    return inside + 2 * rows(case) * w
+
+
+def embedding(case: Case) -> Number:
+    """The input embedding's dropout mask, or the input of its norm."""
+    s = case.shape
+    if s.embedding_norm:
+        return one_norm(case) - rows(case) * narrow(case)
+    return rows(case) * (1 if s.dropout else 0)
+
+
+def logits(case: Case) -> Number:
+    """Logits and the loss's copies of them."""
+    s, f = case.shape, case.framework
+    each = f.logit_copies[0] * case.width + f.logit_copies[1] * max(case.width, 4)
+    if f.sharded_logits:
+        return case.tokens * s.vocab / case.tensor * each
+    gathered = np.where(case.tensor > 1, case.constants.gathered_logits, 0.0)
+    return case.tokens * s.vocab * (each + gathered)
