@@ -34,8 +34,11 @@ def block(case: Case) -> Kept:
     kept = np.where(selective, everything - repeated[case.framework.selective], everything)
     split = np.maximum(case.sequence_split, case.tensor if case.framework.sharded_checkpoints else 1)
     stored = case.tokens * case.shape.hidden * case.width / split
-    gone = case.blocks_behind * everything  # their backward is over before anything is recomputed
-    again = np.where(full > 0, np.maximum(everything - stored - gone, 0.0), everything - kept)
+    # what ran backward before is gone when the recomputed part is whole
+    input_kept = 0.0 if _copies_norm_inputs(case) else stored
+    block_again = everything - input_kept - case.blocks_behind * everything
+    core_again = everything - kept - (inner + hidden / 2 + dropped(case) + case.tokens * case.shape.query_width / case.tensor * narrow(case))
+    again = np.maximum(np.where(full > 0, block_again, core_again), 0.0)
     return Kept(everything, full * stored + (1 - full) * kept, again)
 
 
@@ -55,10 +58,19 @@ def one_norm(case: Case) -> Number:
     each = w + narrow(case)
     if not f.fused_norm:
         each = each + 8
-    elif s.scale_only_norm and case.device.host:  # torch makes it of simple operations there: input and normalised input in 4 bytes
+    elif _composed_norm(case):  # input and normalised input in 4 bytes
         each = 2 * max(w, 4) + w
     statistics = 4 * case.tokens / case.sequence_split * (1 if s.scale_only_norm else 2)
     return rows(case) * each + statistics
+
+
+def _composed_norm(case: Case) -> bool:
+    """On a CPU torch makes a scale-only norm of simple operations."""
+    return case.shape.scale_only_norm and case.device.host
+
+
+def _copies_norm_inputs(case: Case) -> bool:
+    return _composed_norm(case) and case.width < 4
 
 
 def norms(case: Case) -> Number:

@@ -76,9 +76,19 @@ def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
     sharded = case.field("params") > 1
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, (pair + ends if f.pooled else pair) * case.width, 0.0)
     if f.pooled:
-        buckets = 2 * np.minimum(dense, np.maximum(f.bucket_bytes / 4, pair / 2 + ends))  # of every size one that fills and one that travels
-        arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), buckets)
+        arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (case.width if case.wide else f.gradient_bytes)
+
+
+def _filling(case: Case, parameters: Number, block: Number, ends: Number) -> Number:
+    """Elements of the buckets that gradients fill: one of every size, a second one of a single bucket, which fills while it travels.
+
+    Matrices larger than a bucket are buckets of their own, equal from block to block; smaller ones make a few different sizes.
+    """
+    capacity = case.framework.bucket_bytes / 4
+    apart = (case.pipeline > 1) & case.shape.tied & (ends > 0)  # a matrix that two stages hold has a bucket of its own
+    single = np.where(apart, 1, 2) * parameters
+    return np.where(parameters <= capacity, single, np.minimum(parameters, np.maximum(block, 4 * capacity) + ends))
 
 
 def _ends(case: Case, kind: str) -> Number:
