@@ -3,7 +3,7 @@
     python -m benchmarks.search [--hardware NAME] [--ranks 4] [KEY=VALUE ...]
 
 Searches a small grid of layouts on local CPU (or GPU) ranks, then runs what is left of the grid, and prints how far the found layout
-is behind the grid's best and how many trials each took. ``--hardware``: a file that ``trireme doctor`` wrote, for honest predictions.
+is behind the grid's best and how many trials each took. ``--hardware``: a file with rates measured on this machine, for honest predictions.
 A busy machine disturbs the timings: run it on a quiet one.
 """
 
