@@ -18,7 +18,7 @@ from launcher.sweep.store import Record
 from trainer.config import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 PROJECT = Path(__file__).parents[2]
-CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2)
+CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2, code="image", start_timeout=120)
 
 
 def interpreter(folder: Path, module: str) -> str:
@@ -30,14 +30,16 @@ def interpreter(folder: Path, module: str) -> str:
     return str(path)
 
 
-def trial(behaviour: str = "ok", *, seed: int = 1, steps: int = 4, every: int = 0, ranks: int = 1, **cluster: Any) -> Config:
+def trial(behaviour: str = "ok", *, seed: int = 1, steps: int = 4, every: int = 0, ranks: int = 1, data: int = 1, **cluster: Any) -> Config:
     """A resolved trial. Played ranks behave as ``tests/sweep/played.py`` says; real ones ignore ``behaviour``."""
     return resolve(
         Config(
             model=ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8),
-            layout=LayoutConfig(tensor=ranks, data=1),
+            layout=LayoutConfig(tensor=ranks, data=data),
             data=DataConfig(kind="synthetic", pattern=behaviour),
-            run=RunConfig(steps=steps, seed=seed, global_batch=2, timeline=False, device="cpu", checkpoint=CheckpointConfig(every=every)),
+            run=RunConfig(
+                steps=steps, seed=seed, global_batch=2 * data, timeline=False, device="cpu", checkpoint=CheckpointConfig(every=every)
+            ),
             cluster=dataclasses.replace(CLUSTER, **cluster),
         )
     )
@@ -79,5 +81,5 @@ def squeue(*fields: str) -> list[list[str]]:
 
 def submissions(runs: Path) -> list[str]:
     """Names of the jobs that Slurm was given by the sweeps in ``runs``."""
-    ours = {path.name for path in (runs / "arrays").iterdir()}
+    ours = {path.name for path in runs.glob("arrays/*")}
     return [name for (name,) in squeue("Name") if name in ours]

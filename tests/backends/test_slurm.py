@@ -2,21 +2,183 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.backends import backend_for
-from launcher.config.slurm import SlurmCluster
+from launcher.backends.slurm import SlurmBackend
 from tests.backends.conformance import Conformance, Ground, closing
+from tests.backends.slurm_support import CLUSTER, PROJECT, Running, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm.fixture import Slurm
-
-CLUSTER = SlurmCluster(nodes=1, gpus_per_node=2, gpu_request="none", poll_seconds=0.2)
+from tests.sweep.support import until
+from trainer.config import ConfigError, Reason, Status
+from trainer.health import bad_nodes
 
 
 class TestSlurm(Conformance):
     @pytest.fixture(scope="class")
     def ground(self, slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         folder = tmp_path_factory.mktemp("runs") / "trials"
+        cluster = dataclasses.replace(CLUSTER, gpus_per_node=2, code="snapshot")
         unknown = {"job_id": "4000000_0", "array": "trireme-nobody-00000000", "attempt": 0, "directory": str(folder)}
-        yield from closing(Ground(lambda: backend_for(CLUSTER), CLUSTER, folder, unknown=unknown))
+        yield from closing(Ground(lambda: backend_for(cluster), cluster, folder, unknown=unknown))
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    return interpreter(tmp_path, "tests.backends.played_trainer")
+
+
+# ---------------------------------------------------------------- ranks on several nodes
+
+
+def test_ranks_meet_across_nodes_that_they_do_not_fill(slurm: Slurm, tmp_path: Path) -> None:
+    """Three ranks on two nodes of two, which find each other by address because names do not resolve there."""
+    cluster = {"gpus_per_node": 2, "nodes": 2, "setup": ["getent() { return 2; }"]}
+    (record,) = run(tmp_path, trial(data=3, **cluster))
+    assert record.status is Status.DONE, record.detail
+    result = record.result() or {}
+    assert result["world_size"] == 3 and len(result["hosts"]) == len(record.nodes) == 2
+
+
+def test_torchrun_starts_the_ranks_of_a_node(slurm: Slurm, tmp_path: Path) -> None:
+    (record,) = run(tmp_path, trial(ranks=2, nodes=2, launch="torchrun"))
+    assert record.status is Status.DONE, record.detail
+    assert all((record.directory / "logs" / f"attempt0.rank{rank}.log").exists() for rank in range(2))
+
+
+def test_each_rank_knows_its_place_on_its_node(slurm: Slurm, tmp_path: Path) -> None:
+    tell = tmp_path / "python"
+    tell.write_text('#!/bin/sh\necho "$RANK $LOCAL_RANK $LOCAL_WORLD_SIZE $WORLD_SIZE $(hostname)"\n')
+    tell.chmod(0o755)
+    (record,) = run(tmp_path, trial(data=3, gpus_per_node=2, nodes=2, python=str(tell)))
+    told = [path.read_text().split() for path in sorted((record.directory / "logs").glob("attempt0.rank*.log"))]
+    assert [line[:4] for line in told] == [["0", "0", "2", "3"], ["1", "1", "2", "3"], ["2", "0", "1", "3"]]
+    assert told[0][4] == told[1][4] != told[2][4]
+
+
+def test_a_launcher_inside_a_job_submits_jobs_of_their_own_size(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    code = "import sys; from pathlib import Path; from tests.backends.slurm_support import run, trial; run(Path(sys.argv[1]), trial(python=sys.argv[2]))"
+    inside = ["srun", "--ntasks=1", "--cpus-per-task=3", "--job-name=outer", sys.executable, "-c", code, str(tmp_path), python]
+    subprocess.run(inside, check=True, cwd=PROJECT, capture_output=True)
+    assert [cpus for name, cpus in squeue("Name", "NumCPUs") if name in submissions(tmp_path)] == ["1"]
+
+
+# ---------------------------------------------------------------- health
+
+
+def test_a_bad_node_is_named_and_avoided(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.breakable()
+    sick = interpreter(tmp_path, "tests.backends.sick_trainer")
+    either = tmp_path / "either"
+    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && exec {sick} "$@"\nexec {sys.executable} "$@"\n')
+    either.chmod(0o755)
+    (record,) = run(tmp_path, trial(ranks=2, nodes=2, python=str(either), health_check=True))
+    assert record.status is Status.DONE, record.detail
+    first = record.history[0]
+    assert first["bad_nodes"] == ["n2"] and "n2" in first["nodes"] and "n2" in first["detail"]
+    assert "n2" not in record.nodes
+    assert "device and memory are good" in (record.directory / "logs/attempt1.health.rank0.log").read_text()
+
+
+def test_a_node_is_bad_when_one_of_its_ranks_is() -> None:
+    assert bad_nodes({0: "good", 1: "good", 2: "good"}, 3, ["n1", "n2"]) == []
+    assert bad_nodes({0: "good", 1: "broken", 2: "good"}, 3, ["n1", "n2"]) == ["n1"]
+    assert bad_nodes({0: "good", 1: "good"}, 3, ["n1", "n2"]) == ["n2"], "a rank that does not arrive"
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"partition": "nopart"}, "cluster.partition=nopart does not exist"),
+    ({"account": "poor"}, "cluster.account=poor"),
+    ({"qos": "royal"}, "cluster.qos=royal"),
+    ({"qos": "small", "nodes": 2, "gpus_per_node": 1}, "cluster.qos=small"),
+    ({"constraint": "ib"}, "cluster.constraint=ib"),
+    ({"nodelist": "n77"}, "cluster.nodelist=n77"),
+    ({"gpu_request": "gres", "gpu_type": "b300"}, "gpu_type=b300"),
+    ({"mem_gb": 5000.0}, "cluster.mem_gb=5000.0"),
+    ({"dependency": "perhaps"}, "cluster.dependency=perhaps"),
+    ({"reservation": "party"}, "cluster.reservation=party"),
+    ({"extra": ["--no-such-option"]}, "cluster.extra"),
+])  # fmt: skip
+def test_what_slurm_refuses_is_one_plain_line_and_nothing_is_queued(
+    slurm: Slurm, tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    slurm.breakable()
+    (record,) = run(tmp_path, trial(ranks=fields.get("nodes", 1), **fields))
+    assert (record.status, record.reason) == (Status.FAILED, Reason.CONFIGURATION)
+    assert words in record.detail and "\n" not in record.detail
+    assert all(state == "FAILED" for name, state in squeue("Name", "State") if name in submissions(tmp_path))
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"partition": "one", "time": 5}, "than cluster.partition allows"),
+    ({"partition": "one", "nodes": 2}, "than cluster.partition allows"),
+    ({"cpus": 99}, "than cluster.partition allows"),
+    ({"dependency": "afterok:FAILED"}, "cluster.dependency can never be satisfied"),
+])  # fmt: skip
+def test_a_job_that_can_never_start_is_taken_back_and_says_why(slurm: Slurm, tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    slurm.breakable()
+    failed = subprocess.run(["sbatch", "--parsable", "--output=/dev/null", "--wrap=false"], check=True, capture_output=True, text=True)
+    fields = {name: value.replace("FAILED", failed.stdout.strip()) if isinstance(value, str) else value for name, value in fields.items()}
+    (record,) = run(tmp_path, trial(ranks=fields.get("nodes", 1), **fields))
+    assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START)
+    assert words in record.detail
+    ours = submissions(tmp_path)
+    assert ours and all(state == "CANCELLED" for name, state in squeue("Name", "State") if name in ours)
+
+
+def test_a_drained_partition_is_named(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = slurm.breakable()
+    cluster.output("scontrol", "update", "PartitionName=one", "State=DRAIN")
+    try:
+        (record,) = run(tmp_path, trial(partition="one"))
+    finally:
+        cluster.output("scontrol", "update", "PartitionName=one", "State=UP")
+    assert "cluster.partition=one is drained" in record.detail
+
+
+def test_a_folder_of_trials_that_nodes_do_not_share_is_named(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    """A job whose script has gone by the time that it starts, as it would be for a node that does not see the folder."""
+    slurm.breakable()
+    sweep = Running(tmp_path, trial(python=python, extra=["--begin=now+4"]))
+    (script,) = until(lambda: list(tmp_path.glob("trials/*/logs/*.submitted.txt")), 60)
+    until(lambda: submissions(tmp_path), 60)
+    script.unlink()
+    (record,) = sweep.ended()
+    assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START) and "sweep.dir" in record.detail
+
+
+def test_without_slurm_the_machine_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="no sbatch; run this on a login node"):
+        SlurmBackend(CLUSTER).check()
+
+
+def test_a_missing_slurm_conf_is_said_at_once(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
+    with pytest.raises(ConfigError, match=r"SLURM_CONF=/no/such/slurm\.conf does not exist"):
+        SlurmBackend(CLUSTER).check()
+
+
+# ---------------------------------------------------------------- code
+
+
+def test_a_queued_job_runs_the_code_that_was_there_at_submission(slurm: Slurm, tmp_path: Path) -> None:
+    """The snapshot holds the whole checkout, byte for byte, and the ranks import the trainer from it."""
+    where = tmp_path / "python"
+    where.write_text(f'#!/bin/sh\nexec {sys.executable} -P -c "import trainer; print(trainer.__file__)"\n')
+    where.chmod(0o755)
+    (record,) = run(tmp_path, trial(python=str(where), code="snapshot"))
+    assert record.handle is not None
+    snapshot = tmp_path / "code" / record.handle["code"]
+    assert (record.directory / "logs/attempt0.rank0.log").read_text().strip() == str(snapshot / "trainer" / "__init__.py")
+    assert (snapshot / "pyproject.toml").read_bytes() == (PROJECT / "pyproject.toml").read_bytes()

@@ -81,17 +81,20 @@ def _health(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
         )
     log, names = Shell('"$log.health"'), Shell('"$log.bad-nodes" $nodes')
     check = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer.health", names]
-    return _srun(job, cluster, code, shape(job)[1], [check])
+    return _srun(job, cluster, code, shape(job)[1], [check], wait=0)  # it has a patience of its own
 
 
-def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, command: Sequence[Sequence[str]]) -> str:
-    """``command``, given in lines, on all nodes; ``per_node`` times on each that is full, or once."""
+def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, command: Sequence[Sequence[str]], wait: int = 30) -> str:
+    """``command``, given in lines, on all nodes; ``per_node`` times on each that is full, or once.
+
+    Tasks are ended ``wait`` seconds after the first one (0: never), and not at once when one fails: peers of a rank that stops or
+    fails may still be writing their checkpoint, or why they failed.
+    """
     nodes, full = shape(job)
     once = per_node < full
     size = [f"--nodes={nodes}", f"--ntasks={nodes if once else job.world_size}", f"--ntasks-per-node={per_node}"]
     cpus = [f"--cpus-per-task={full * (cluster.cpus or 1)}"] if once else []
-    # --wait and not --kill-on-bad-exit: peers of a rank that stops or fails may still be writing their checkpoint, or why they failed
-    patience = ["--kill-on-bad-exit=0", "--wait=30", "--unbuffered", "--distribution=block"]
+    patience = ["--kill-on-bad-exit=0", f"--wait={wait}", "--unbuffered", "--distribution=block"]
     container = wrapping(cluster, [str(folder) for folder in (job.directory, code) if folder is not None])
     lines = [
         ["srun", *size, *cpus, *patience],

@@ -53,6 +53,7 @@ EXIT_CODES: dict[int, tuple[Reason, str]] = {
 }
 
 NEVER: dict[str, tuple[Reason, str]] = {
+    "PartitionConfig": (Reason.CANNOT_START, "asks for more nodes, time, CPUs or memory than cluster.partition allows or has"),
     "PartitionNodeLimit": (Reason.CANNOT_START, "asks for more nodes than cluster.partition allows"),
     "PartitionTimeLimit": (Reason.CANNOT_START, "cluster.time is more than cluster.partition allows"),
     "BadConstraints": (Reason.CANNOT_START, "no nodes meet cluster.constraint"),

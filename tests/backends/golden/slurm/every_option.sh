@@ -62,7 +62,7 @@ as_rank='log=$1; shift
   exec "$@" >>"$log.rank$RANK.log" 2>&1'
 
 # Every node proves itself before it is trusted with a trial.
-srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=0 --wait=30 --unbuffered --distribution=block \
+srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=0 --wait=0 --unbuffered --distribution=block \
   --mpi=none \
   sh -c "$as_rank" rank "$log.health" /venv/bin/python -u -P -m trainer.health "$log.bad-nodes" $nodes || {
   code=$?
