@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 from farm import Farm
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test depends on the time it takes
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # no test depends on the time it takes
 settings.load_profile("any machine")
 
 

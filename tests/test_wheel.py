@@ -25,5 +25,7 @@ def test_an_installed_wheel_composes_groups_and_recipes_without_the_checkout(tmp
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(installed / "launcher" / "conf"), "768"]
-    done = subprocess.run([sys.executable, "-m", "launcher", "train", "--info", "plugins"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "train", "--info", "plugins"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120
+    )
     assert "TriremeLauncher" in done.stdout, done.stderr

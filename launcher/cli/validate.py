@@ -135,7 +135,12 @@ def _sweeps(everything: Summary) -> Table:
     made = Table("sweep", "rows", "rank corr.", "regret", "median error", "bias", box=box.SIMPLE_HEAD, pad_edge=False)
     for sweep in everything.sweeps:
         made.add_row(
-            sweep.name, str(sweep.count), number(sweep.correlation), percent(sweep.regret), percent(sweep.errors.median), f"{sweep.errors.bias:.2f}"
+            sweep.name,
+            str(sweep.count),
+            number(sweep.correlation),
+            percent(sweep.regret),
+            percent(sweep.errors.median),
+            f"{sweep.errors.bias:.2f}",
         )
     return made
 

@@ -37,7 +37,9 @@ def block(case: Case) -> Kept:
     # what ran backward before is gone when the recomputed part is whole
     input_kept = 0.0 if _copies_norm_inputs(case) else stored
     block_again = everything - input_kept - case.blocks_behind * everything
-    core_again = everything - kept - (inner + hidden / 2 + dropped(case) + case.tokens * case.shape.query_width / case.tensor * narrow(case))
+    core_again = (
+        everything - kept - (inner + hidden / 2 + dropped(case) + case.tokens * case.shape.query_width / case.tensor * narrow(case))
+    )
     again = np.maximum(np.where(full > 0, block_again, core_again), 0.0)
     return Kept(everything, full * stored + (1 - full) * kept, again)
 
@@ -85,7 +87,9 @@ def projections(case: Case) -> Number:
         return case.tokens * elements / case.tensor
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
-    angles = s.seq * s.head_width * np.where(grouped, 2, 1) if s.rotary else 0  # sines and cosines, for keys too where those differ in shape
+    angles = (
+        s.seq * s.head_width * np.where(grouped, 2, 1) if s.rotary else 0
+    )  # sines and cosines, for keys too where those differ in shape
     return (case.tokens * (elements + copied * w)) / case.tensor + angles * w
 
 

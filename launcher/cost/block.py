@@ -113,7 +113,12 @@ def casts(case: Case) -> Number:
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
     elements = sum(share * batch * (m * k + n * k / 2) for m, n, k, batch, share in products(case))
-    return elements * case.constants.cast_bytes * (2 if case.framework.block_scaled else 1) / (case.device.bandwidth * case.constants.bandwidth)
+    return (
+        elements
+        * case.constants.cast_bytes
+        * (2 if case.framework.block_scaled else 1)
+        / (case.device.bandwidth * case.constants.bandwidth)
+    )
 
 
 def _accumulate(case: Case, elements: Number) -> Number:

@@ -25,14 +25,14 @@ class Constants:
     flash1: tuple[float, float] = (0.455, 0.3)
     flash2: tuple[float, float] = (0.76, 0.365)
     flash_ramp: float = 285.0  # sequence length at which half of a flash kernel's time is edges
-    exponentials: float = 1.58e+10  # exponentials per second and unit
+    exponentials: float = 1.58e10  # exponentials per second and unit
     cast_bytes: float = 5.4  # bytes moved per element that is brought into 8 bits
     loss_passes: tuple[float, float] = (4.1, 4.1)  # reads and writes of 4-byte logits, forward and backward
     eager_norm: tuple[float, float] = (25.0, 61.0)  # passes of a norm written in tensor operations, in elements of 2 bytes
     # collectives
     link: float = 0.88  # reached fraction of link bandwidth
     network: float = 0.9  # reached fraction of network bandwidth
-    ramp_bytes: float = 2e+07  # payload at which half of the peak ring rate is reached on links
+    ramp_bytes: float = 2e07  # payload at which half of the peak ring rate is reached on links
     launch: float = 3.5e-05  # seconds to start a collective
     switch: float = 1.13  # rate of an all-reduce added up in the switch / ring rate
     crowd: float = 0.06  # slow-down of collectives over the network per doubling of nodes beyond one
@@ -46,7 +46,9 @@ class Constants:
     # step
     step: float = 0.045  # seconds per step: data, logging, scalar reductions
     # memory
-    gathered_logits: float = 6.0  # bytes per logit where tensor ranks gather them: the whole in 16 bits, its gradient, and the shards of both
+    gathered_logits: float = (
+        6.0  # bytes per logit where tensor ranks gather them: the whole in 16 bits, its gradient, and the shards of both
+    )
     communicator_gb: float = 1.1  # buffers of one communicator
     fragmentation: float = 0.06  # memory lost to fragments, relative to what comes and goes within a step
     padding: float = 0.045  # memory lost around what stays, relative to it

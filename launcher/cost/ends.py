@@ -8,6 +8,7 @@ from launcher.cost import collectives, matmul
 from launcher.cost.case import Case
 from launcher.cost.shape import Number
 
+
 def embedding(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of the input embedding: a gather of rows, one reduction over the tensor ranks, a scatter."""
     payload = case.tokens * case.shape.hidden * case.width

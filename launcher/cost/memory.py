@@ -77,7 +77,9 @@ def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, (pair + ends if f.pooled else pair) * case.width, 0.0)
     if f.pooled:
         arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
-        parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (case.width if case.wide else f.gradient_bytes)
+        parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (
+            case.width if case.wide else f.gradient_bytes
+        )
 
 
 def _filling(case: Case, parameters: Number, block: Number, ends: Number) -> Number:

@@ -24,6 +24,8 @@ PASSES = {
     "fused": Passes((2, 5), (3, 3), (2, 3), (3, 5), (4, 4)),
     "compiled": Passes((2, 4), (2, 2), (2, 3), (3, 5), (2, 2)),
 }
+
+
 def seconds(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of one block's memory-bound operations."""
     s, framework = case.shape, case.framework

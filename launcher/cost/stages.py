@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,7 @@ def _by_cost(p: Number, layers: Number, head: Number) -> tuple[Number, Number, N
     """First, middle, last: the last count whose heaviest rank is lightest, as ``trainer.layout.balance.by_cost`` chooses it."""
     others = np.maximum(p - 1, 1)
     guess = np.floor((layers + head) / p - head)
-    best = (np.inf, np.inf, 0.0)
+    best: tuple[Any, Any, Any] = (np.inf, np.inf, 0.0)
     for step in (-2, -1, 0, 1, 2):
         last = np.clip(guess + step, 0, np.maximum(layers - p + 1, 0))
         low = np.floor((layers - last) / others)

@@ -20,10 +20,16 @@ MEGATRON_2021 = Framework(
     blocking_sends=True,
     split_sends=True,
 )
-MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap="backward")  # arXiv 2205.05198: backward's communication beside products
+MEGATRON_2022 = replace(
+    MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap="backward"
+)  # arXiv 2205.05198: backward's communication beside products
 MEGATRON_2023 = replace(MEGATRON_2022, name="Megatron-LM 2023", attention="flash2", causal_skip=True, blocking_sends=False)
-MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False, bucket_bytes=3e9)  # pipeline engine of DeepSpeed, ZeRO-1
-BLOOM = replace(MEGATRON_DEEPSPEED, name="Megatron-DeepSpeed, BLOOM", launch_blocking=True)  # its notes: CUDA_LAUNCH_BLOCKING=1 against hangs
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False, bucket_bytes=3e9
+)  # pipeline engine of DeepSpeed, ZeRO-1
+BLOOM = replace(
+    MEGATRON_DEEPSPEED, name="Megatron-DeepSpeed, BLOOM", launch_blocking=True
+)  # its notes: CUDA_LAUNCH_BLOCKING=1 against hangs
 NEMO_2022 = replace(MEGATRON_2022, name="NeMo 2022", gradient_bytes=4, reduce_bytes=2, gradient_overlap=True)  # O2: fp32 main gradients
 MEGATRON_CORE = Framework(
     name="Megatron Core",  # Transformer Engine, distributed optimizer with overlapped reduction and gather, user-buffer TP overlap
@@ -78,4 +84,6 @@ TORCHTITAN = replace(FSDP, name="torchtitan", pointwise="compiled", reduce_bytes
 TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
 INTERNEVO = replace(Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2)
 JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True)
-NANOTRON = replace(Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False)  # bf16 gradients and their 4-byte sum
+NANOTRON = replace(
+    Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False
+)  # bf16 gradients and their 4-byte sum

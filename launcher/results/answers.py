@@ -46,7 +46,9 @@ def _answers(questions: Sequence[Question], constants: Constants) -> list[Answer
         parts = [{name: np.broadcast_to(v, case.table.shape) for name, v in kind.items()} for kind in (result.time, result.memory)]
         for place, member in enumerate(members):
             time, memory = ({name: float(values[place]) for name, values in kind.items()} for kind in parts)
-            found[member] = Answer(sum(time.values()), sum(memory.values()), reported(questions[member], memory), float(result.fits[place]), time, memory)
+            found[member] = Answer(
+                sum(time.values()), sum(memory.values()), reported(questions[member], memory), float(result.fits[place]), time, memory
+            )
     return [found[i] for i in range(len(questions))]
 
 

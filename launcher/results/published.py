@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def read(path: str | Path) -> list[Row]:
         raise ConfigError(f"cannot read the table {path}: {error}") from None
 
 
-def _check_columns(path: str | Path, columns: list[str] | None) -> None:
+def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
     if not columns:
         raise ConfigError(f"{path} is empty; a table of measurements starts with a line of column names")
     missing = [name for name in REQUIRED if name not in columns]

@@ -19,7 +19,9 @@ values = st.one_of(
     st.text(max_size=12),
 )
 keys = st.one_of(st.sampled_from(sorted(known_keys())), st.sampled_from(sorted(config_groups())), st.text(max_size=10))
-overrides = st.lists(st.builds(lambda prefix, k, v: f"{prefix}{k}={v}", st.sampled_from(["", "", "", "+", "++", "~"]), keys, values), max_size=4)
+overrides = st.lists(
+    st.builds(lambda prefix, k, v: f"{prefix}{k}={v}", st.sampled_from(["", "", "", "+", "++", "~"]), keys, values), max_size=4
+)
 
 
 @settings(max_examples=250, deadline=None)

@@ -16,7 +16,10 @@ CASES = [
     (["layout.tensor=3"], "layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.tensor=2", "cluster.gpus_per_node=5"], "layout.tensor=2 x layout.pipeline=1 = 2 ranks do not divide the cluster's 5"),
     (["layout.tensor=3", "layout.data=1"], "layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4"),
-    (["layout.pipeline=3", "layout.data=1"], "layout.pipeline=3 x layout.virtual_pipeline=1 = 3 stages do not divide model.layers=4; use 1, 2 or 4 stages"),
+    (
+        ["layout.pipeline=3", "layout.data=1"],
+        "layout.pipeline=3 x layout.virtual_pipeline=1 = 3 stages do not divide model.layers=4; use 1, 2 or 4 stages",
+    ),
     (["layout.pipeline=8", "cluster.gpus_per_node=8"], "8 stages for model.layers=4; use at most 4 stages"),
     (["run.global_batch=6"], "run.global_batch=6 is not divisible by layout.micro_batch=1 x layout.data=4 = 4; use a multiple of 4"),
     (["layout.tensr=2"], "unknown key 'layout.tensr'; did you mean 'layout.tensor'?"),
@@ -42,7 +45,7 @@ CASES = [
     (["layout.context=2"], "layout.context=2 can be planned but not trained yet; use 1"),
     (["run.warmup_steps=10"], "run.warmup_steps=10 leaves no step of run.steps=10 to measure; use 9 or less"),
     (["tracking.uri='http://me:secret@host:5000'"], "tracking.uri contains a user name or password"),
-    (["layout.tensor='"], "cannot read \"layout.tensor='\" as KEY=VALUE"),
+    (["layout.tensor='"], 'cannot read "layout.tensor=\'" as KEY=VALUE'),
     (["run.seed=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
     (["sweep.name='a\0b'"], "NUL"),
 ]
@@ -58,7 +61,16 @@ def test_wrong_input_is_one_plain_error(overrides: list[str], message: str) -> N
     assert text.count("\n") <= 2
 
 
-@pytest.mark.parametrize("arguments", [["layout.tensor=3", "layout.data=1"], ["layout.tensr=2"], ["-m", "layout.tensor=3,5", "layout.data=1"], ["model=nope"], ["cluster.nodes=2"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["layout.tensor=3", "layout.data=1"],
+        ["layout.tensr=2"],
+        ["-m", "layout.tensor=3,5", "layout.data=1"],
+        ["model=nope"],
+        ["cluster.nodes=2"],
+    ],
+)
 def test_command_line_exits_2_and_starts_nothing(arguments: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher", "train", f"sweep.dir={tmp_path}/runs", "data=synthetic", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)

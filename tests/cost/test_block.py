@@ -10,7 +10,7 @@ from launcher.cost.block import Times, times, total
 from launcher.cost.case import Case
 from launcher.cost.layouts import to_table
 from launcher.cost.prediction import case_of
-from tests.cost.machines import GPT_22B, GPT_530B, GPT_1T, cluster, layout, mixed
+from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
 from trainer.config import ModelConfig
 
 TABLE_4 = (  # sequence parallelism, recomputation, milliseconds forward and backward (with recomputation): arXiv 2205.05198, table 4
@@ -40,7 +40,9 @@ def test_a_block_of_the_22b_model_takes_what_was_measured(sequence: bool, recomp
 @pytest.mark.parametrize("model", [GPT_530B, GPT_1T], ids=["530B", "1T"])
 def test_recomputation_costs_a_third_and_with_sequence_parallelism_and_selection_a_few_per_cent(model: ModelConfig) -> None:
     """Section 6.1 and figure 8: 36 % against 2 to 4 %."""
-    none, full, selective = (sum(both_ways(times(case(model, s, r, 1)))) for s, r in ((False, "none"), (False, "full"), (True, "selective")))
+    none, full, selective = (
+        sum(both_ways(times(case(model, s, r, 1)))) for s, r in ((False, "none"), (False, "full"), (True, "selective"))
+    )
     assert full / none - 1 == pytest.approx(0.36, abs=0.05)
     assert 0.0 < selective / none - 1 < 0.05
 

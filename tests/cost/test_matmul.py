@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from machines import HARDWARE
 from hypothesis import given
 from hypothesis import strategies as st
+from machines import HARDWARE
 
 from launcher.cost import matmul
 from launcher.cost.constants import FITTED

@@ -30,7 +30,10 @@ def case(model: ModelConfig, sequence: bool, recompute: str, tensor: int = 8, mi
 def test_a_block_keeps_what_korthikanti_derives(model: ModelConfig) -> None:
     """Table 2: s b h (10 + 24/t + 5 a s / h t), with sequence parallelism s b h / t (34 + 5 a s / h), with selection 34 s b h / t."""
     s, h, a, t = model.seq, model.hidden, model.heads, 8
-    kept = [float(activations.block(case(model, *how)).chosen[0]) for how in ((False, "none"), (True, "none"), (True, "selective"), (False, "full"))]
+    kept = [
+        float(activations.block(case(model, *how)).chosen[0])
+        for how in ((False, "none"), (True, "none"), (True, "selective"), (False, "full"))
+    ]
     formulas = [s * h * (10 + 24 / t + 5 * a * s / (h * t)), s * h / t * (34 + 5 * a * s / h), s * h / t * 34, s * h * 2]
     assert kept == pytest.approx(formulas, rel=0.01)
 
@@ -41,7 +44,13 @@ def test_sequence_parallelism_and_selection_save_five_times_the_activations(mode
     assert 4.8 < plain / saved < 6.3
 
 
-@given(p=st.integers(1, 6), v=st.integers(1, 3), groups=st.integers(1, 4), rest=st.integers(0, 5), schedule=st.sampled_from(["1f1b", "gpipe", "zero_bubble"]))
+@given(
+    p=st.integers(1, 6),
+    v=st.integers(1, 3),
+    groups=st.integers(1, 4),
+    rest=st.integers(0, 5),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zero_bubble"]),
+)
 def test_micro_batches_in_flight_are_those_of_the_schedule(p: int, v: int, groups: int, rest: int, schedule: str) -> None:
     m = p * groups if v > 1 else groups + rest
     if v > 1:
@@ -84,13 +93,17 @@ def test_what_fits_is_a_probability_that_falls_with_need() -> None:
 def test_a_memory_budget_counts_what_the_trainer_counts() -> None:
     model, run = ModelConfig(), mixed(1)
     need = sum(predict(model, layout(), run, cluster(1, "cpu")).counted.values())
-    tight, roomy = (predict(model, layout(), dataclasses.replace(run, memory_gb=need * f / 1e9), cluster(1, "cpu")).fits for f in (0.8, 1.2))
+    tight, roomy = (
+        predict(model, layout(), dataclasses.replace(run, memory_gb=need * f / 1e9), cluster(1, "cpu")).fits for f in (0.8, 1.2)
+    )
     assert tight < 0.05 and roomy > 0.95
 
 
 def test_full_attention_scores_cost_memory_that_a_flash_kernel_does_not() -> None:
     model = ModelConfig(family="llama", layers=32, hidden=4096, heads=32, seq=4096, ffn=11008)
-    written, flash = (predict(dataclasses.replace(model, attention=a), layout(), mixed(1), cluster(1)).memory["activations"] for a in ("unfused", "fused"))
+    written, flash = (
+        predict(dataclasses.replace(model, attention=a), layout(), mixed(1), cluster(1)).memory["activations"] for a in ("unfused", "fused")
+    )
     assert written - flash > 32 * 32 * 4096**2 * 2 * 0.9
 
 

@@ -64,7 +64,9 @@ def test_causal_counting_halves_attention_only() -> None:
 def test_a_mixture_counts_all_experts_as_parameters_but_the_visited_ones_as_work() -> None:
     """Mixtral 8x7B: 46.7 B parameters, 12.9 B of them active (arXiv 2401.04088)."""
     experts = Experts(count=8, active=2, ffn=14336)
-    mixtral = Shape(32, 4096, 32, 8, 128, 14336, 32000, 4096, gated=True, tied=False, biases=False, scale_only_norm=True, rotary=True, experts=experts)
+    mixtral = Shape(
+        32, 4096, 32, 8, 128, 14336, 32000, 4096, gated=True, tied=False, biases=False, scale_only_norm=True, rotary=True, experts=experts
+    )
     assert mixtral.parameters == pytest.approx(46.7e9, rel=2e-3)
     assert mixtral.active_matrix_parameters == pytest.approx(12.9e9 - 0.13e9, rel=1e-2)  # without the input embedding
 

@@ -41,7 +41,9 @@ def drawn(seed: int) -> dict[str, Any]:
         layout |= pick(({}, {"recompute_layers": 1}, {"recompute_every": 2}))
     if pipeline > 1 and chunks == 1:
         layout["balance"] = pick(("equal", "cost"))
-    return small(steps=1, precision=pick(("fp32", "bf16")), model=model, run={"global_batch": 16, "bucket_mb": 25.0, "warmup_steps": 0}, **layout)
+    return small(
+        steps=1, precision=pick(("fp32", "bf16")), model=model, run={"global_batch": 16, "bucket_mb": 25.0, "warmup_steps": 0}, **layout
+    )
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
@@ -54,4 +56,3 @@ def test_predicted_parts_are_what_the_trainer_counts(seed: int, farm: Farm) -> N
     if config.layout.sharding.params > 1:  # a norm keeps its weight, and with it the trainer counts the buffer that the weight lies in
         del counted["activations"]
     assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=TOLERANCE)
-

@@ -164,9 +164,7 @@ def test_launcher_adopts_rank_0s_run_and_completes_it_without_duplicates(server:
     assert {f.path for f in found.client.list_artifacts(found.run.info.run_id)} >= {"config.yaml", "result.json", "logs"}
 
 
-def test_no_step_waits_for_a_server_that_never_answers(
-    black_hole: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_waits_for_a_server_that_never_answers(black_hole: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forwarder is inside its first request during the whole run: had any step waited for it, the run would not have ended."""
     monkeypatch.setattr(tracking, "CLOSE_S", 0.1)
     directory = tmp_path / "0000000000b1"

@@ -59,9 +59,20 @@ def test_trial_has_its_params_tags_metrics_and_files(root: Path) -> None:
     Mirror(root, sweep.name).update()
     run = children(root)[record.id]
     assert run.info.status == "FINISHED"
-    assert run.data.params["layout.tensor"] == "2" and run.data.params["model.tied"] == "true" and run.data.params["cluster.backend"] == "local"
+    assert (
+        run.data.params["layout.tensor"] == "2"
+        and run.data.params["model.tied"] == "true"
+        and run.data.params["cluster.backend"] == "local"
+    )
     assert not [name for name in run.data.params if name.startswith(("tracking", "cluster.env"))]
-    wanted = {"trial": record.id, "sweep": "planted", "layout": "t2 p2 d1 mb1 1f1b", "status": "done", "reason": "", "git_commit": "0123abcd"}
+    wanted = {
+        "trial": record.id,
+        "sweep": "planted",
+        "layout": "t2 p2 d1 mb1 1f1b",
+        "status": "done",
+        "reason": "",
+        "git_commit": "0123abcd",
+    }
     assert wanted.items() <= run.data.tags.items()
     assert run.data.metrics["step_time_s"] == pytest.approx(0.2, rel=0.01)
     assert run.data.metrics["memory/weights"] == 2e6
@@ -180,7 +191,9 @@ def test_observer_mirrors_the_sweep_and_ends_with_it(root: Path, monkeypatch: py
     assert children(root)[record.id].info.status == "FINISHED"
 
 
-def test_launcher_never_waits_for_a_mirror_that_hangs(root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_launcher_never_waits_for_a_mirror_that_hangs(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     record = SweepOnDisk(root).done(point(1, 1), 0.2)
     monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
     observer = MlflowMirror(root, "planted")

@@ -91,7 +91,9 @@ def test_hostile_words_are_shown_as_text(tmp_path: Path) -> None:
     sweep = SweepOnDisk(tmp_path)
     done = sweep.done(point(1, 1), 0.2, versions={HOSTILE: HOSTILE})
     trace = json.loads((done.directory / "timeline.json").read_text())
-    write_json(done.directory / "timeline.json", trace | {"schedule": HOSTILE, "events": [e | {"kind": HOSTILE} for e in trace["events"][:2]]})
+    write_json(
+        done.directory / "timeline.json", trace | {"schedule": HOSTILE, "events": [e | {"kind": HOSTILE} for e in trace["events"][:2]]}
+    )
     sweep.failed(point(2, 1), Reason.ERROR, HOSTILE, log=HOSTILE)
     sweep.add(Point((HOSTILE,), None, HOSTILE))
     page = rendered(sweep)
@@ -174,7 +176,8 @@ def test_covered_length_is_that_of_the_union(spans: list[tuple[int, int]]) -> No
 
 def test_many_ranks_are_drawn_as_one_of_each_stage() -> None:
     events = [
-        {"rank": rank, "stage": rank // 16, "chunk": 0, "kind": "forward", "micro_batch": 0, "start_s": 0.0, "end_s": 1.0} for rank in range(64)
+        {"rank": rank, "stage": rank // 16, "chunk": 0, "kind": "forward", "micro_batch": 0, "start_s": 0.0, "end_s": 1.0}
+        for rank in range(64)
     ]
     read = Timeline.read({"step": 1, "schedule": "gpipe", "events": events})
     assert read is not None and read.shown() == [0, 16, 32, 48]
@@ -199,7 +202,9 @@ def test_predicted_pipeline_is_drawn_under_the_traced_one_in_the_same_scale(tmp_
     expected = foreseen(predicted)
     assert expected is not None and list(expected.by_rank) == [0, 1], "one row for each pipeline rank"
     assert {e.micro_batch for e in expected.events} == set(range(8)) and {e.kind for e in expected.events} >= {"forward", "backward"}
-    widths = [xml.fromstring(str(image)).findall("{*}path[@class='idle']")[0].attrib["d"] for image in (drawn[0].traced, drawn[0].predicted)]
+    widths = [
+        xml.fromstring(str(image)).findall("{*}path[@class='idle']")[0].attrib["d"] for image in (drawn[0].traced, drawn[0].predicted)
+    ]
     reach = [float(re.findall(r"h([0-9.]+)", path)[0]) for path in widths]
     read = drawn[0].timeline
     assert reach[0] / reach[1] == pytest.approx(read.seconds / expected.seconds, rel=0.01)

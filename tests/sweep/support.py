@@ -46,7 +46,9 @@ def local(cluster: ClusterConfig) -> Backend:
     return LocalBackend(cluster, NURSERY)
 
 
-def sweep(runs: Path, *configs: Config, name: str = "demo", backends: Callable[[ClusterConfig], Backend] = local, **settings: Any) -> list[Record]:
+def sweep(
+    runs: Path, *configs: Config, name: str = "demo", backends: Callable[[ClusterConfig], Backend] = local, **settings: Any
+) -> list[Record]:
     return run_sweep(name, points(*configs), SweepConfig(dir=str(runs), **settings), backends=backends)
 
 

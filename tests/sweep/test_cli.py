@@ -120,7 +120,9 @@ def test_logs_are_of_the_newest_attempt_unless_another_is_named(tmp_path: Path, 
     (["status", "dem"], "error: there is no sweep 'dem' in"),
     (["cancel", "dem"], "error: there is no trial 'dem' in"),
 ])  # fmt: skip
-def test_what_does_not_exist_is_one_plain_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+def test_what_does_not_exist_is_one_plain_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
     (record,) = ended(tmp_path, "ok").sweep().records
     capsys.readouterr()
     assert main.main([record.id if a == "ID" else a for a in arguments] + ["--dir", str(tmp_path)]) == 2

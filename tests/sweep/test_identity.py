@@ -51,7 +51,9 @@ def test_what_cannot_change_a_measurement_is_not_part_of_the_id() -> None:
         config,
         tracking=TrackingConfig(uri="http://mlflow", experiment="x", owner="y"),
         sweep=dataclasses.replace(config.sweep, name="other", max_parallel=7, rerun=True),
-        cluster=LocalCluster(gpus_per_node=4, max_processes=3, start_timeout=9.0, hardware=HardwareConfig(link_gbs=3.0, calibration={"a": 1})),
+        cluster=LocalCluster(
+            gpus_per_node=4, max_processes=3, start_timeout=9.0, hardware=HardwareConfig(link_gbs=3.0, calibration={"a": 1})
+        ),
     )
     assert trial_id(elsewhere) == trial_id(config)
 

@@ -68,7 +68,9 @@ class Crowd:
 
 
 @pytest.mark.parametrize(("max_parallel", "most", "trials"), [(1, 2, 1), (2, 4, 2), (0, 6, 3)])
-def test_trials_run_side_by_side_only_as_far_as_asked_and_as_processes_allow(tmp_path: Path, max_parallel: int, most: int, trials: int) -> None:
+def test_trials_run_side_by_side_only_as_far_as_asked_and_as_processes_allow(
+    tmp_path: Path, max_parallel: int, most: int, trials: int
+) -> None:
     crowd = Crowd()
     configs = [trial("sleep 0.1", tensor=2, seed=seed, cluster=SIX) for seed in range(4)]
     records = run_sweep("demo", points(*configs), SweepConfig(dir=str(tmp_path), max_parallel=max_parallel), [crowd], local)
@@ -91,7 +93,10 @@ def test_workers_start_once_for_trials_of_every_size(tmp_path: Path) -> None:
         made.append(cluster)
         return local(cluster)
 
-    sizes = [resolve(dataclasses.replace(trial(), layout=LayoutConfig(tensor=n, data=1), cluster=LocalCluster(gpus_per_node=n))) for n in (1, 4, 2)]
+    sizes = [
+        resolve(dataclasses.replace(trial(), layout=LayoutConfig(tensor=n, data=1), cluster=LocalCluster(gpus_per_node=n)))
+        for n in (1, 4, 2)
+    ]
     records = sweep(tmp_path, *sizes, backends=counted)
     assert [record.status for record in records] == [Status.DONE] * 3
     assert [cluster.world_size for cluster in made] == [4]

@@ -33,7 +33,18 @@ def test_a_sweep_is_ranked_by_step_time_and_trained_once(tmp_path: Path) -> None
     assert "needs 4 ranks, but the cluster has 2" in records[-1]["detail"] and records[-1]["reason"] == "configuration"
     times = [r["step_time_s"] for r in records[:3]]
     assert times == sorted(times)
-    needed = {"trial", "status", "reason", "layout", "step_time_s", "step_time_spread_s", "tokens_per_s", "peak_memory_bytes", "predicted_step_time_s", "dir"}
+    needed = {
+        "trial",
+        "status",
+        "reason",
+        "layout",
+        "step_time_s",
+        "step_time_spread_s",
+        "tokens_per_s",
+        "peak_memory_bytes",
+        "predicted_step_time_s",
+        "dir",
+    }
     assert all(needed <= set(r) for r in records)
     results = [Path(r["dir"]) / "result.json" for r in records[:3]]
     before = [(p.stat().st_mtime_ns, p.read_bytes()) for p in results]

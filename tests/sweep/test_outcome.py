@@ -41,7 +41,9 @@ def test_ranks_that_only_lost_a_connection_do_not_hide_one_that_was_killed() -> 
 
 
 def test_preemption_explains_ranks_that_failed_as_they_were_killed() -> None:
-    verdict = decide(0, JobState(Status.FAILED, Reason.PREEMPTED, "by job 7"), None, [failure(1, Reason.ERROR), failure(2, Reason.COMMUNICATION)])
+    verdict = decide(
+        0, JobState(Status.FAILED, Reason.PREEMPTED, "by job 7"), None, [failure(1, Reason.ERROR), failure(2, Reason.COMMUNICATION)]
+    )
     assert (verdict.reason, verdict.detail, verdict.retryable) == (Reason.PREEMPTED, "by job 7", True)
 
 

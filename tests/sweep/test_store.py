@@ -36,7 +36,9 @@ def test_a_planned_trial_has_its_configuration_and_its_record_on_disk(store: Sto
     assert record.status is Status.PLANNED
 
 
-@pytest.mark.parametrize("text", ["a: b", "- x", "null", "1e3", "'\"", "line\nline", " ", "#x", "&a *a !b", "\x85\u2028", "\U0001f6a3", "%", "\t", "\\"])
+@pytest.mark.parametrize(
+    "text", ["a: b", "- x", "null", "1e3", "'\"", "line\nline", " ", "#x", "&a *a !b", "\x85\u2028", "\U0001f6a3", "%", "\t", "\\"]
+)
 def test_any_text_in_a_configuration_reaches_the_trainer_unchanged(store: Store, text: str) -> None:
     record = store.plan(points(trial(text))[0], "demo")
     assert load(record.directory / "config.yaml").data.pattern == text

@@ -98,7 +98,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     return _convert_scalar(hint, value, where)
 
 
-def _convert_scalar(hint: type, value: Any, where: str) -> Any:
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

@@ -116,7 +116,9 @@ def _check_model(model: ModelConfig) -> None:
     if model.heads % kv_heads:
         raise ConfigError(f"model.kv_heads={kv_heads} does not divide model.heads={model.heads}; use {listed(divisors(model.heads))}")
     if model.family == "llama" and (model.hidden // model.heads) % 2:
-        raise ConfigError(f"model.hidden={model.hidden} / model.heads={model.heads} is odd, and rotary embeddings need pairs; change model.heads")
+        raise ConfigError(
+            f"model.hidden={model.hidden} / model.heads={model.heads} is odd, and rotary embeddings need pairs; change model.heads"
+        )
     if model.dropout >= 1:
         raise ConfigError(f"model.dropout={model.dropout:g} drops everything; use a value from 0 to below 1")
 
@@ -163,7 +165,9 @@ def _check_schedule(config: TrainConfig) -> None:
             "interleaving needs both layout.schedule=interleaved and layout.virtual_pipeline of 2 or more"
         )
     if layout.virtual_pipeline > 1 and layout.pipeline == 1:
-        raise ConfigError(f"layout.virtual_pipeline={layout.virtual_pipeline} needs layout.pipeline of 2 or more; set layout.virtual_pipeline=1")
+        raise ConfigError(
+            f"layout.virtual_pipeline={layout.virtual_pipeline} needs layout.pipeline of 2 or more; set layout.virtual_pipeline=1"
+        )
 
 
 def _check_batch(config: TrainConfig) -> None:
