@@ -21,13 +21,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Prior:
-    """How far the cost model is trusted, as standard deviations of logarithms. From the published sweeps (tests/search)."""
+    """How far the cost model is trusted, as standard deviations of logarithms: what makes the published sweeps of 13B most likely."""
 
     cluster: float = 0.30  # a
     part: float = 0.20  # c_k
     layout: float = 0.08  # l
     reach: float = 1.2  # distance in layout space (doublings of a degree) over which l forgets
-    noise: float = 0.02
+    noise: float = 0.01
     transfer: float = 0.04  # noise of a measurement on fewer nodes as one of the full size
     memory: float = 0.10  # the cluster's factor on memory
     memory_noise: float = 0.06
@@ -77,7 +77,7 @@ class TimeBelief:
         self.noise.append(max(self.prior.noise if full else self.prior.transfer, noise))
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of every candidate's log step time."""
+        """Mean and standard deviation of every candidate's true log step time (a measurement adds its noise)."""
         shares, features = self.candidates.shares, self.candidates.features
         prior_variance = self.prior.cluster**2 + self.prior.part**2 * (shares**2).sum(axis=1) + self.prior.layout**2
         mean, variance = np.log(self.candidates.seconds), prior_variance
@@ -89,7 +89,7 @@ class TimeBelief:
             weights = np.linalg.solve(gram, np.column_stack([np.array(self.ratios)[:, None], cross.T]))
             mean = mean + cross @ weights[:, 0]
             variance = prior_variance - np.einsum("nm,mn->n", cross, weights[:, 1:])
-        return mean, np.sqrt(np.maximum(variance, 0.0) + self.prior.noise**2)
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def _covariance(self, shares: np.ndarray, features: np.ndarray, other_shares: np.ndarray, other_features: np.ndarray) -> np.ndarray:
         distance = ((features[:, None, :] - other_features[None, :, :]) ** 2).sum(axis=2)

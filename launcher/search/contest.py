@@ -16,7 +16,7 @@ from launcher.cost.model import estimate
 from launcher.search.belief import Candidates
 from launcher.search.candidates import candidates, columns
 from launcher.search.plan import Plan
-from launcher.search.policy import HOPELESS, Policy, Small, Trial
+from launcher.search.policy import HOPELESS, Policy, Price, Small, Trial
 from trainer.config import ConfigError, LayoutConfig
 from trainer.config.errors import divisors
 
@@ -37,7 +37,11 @@ class Contest:
     small: Small
 
     def policy(self) -> Policy:
-        return Policy(self.candidates, self.config.search, self.small)
+        """The search of these candidates, from its beginning."""
+        ranks = self.small_table["tensor"] * self.small_table["pipeline"] * self.small_table["data"]
+        start, one = self.config.search.start_s, self.small.parts.sum(axis=1)
+        price = Price(ranks * (start + self.config.run.steps * one), ranks * (start + one))
+        return Policy(self.candidates, self.config.search, self.small, price)
 
     def layout(self, index: int) -> LayoutConfig:
         return to_layout(self.table[index])

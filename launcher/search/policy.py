@@ -1,7 +1,8 @@
 """Which trial to measure next, and when to stop: a pure state machine. A cluster and a table of measurements drive the same one.
 
-Order: the candidate with the largest expected gain, P(it fits into memory) x E[how much faster than the best it is], runs next, so that
-a layout at the edge of memory is tried in the order of what it could win and never ruled out by a hard limit.
+Order: the candidate with the largest expected gain for its expected price, P(it fits into memory) x E[how much faster than the best it
+is] / E[GPU-hours of the trial], runs next, so that a layout at the edge of memory is tried in the order of what it could win and never
+ruled out by a hard limit; that its trial would end early counts in its favour.
 Stop: when no untried candidate fits and beats the best by more than ``tolerance`` with a probability of at least ``doubt``.
 Trials on fewer nodes are followed by trials of the best ones at full size.
 """
@@ -65,11 +66,30 @@ class Small:
     memory: np.ndarray
 
 
+@dataclass(frozen=True)
+class Price:
+    """What each candidate's trial costs, in any one unit: when it runs to the end, and when memory runs out in its first step."""
+
+    whole: np.ndarray
+    failed: np.ndarray
+
+    def expected(self, fits: np.ndarray) -> np.ndarray:
+        return fits * self.whole + (1 - fits) * self.failed
+
+
 class Policy:
     """The search. ``next`` is a function of the measurements observed so far and of nothing else."""
 
-    def __init__(self, candidates: Candidates, settings: SearchConfig, small: Small | None = None, prior: Prior | None = None):
+    def __init__(
+        self,
+        candidates: Candidates,
+        settings: SearchConfig,
+        small: Small | None = None,
+        price: Price | None = None,
+        prior: Prior | None = None,
+    ):
         self.candidates, self.settings = candidates, settings
+        self.price = price or Price(np.ones(len(candidates)), np.full(len(candidates), 0.1))
         self.small = small or Small(candidates.parts, candidates.memory)
         self.time = TimeBelief(candidates, prior or Prior())
         self.memory = MemoryBelief(candidates, prior or Prior())
@@ -87,11 +107,12 @@ class Policy:
         untried[list(self.tried)] = False
         best = self.best_seconds()
         if best is None:
-            worth = np.where(untried & (fits >= HOPELESS), fits * np.exp(mean.min() - mean), 0.0)
+            worth = np.where(untried & (fits >= HOPELESS), fits * np.exp(mean.min() - mean), 0.0)  # nothing to compare with: run something
             nothing: Trial | Stop = Stop("no layout is likely to fit into memory" if not self.tried else "no layout that may fit is left")
         else:
             plausible = untried & (self.chances(mean, spread, fits) >= self.settings.doubt)
-            worth = np.where(untried, expected_gain(mean, spread, best) * fits, 0.0) if plausible.any() else np.zeros(len(untried))
+            gain = expected_gain(mean, spread, best) * fits / self.price.expected(fits)
+            worth = np.where(untried, gain, 0.0) if plausible.any() else np.zeros(len(untried))
             nothing = self._verification() or Stop(f"no untried layout is likely to be faster by {self.settings.tolerance:.0%}")
         order = np.argsort(-worth, kind="stable")[:count]
         trials = [self._trial(int(i)) for i in order if worth[i] > 0]

@@ -22,7 +22,7 @@ from launcher.results.published import Row
 from launcher.results.questions import Question, Unanswerable, question
 from launcher.search.belief import Candidates, Prior
 from launcher.search.candidates import columns, coordinates
-from launcher.search.policy import FEW_STEPS, Measurement, Policy, Stop, Trial
+from launcher.search.policy import FEW_STEPS, Measurement, Policy, Price, Stop, Trial
 from trainer.config import Reason
 
 MIN_ROWS = 5
@@ -108,7 +108,8 @@ def tables(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> list[Tab
 def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, prior: Prior | None = None) -> Replay:
     """Search ``table`` with trials of ``steps`` steps, ``warmup_steps`` of them not measured."""
     candidates = _candidates(table)
-    policy = Policy(candidates, settings, prior=prior)
+    one = candidates.seconds * table.tokens
+    policy = Policy(candidates, settings, price=Price(settings.start_s + steps * one, settings.start_s + one), prior=prior)
     best = float(table.cost.min())
     done: list[Step] = []
     while not isinstance(proposed := policy.next(), Stop):

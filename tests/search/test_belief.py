@@ -73,7 +73,7 @@ def test_the_posterior_is_the_textbook_formula() -> None:
     weights = prior[:, :2] @ np.linalg.inv(gram)
     mean, spread = belief.posterior()
     assert mean == pytest.approx(np.log(some.seconds) + weights @ np.log(measured / some.seconds[:2]))
-    assert spread**2 == pytest.approx(np.diag(prior - weights @ prior[:2]) + PRIOR.noise**2)
+    assert spread**2 == pytest.approx(np.diag(prior - weights @ prior[:2]))
 
 
 def test_a_noisy_trial_teaches_less() -> None:

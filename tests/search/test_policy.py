@@ -10,7 +10,7 @@ import pytest
 
 from launcher.config.search import SearchConfig
 from launcher.search.belief import Candidates
-from launcher.search.policy import Measurement, Policy, Small, Stop, Trial, cannot_win
+from launcher.search.policy import Measurement, Policy, Price, Small, Stop, Trial, cannot_win
 from trainer.config import Reason
 
 SETTINGS = SearchConfig()
@@ -240,3 +240,16 @@ def test_giving_up_hopeless_trials_does_not_change_the_winner() -> None:
         policy, _ = search(planted, measure=measure)
         assert planted.seconds[policy.ranking()[0]] <= 1.06 * planted.best
         assert math.isfinite(policy.seconds_of(policy.ranking()[0]))
+
+
+def test_of_two_equal_hopes_the_one_whose_failure_is_cheap_is_tried_first() -> None:
+    """Both would win as much in expectation; one is surer, the other ends in its first step if it does not fit."""
+    parts = np.array([[1.0], [0.9], [0.88]])
+    some = Candidates(parts, np.array([50.0, 50.0, 104.0]), np.zeros((3, 1)), 100.0)
+    dear, cheap = np.ones(3), np.full(3, 0.01)
+    asked = []
+    for failed in (dear, cheap):
+        policy = Policy(some, SETTINGS, price=Price(np.ones(3), failed))
+        policy.observe(Trial(0, False, None), Measurement(1.0))
+        asked.append(policy.next()[0].index)  # type: ignore[index]
+    assert asked == [1, 2]
