@@ -109,5 +109,5 @@ def test_full_attention_scores_cost_memory_that_a_flash_kernel_does_not() -> Non
 
 def test_a_device_without_rates_is_refused_in_plain_words() -> None:
     nothing = dataclasses.replace(HARDWARE["a100_80"], peak_tflops={})
-    with pytest.raises(ConfigError, match="has no peak_tflops; choose a file of conf/hardware or measure"):
+    with pytest.raises(ConfigError, match="has no peak_tflops; choose a file of conf/hardware"):
         predict(GPT3, layout(8, 8, 1), mixed(8), dataclasses.replace(cluster(64), hardware=nothing))
