@@ -45,7 +45,7 @@ def mounts() -> list[str]:
 
 def contained(image: Path, runtime: str, mounts: list[str], **fields: Any) -> Any:
     container = ContainerConfig(str(image), runtime, mounts)
-    return trial(container=container, python=INSIDE, nodes=2, **fields)
+    return trial(container=container, python=INSIDE, nodes=2, code="snapshot", **fields)
 
 
 def test_a_sweep_in_a_container_has_the_losses_of_the_host(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> None:
@@ -108,5 +108,5 @@ def test_pyxis_that_is_not_installed_is_named(slurm: Slurm, tmp_path: Path, monk
 
 def test_without_oci_conf_slurm_itself_would_run_on_the_host(whole: Cluster) -> None:
     """Why the check above is there: if this fails, Slurm has learnt to refuse, and the check may go."""
-    done = subprocess.run(["srun", "--container=/no/such", "hostname"], capture_output=True, text=True)
+    done = subprocess.run(["srun", "--container=/no/such", "hostname"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout.strip()) == (0, "n1")

@@ -87,7 +87,7 @@ class Row:
 
 def judge(row: Row, attempt: int) -> JobState:
     """The state of the job of ``row``, whose last start was ``attempt`` of its trial."""
-    nodes = tuple(expand(row.nodes))
+    nodes = () if row.state == "COMPLETING" else tuple(expand(row.nodes))  # while a job completes, nodes leave it one by one
     if row.state in WAITING or not (row.ended or row.state in ACTIVE):
         if row.reason in NEVER:
             return JobState(Status.FAILED, *NEVER[row.reason], attempt=attempt)
