@@ -11,10 +11,15 @@ DEMO_SWEEP := model=gpt_tiny cluster=local cluster.gpus_per_node=8 run.global_ba
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check lint format clean
+# Tests that start a real Slurm or Kubernetes on this machine (Debian, root); `make test-clusters` runs them.
+CLUSTER_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py \
+	kubernetes.py kubernetes_played.py kubernetes_sweeps.py)
+
+.PHONY: help demo test test-clusters check lint format clean
 help:
 	@echo "make demo    environment, corpus, a sweep of layouts on 8 local processes, ranking, report"
 	@echo "make test    everything the tests need, then the tests"
+	@echo "make test-clusters   the same trials on a real Slurm and a real Kubernetes, started here (Debian, root)"
 	@echo "make lint    ruff and mypy"
 	@echo "make clean   remove the environment and what runs wrote"
 
@@ -42,7 +47,10 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.test
 	tests/system-packages
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(CLUSTER_TESTS)) $(PYTEST_ARGS)
+
+test-clusters: $(VENV)/.test
+	$(BIN)/python -m pytest $(CLUSTER_TESTS) $(PYTEST_ARGS)
 
 check: lint test
 
