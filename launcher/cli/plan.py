@@ -154,8 +154,8 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
         "parameters": int(Shape.of(config.model).parameters),
         "global_batch": config.run.global_batch,
         "cluster": {"nodes": config.cluster.nodes, "gpus_per_node": config.cluster.gpus_per_node, "hardware": config.cluster.hardware.name},
-        "layouts": [entry(planned, int(row)) for row in planned.order[:top]],
-        "edge": [entry(planned, int(row)) for row in planned.fastest(AT_EDGE)[:top]],
+        "layouts": [entry(config, planned, int(row)) for row in planned.order[:top]],
+        "edge": [entry(config, planned, int(row)) for row in planned.fastest(AT_EDGE)[:top]],
         "considered": len(planned.space.table),
         "in": len(planned.order),
         "out": planned.out,
@@ -163,7 +163,7 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
     }
 
 
-def entry(planned: Plan, row: int) -> dict[str, Any]:
+def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
     """One layout and its prediction, part by part."""
     from launcher.search.naming import name_of, overrides_of
     from trainer.config import to_dict
@@ -172,7 +172,7 @@ def entry(planned: Plan, row: int) -> dict[str, Any]:
     return {
         "name": name_of(layout),
         "layout": to_dict(layout),
-        "overrides": overrides_of(layout),
+        "overrides": overrides_of(layout, config.layout),
         "step_time_s": predicted.step_time_s,
         "mfu": predicted.mfu,
         "memory_bytes": predicted.memory_bytes,
@@ -192,7 +192,7 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     picture = Path(arguments.svg or "timeline.svg")
     draw(case, layout, f"{heading(config)}: {name_of(layout)}", picture)
     if arguments.json:
-        print(json.dumps(entry(planned, row) | {"timeline": str(picture)}, indent=2, allow_nan=False))
+        print(json.dumps(entry(config, planned, row) | {"timeline": str(picture)}, indent=2, allow_nan=False))
         return 0
     console = wide_console()
     console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}")

@@ -85,15 +85,19 @@ def run(
     from launcher.results.tracking import MlflowMirror
     from launcher.search.contest import contest
     from launcher.search.plan import plan
+    from launcher.sweep.dry_run import print_requests
     from launcher.sweep.multirun import sweep_name
-    from launcher.sweep.search import search
+    from launcher.sweep.search import first_points, search
 
     config = locate_data(config)
     planned = plan(config)
     candidates = contest(config, planned, wanted)
     name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
     say(f"search {name}: {len(planned.space.table):,} layouts, {len(candidates.candidates):,} of them candidates")
-    base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "layout=", "search.", "sweep."))]
+    base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]
+    if config.dry_run:
+        print_requests(first_points(candidates, base), config.dry_run)
+        return 0
     found = search(name, candidates, base, tell=lambda *trial: say(line(candidates, *trial)))
     MlflowMirror(config.sweep.dir, name).close()  # once: a mirror beside every single trial would disturb the next one
     recipe = write_recipe(name, candidates, found, default, overrides)

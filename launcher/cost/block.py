@@ -150,7 +150,9 @@ def times(case: Case) -> Times:
 
 
 def launching(case: Case, kernels: Number, busy: Number) -> Number:
-    """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``."""
+    """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``. The host itself does one or the other."""
+    if case.device.host:
+        return kernels * case.constants.host
     if case.framework.launch_blocking:
         return kernels * case.constants.blocking
     return np.maximum(kernels * case.constants.host - busy, 0.0)

@@ -55,7 +55,8 @@ def _run(device: Device, constants: Constants, group: Group, share: Number, payl
         # the switch adds: each rank sends and receives its data once (NVLS)
         rate = np.where((group.far == 1) & (group.size > 4), rate * constants.switch, rate)
     volume = share * payload
-    ramp = 1 + constants.ramp_bytes / (payload + constants.ramp_bytes)
+    ramp_bytes = constants.ramp * device.link
+    ramp = 1 + ramp_bytes / (payload + ramp_bytes)
     return np.where(group.size > 1, latency(device, constants, group) + volume / rate * ramp, 0.0)
 
 

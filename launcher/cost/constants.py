@@ -32,7 +32,7 @@ class Constants:
     # collectives
     link: float = 0.88  # reached fraction of link bandwidth
     network: float = 0.9  # reached fraction of network bandwidth
-    ramp_bytes: float = 2e07  # payload at which half of the peak ring rate is reached on links
+    ramp: float = 5e-5  # a payload that the links carry in so many seconds travels at two thirds of the full rate
     launch: float = 3.5e-05  # seconds to start a collective
     switch: float = 1.13  # rate of an all-reduce added up in the switch / ring rate
     crowd: float = 0.06  # slow-down of collectives over the network per doubling of nodes beyond one

@@ -27,8 +27,8 @@ def seconds(device: Device, precision: str, constants: Constants, m: Number, n: 
     m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)
     size = BYTES[precision]
     rate = device.rate(precision) / device.units
-    best = np.inf
-    for rows, columns, halvings in TILES:
+    best = m * n * batch if device.host else np.inf  # a core of the host computes in tiles too small to matter
+    for rows, columns, halvings in () if device.host else TILES:
         tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
         waves = tiles / device.units
         waves = np.maximum(waves + constants.wave_weight * (np.ceil(waves) - waves), 1.0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 from launcher.results.labels import layout_label
-from trainer.config import ConfigError, LayoutConfig, ShardingConfig, to_dict
+from trainer.config import ConfigError, LayoutConfig, ShardingConfig, flatten, to_dict
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "mb": "micro_batch"}
@@ -20,11 +21,15 @@ def name_of(layout: LayoutConfig) -> str:
     return " ".join(words)
 
 
-def overrides_of(layout: LayoutConfig) -> list[str]:
-    """The Hydra overrides that make ``layout`` out of the default one."""
-    plain, default = to_dict(layout), to_dict(LayoutConfig())
-    changed = [f"layout.{key}={value}" for key, value in plain.items() if key not in ("sharding", "data") and value != default[key]]
-    return changed + [f"layout.sharding.{key}={value}" for key, value in plain["sharding"].items() if value != 1]
+def overrides_of(layout: LayoutConfig, base: LayoutConfig | None = None) -> list[str]:
+    """The Hydra overrides that make ``layout`` out of ``base`` (the default layout). ``data`` is left to follow from the cluster."""
+    wanted, given = flatten(dataclasses.replace(layout, data=None), "layout."), flatten(base or LayoutConfig(), "layout.")
+    return [f"{key}={_word(value)}" for key, value in wanted.items() if value != given[key]]
+
+
+def _word(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
 def layout_of(name: str) -> LayoutConfig:

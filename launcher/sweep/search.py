@@ -70,6 +70,12 @@ def search(
     return found
 
 
+def first_points(contest: Contest, overrides: Sequence[str] = ()) -> list[Point]:
+    """What a search would run first, for ``dry_run``."""
+    proposed = contest.policy().next(contest.config.search.parallel)
+    return [] if isinstance(proposed, Stop) else [_point(contest, trial, overrides) for trial in proposed]
+
+
 def _measure(
     name: str,
     contest: Contest,
@@ -94,7 +100,7 @@ def _measure(
 def _point(contest: Contest, trial: Trial, overrides: Sequence[str]) -> Point:
     config = contest.trial_config(trial)
     parts, memory = contest.predicted(trial)
-    words = [*overrides, *overrides_of(config.layout)]
+    words = [*overrides, *overrides_of(config.layout, contest.config.layout)]
     if not trial.full:
         words += [f"cluster.nodes={config.cluster.nodes}", f"run.global_batch={config.run.global_batch}"]
     try:

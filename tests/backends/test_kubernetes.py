@@ -1,19 +1,33 @@
-"""Kubernetes: the conformance suite on real pods, and what only this backend promises."""
+"""Kubernetes with real pods: the conformance suite, the main job from end to end, and what only a kubelet can show."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from launcher.backends import backend_for
-from tests.backends.conformance import Conformance, Ground, closing
-from tests.clusters.kubernetes.fixture import Kubernetes
+from launcher.backends.base import Job, JobState
+from launcher.cli.main import main
+from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
+from launcher.sweep.files import read_json
+from launcher.sweep.outcome import Verdict, decide, failures_in
+from launcher.sweep.store import Store
+from tests.backends.conformance import LONG, Conformance, Ground, closing
+from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes
+from tests.clusters.slurm.process import wait_for
+from trainer.config import Reason, RunConfig, Status
 
 
 @pytest.fixture(scope="module")
 def ground(real_node: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """Two ranks in one pod, or one in each of two."""
+    """Trials whose two ranks share a pod, on a cluster that would hold two pods of two ranks."""
     with real_node.namespace() as namespace:
         cluster = real_node.cluster(namespace, nodes=2, gpus_per_node=2)
         folder = tmp_path_factory.mktemp("trials")
@@ -21,5 +35,237 @@ def ground(real_node: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> I
         yield from closing(Ground(lambda: backend_for(cluster), cluster, folder, unknown=unknown))
 
 
+def run(ground: Ground, **cluster: Any) -> tuple[Job, JobState, Verdict]:
+    """One trial on a cluster that differs from the ground's, to its end."""
+    job = ground.job(**cluster)
+    ground = dataclasses.replace(ground, make=lambda: backend_for(job.cluster))
+    (handle,) = ground.submit(job)
+    state = ground.end(job, handle)
+    ground.backend.close()
+    return job, state, decide(0, state, read_json(job.directory / "result.json"), failures_in(job.directory))
+
+
 class TestKubernetes(Conformance):
-    pass
+    def test_ranks_of_two_pods_find_each_other_by_name(self, ground: Ground) -> None:
+        job, state, _ = run(ground, nodes=2, gpus_per_node=1)
+        assert state.status is Status.DONE and len(state.nodes) == 2
+        assert len((read_json(job.directory / "result.json") or {})["hosts"]) == 2
+
+    def test_the_command_that_is_printed_can_be_applied_by_hand(self, ground: Ground, real_node: Kubernetes) -> None:
+        """Without the launcher's owner references, that is: what is made by hand is removed by hand."""
+        job = ground.job(ranks=1)
+        core = real_node.core()
+        for manifest in yaml.safe_load_all(ground.backend.render(job).text):
+            create = {
+                "Service": core.create_namespaced_service,
+                "ConfigMap": core.create_namespaced_config_map,
+                "Pod": core.create_namespaced_pod,
+            }
+            create[manifest["kind"]](manifest["metadata"]["namespace"], manifest)
+        handle = ground.backend.find([job])[job.name]
+        assert ground.end(job, handle).status is Status.DONE
+        core.delete_namespaced_pod(f"{job.name}-0", handle["namespace"])
+        core.delete_namespaced_config_map(job.name, handle["namespace"])
+
+
+# -- what a kubelet says ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "reason", "words"),
+    [
+        ({"memory": "120Mi", "shared_memory": None}, Reason.HOST_MEMORY, ""),
+        ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
+        ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
+        ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
+        ({"pull_policy": "Always", "fault_timeout": 1.0}, Reason.CANNOT_START, "check cluster.container.image and cluster.pull_secrets"),
+    ],
+)
+def test_a_pod_that_fails_or_cannot_start_says_why(ground: Ground, cluster: dict[str, Any], reason: Reason, words: str) -> None:
+    _, state, verdict = run(ground, ranks=1, gpus_per_node=1, **cluster)
+    assert (verdict.status, verdict.reason) == (Status.FAILED, reason), state
+    assert words in verdict.detail and "\n" not in verdict.detail
+
+
+def test_every_line_of_a_log_arrives_once_though_the_api_server_dies_meanwhile(ground: Ground, played_nodes: Kubernetes) -> None:
+    control = played_nodes.own.control  # type: ignore[union-attr]
+    count = 400
+    script = f"import time\nfor n in range({count}): print(f'[0] line {{n}}', flush=True); time.sleep(0.03)"
+    container = {"name": "node", "command": [ground.cluster.python, "-c", script]}  # type: ignore[attr-defined]
+    job = ground.job(ranks=1, patch={"Pod": {"spec": {"containers": [container]}}})
+    (handle,) = ground.submit(job)
+    ground.until(job, handle, lambda _: job.log_path(0).exists())
+    control.api_server.kill()
+    control.start_again()
+    assert ground.end(job, handle).status is Status.DONE
+    assert job.log_path(0).read_text().splitlines() == [f"line {n}" for n in range(count)]
+
+
+def test_a_pod_that_is_told_to_end_saves_and_the_next_attempt_goes_on_from_there(
+    ground: Ground, real_node: Kubernetes, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o777)
+    shared.chmod(0o777)
+    volume = {"volumes": [VolumeConfig(mount="/runs", host_path=str(shared))], "run_dir": "/runs", "grace_seconds": 60}
+    long = dataclasses.replace(LONG, checkpoint=dataclasses.replace(RunConfig().checkpoint, every=1_000_000))
+    job = ground.job(long, nodes=2, gpus_per_node=1, **volume)
+    (handle,) = ground.submit(job)
+    ground.running(job, handle)
+    real_node.core().delete_namespaced_pod(f"{job.name}-1", handle["namespace"])
+    state = ground.end(job, handle)
+    stopped = read_json(job.directory / "result.json") or {}
+    assert (state.status, stopped["status"]) == (Status.STOPPED, "stopped")
+    reached = _last_step(job)
+    later = dataclasses.replace(job, attempt=1)
+    (handle,) = ground.submit(later)
+    ground.until(later, handle, lambda _: _last_step(later) > reached)
+    ground.backend.cancel([handle])
+    ground.end(later, handle)
+    steps = [json.loads(line) for line in (job.directory / "metrics.jsonl").read_text().splitlines()]
+    first = next(line["step"] for line in steps if line["attempt"] == 1)
+    assert first == reached + 1, "nothing is trained twice, and nothing is left out"
+
+
+def _last_step(job: Job) -> int:
+    lines = (job.directory / "metrics.jsonl").read_text().splitlines() if (job.directory / "metrics.jsonl").exists() else []
+    return max((json.loads(line)["step"] for line in lines if json.loads(line)["attempt"] == job.attempt), default=0)
+
+
+# -- from end to end ------------------------------------------------------------------------------------------------------------------
+
+
+def overrides(cluster: KubernetesCluster) -> list[str]:
+    """The cluster as a person would give it on the command line."""
+    container, quoted = cluster.container, "'{}'".format
+    selector = [f"cluster.node_selector.{name}={quoted(value)}" for name, value in cluster.node_selector.items()]
+    return [
+        "cluster=kubernetes_cpu", "cluster.workload=pods", f"cluster.kubeconfig={cluster.kubeconfig}", f"cluster.namespace={cluster.namespace}",
+        f"cluster.container.image={quoted(container.image)}", f"cluster.container.workdir={container.workdir}", f"cluster.python={cluster.python}",
+        f"cluster.container.mounts=[{','.join(map(quoted, container.mounts))}]", "cluster.grace_seconds=5", "cluster.cpu=null", "cluster.memory=null",
+        f"cluster.user={cluster.user}", f"cluster.restricted={str(cluster.restricted).lower()}", *selector,
+    ]  # fmt: skip
+
+
+SHORT = [
+    "model=gpt_tiny",
+    "model.layers=2",
+    "data=synthetic",
+    "run.steps=4",
+    "run.warmup_steps=1",
+    "run.global_batch=4",
+    "run.timeline=true",
+]
+
+
+def test_the_main_job_sweeps_layouts_over_pods_and_ranks_them_with_the_losses_of_a_local_run(
+    real_node: Kubernetes, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    secret = secrets.token_hex(16)
+    real_node.core().create_namespaced_secret(namespace, {"metadata": {"name": "planted"}, "stringData": {"token": secret}})
+    pods = [*overrides(real_node.cluster(namespace)), "cluster.nodes=2", "cluster.gpus_per_node=1", "cluster.secrets.PLANTED=planted/token"]
+    assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=pods", *SHORT, *pods]) == 0
+    assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=local", *SHORT, "cluster=local", "cluster.gpus_per_node=2"]) == 0
+    losses = {}
+    for sweep in ("pods", "local"):
+        records = Store("runs").sweep(sweep).records
+        assert [record.status for record in records] == [Status.DONE, Status.DONE], [record.detail for record in records]
+        losses[sweep] = [(record.result() or {})["losses"] for record in records]
+    assert losses["pods"] == [pytest.approx(series, rel=1e-5) for series in losses["local"]]
+    capsys.readouterr()
+    assert main(["rank", "pods", "--json"]) == 0
+    ranking = json.loads(capsys.readouterr().out)
+    assert [trial["status"] for trial in ranking] == ["done", "done"] and ranking[0]["step_time_s"] <= ranking[1]["step_time_s"]
+    _assert_complete_and_clean(real_node, namespace)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 20 and not [path for path in files if secret.encode() in path.read_bytes()], (
+        "the secret is in no file that was written"
+    )
+
+
+def _assert_complete_and_clean(kubernetes: Kubernetes, namespace: str) -> None:
+    """Every file of a trial came home from the pods, and nothing of ours is left in the namespace."""
+    for record in Store("runs").sweep("pods").records:
+        names = {path.name for path in record.directory.iterdir()}
+        assert names >= {"config.yaml", "trial.json", "metrics.jsonl", "result.json", "timeline.json", "logs"}
+        assert len((record.directory / "metrics.jsonl").read_text().splitlines()) == 4
+        assert "step 4" in (record.directory / "logs/attempt0.rank0.log").read_text()
+        assert "kind: Pod" in (record.directory / "logs/attempt0.submitted.txt").read_text()
+    core = kubernetes.core()
+    wait_for(lambda: not core.list_namespaced_pod(namespace).items, "the pods to be gone")
+    wait_for(
+        lambda: not [c for c in core.list_namespaced_config_map(namespace).items if c.metadata.name.startswith("trireme-")],
+        "the rest to be gone",
+    )
+    assert not core.list_namespaced_service(namespace).items
+
+
+def test_a_launcher_inside_the_cluster_needs_no_kubeconfig(real_node: Kubernetes, namespace: str, tmp_path: Path) -> None:
+    """The shipped Job, service account and role, in a pod of this machine's files; the trial it launches is a pod as well."""
+    if real_node.own is None:
+        pytest.skip("pods of the cluster of KUBECONFIG are not told where its API server is")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    tmp_path.chmod(0o755)
+    runs.chmod(0o777)
+    _install_launcher(real_node, namespace)
+    job = _launcher_job(real_node, namespace, runs)
+    batch = real_node.api("BatchV1Api")
+    batch.create_namespaced_job(namespace, job)
+
+    def ended() -> bool:
+        status = batch.read_namespaced_job(job["metadata"]["name"], namespace).status
+        return bool(status.succeeded or status.failed)
+
+    wait_for(ended, "the launcher to end", 300)
+    (pod,) = real_node.core().list_namespaced_pod(namespace, label_selector="job-name=launcher").items
+    log = real_node.core().read_namespaced_pod_log(pod.metadata.name, namespace)
+    assert batch.read_namespaced_job("launcher", namespace).status.succeeded == 1, log
+    (record,) = Store(runs).sweep("first").records
+    assert record.status is Status.DONE, record.detail
+
+
+def _documents(name: str) -> dict[str, dict[str, Any]]:
+    text = (PROJECT / "deploy" / "kubernetes" / name).read_text()
+    return {f"{document['kind']}/{document['metadata']['name']}": document for document in yaml.safe_load_all(text)}
+
+
+def _install_launcher(kubernetes: Kubernetes, namespace: str) -> None:
+    documents, rights = _documents("rbac.yaml"), kubernetes.api("RbacAuthorizationV1Api")
+    for document in documents.values():
+        document["metadata"]["namespace"] = namespace
+    documents["RoleBinding/launcher"]["subjects"][0]["namespace"] = namespace
+    kubernetes.core().create_namespaced_service_account(namespace, documents["ServiceAccount/launcher"])
+    rights.create_namespaced_role(namespace, documents["Role/launcher"])
+    rights.create_namespaced_role_binding(namespace, documents["RoleBinding/launcher"])
+
+
+def _launcher_job(kubernetes: Kubernetes, namespace: str, runs: Path) -> dict[str, Any]:
+    """deploy/kubernetes/launcher.yaml with our image, which needs this machine's folders, and our small trial."""
+    job = _documents("launcher.yaml")["Job/launcher"]
+    job["metadata"]["namespace"] = namespace
+    job["spec"]["backoffLimit"] = 0
+    settings = kubernetes.cluster(namespace)
+    spec, (container,) = job["spec"]["template"]["spec"], job["spec"]["template"]["spec"]["containers"]
+    if not settings.restricted:
+        spec["securityContext"] = {}
+    command = [value for value in overrides(settings) if not value.startswith("cluster.kubeconfig=")]
+    own = ["train", *SHORT, *command, "cluster.nodes=1", "cluster.gpus_per_node=1", "sweep.dir=/runs", "sweep.name=first"]
+    assert kubernetes.own is not None
+    places = {"KUBERNETES_SERVICE_HOST": kubernetes.own.settings.gateway, "KUBERNETES_SERVICE_PORT": "443", "HOME": "/tmp"}
+    container |= {
+        "image": settings.container.image,
+        "command": [settings.python, "-m", "launcher"],
+        "args": own,
+        "workingDir": str(PROJECT),
+    }
+    container["env"] = [{"name": name, "value": value} for name, value in places.items()]
+    mounts = [*(mount.split(":")[0] for mount in settings.container.mounts)]
+    container["volumeMounts"] = [{"name": f"host-{n}", "mountPath": path, "readOnly": True} for n, path in enumerate(mounts)]
+    container["volumeMounts"] += [{"name": "runs", "mountPath": "/runs"}, {"name": "tmp", "mountPath": "/tmp"}]
+    container["resources"] = {}
+    spec["volumes"] = [{"name": f"host-{n}", "hostPath": {"path": path}} for n, path in enumerate(mounts)]
+    spec["volumes"] += [{"name": "runs", "hostPath": {"path": str(runs)}}, {"name": "tmp", "emptyDir": {}}]
+    spec["nodeSelector"] = settings.node_selector
+    return job

@@ -66,7 +66,7 @@ def test_each_rank_knows_its_place_on_its_node(slurm: Slurm, tmp_path: Path) -> 
 def test_a_launcher_inside_a_job_submits_jobs_of_their_own_size(slurm: Slurm, tmp_path: Path, python: str) -> None:
     code = "import sys; from pathlib import Path; from tests.backends.slurm_support import run, trial; run(Path(sys.argv[1]), trial(python=sys.argv[2]))"
     inside = ["srun", "--ntasks=1", "--cpus-per-task=3", "--job-name=outer", sys.executable, "-c", code, str(tmp_path), python]
-    subprocess.run(inside, check=True, cwd=PROJECT, capture_output=True)
+    subprocess.run(inside, check=True, cwd=PROJECT, capture_output=True, stdin=subprocess.DEVNULL)
     assert [cpus for name, cpus in squeue("Name", "NumCPUs") if name in submissions(tmp_path)] == ["1"]
 
 

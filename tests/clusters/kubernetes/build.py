@@ -19,12 +19,14 @@ VERSION = "1.20.2"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 SOURCES_LIST = Path("/etc/apt/sources.list.d/debian.sources")
 PACKAGE = "k8s.io/kubernetes"
+REVISION = 2
+"""Of what is built here: a cache of another one is not used."""
 
 
 def cache() -> Path:
     """Where the programs are kept between runs."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "trireme" / f"kubernetes-{VERSION}"
+    return Path(root) / "trireme" / f"kubernetes-{VERSION}-{REVISION}"
 
 
 def built() -> bool:
@@ -52,7 +54,7 @@ def build() -> Path:
         if not built():
             work = target.with_name(target.name + ".work")
             target.mkdir(exist_ok=True)
-            _compile(_prepare(_fetch(work), work), work, target)
+            _compile(_prepare(_mend(_fetch(work)), work), work, target)
             shutil.rmtree(work)
     return target
 
@@ -87,6 +89,29 @@ def _fetch(work: Path) -> Path:
     source.parent.mkdir(parents=True, exist_ok=True)
     next((work / "apt/source").glob("kubernetes-*/")).rename(source)
     _say("sources unpacked")
+    return source
+
+
+def _mend(source: Path) -> Path:
+    """Since Go 1.18, iterators of maps are allocated by the caller; a vendored package that does not know crashes the API server.
+
+    It comes to light with custom resources. Debian 12 has Go 1.19 and a source package made for 1.15.
+    """
+    folder = source / "vendor/github.com/modern-go/reflect2"
+    pointers, rest = (
+        "t, h, buckets, bptr, overflow, oldoverflow unsafe.Pointer",
+        "startBucket uintptr; small [4]uint8; bucket, checkBucket uintptr",
+    )
+    call = "mapiterinit(type2.rtype, *(*unsafe.Pointer)(obj)"
+    changes = [
+        ("unsafe_link.go", "m unsafe.Pointer) *hiter", "m unsafe.Pointer, it *hiter)"),
+        ("unsafe_link.go", "// rest fields are ignored", f"{pointers}; {rest} // as in runtime.hiter"),
+        ("unsafe_map.go", f"{call}),", f"func() *hiter {{ it := new(hiter); {call}, it); return it }}(),"),
+    ]
+    for name, old, new in changes:
+        text = (folder / name).read_text()
+        assert old in text or new in text, f"{name} is not as Kubernetes {VERSION} has it"
+        (folder / name).write_text(text.replace(old, new))
     return source
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.clusters.kubernetes import build
-from tests.clusters.kubernetes.control_plane import LAUNCHER_NAMESPACE, POD_NETWORK, ControlPlane, Settings, connect
+from tests.clusters.kubernetes.control_plane import LAUNCHER_NAMESPACE, ControlPlane, Settings, connect
 from tests.clusters.kubernetes.image import IMAGE
 from tests.clusters.kubernetes.names import Names, Relay
 from tests.clusters.kubernetes.node import NAME, Node
@@ -30,20 +32,17 @@ class Cluster:
 
     def __init__(self, directory: Path, real: bool = True, played: int = 4, with_parent: bool = True):
         self.directory = directory
-        settings = Settings(directory, build.build(), with_parent)
+        self._lock, number = _free_number()
+        self.settings = settings = Settings(directory, build.build(), number, with_parent)
         self.control = ControlPlane(settings)
         self.node = Node(settings) if real else None
         self.played = PlayedNodes(settings, self.control.kubeconfig, played)
         self._helpers: list[Names | Relay] = []
         if real:
-            gateway = f"{POD_NETWORK}.1"
-            self._helpers = [Names(gateway, self.control.kubeconfig), Relay(gateway, settings.ports[0])]
-        self._lock: Any = None
+            self._helpers = [Names(settings.gateway, self.control.kubeconfig), Relay(settings.gateway, settings.ports[0])]
 
     def start(self) -> None:
-        """Until all nodes are ready. One cluster at a time on a machine: another start waits for the first one's end."""
-        self._lock = open(build.cache().parent / "cluster.lock", "w")  # noqa: SIM115 - held while the cluster is
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        """Until all nodes are ready."""
         self.control.start()
         if self.node is not None:
             self.node.start()
@@ -63,8 +62,7 @@ class Cluster:
         if self.node is not None:
             self.node.stop()
         self.control.stop()
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.close()
 
     @property
     def core(self) -> Any:
@@ -99,6 +97,19 @@ class Cluster:
         return name
 
 
+def _free_number() -> tuple[IO[str], int]:
+    """A number that no other cluster on this machine has, and the lock that keeps it so."""
+    for number in range(100):
+        lock = open(Path(tempfile.gettempdir()) / f"trireme-kubernetes-{number}.lock", "w")  # noqa: SIM115 - held while the cluster is
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        return lock, number
+    raise RuntimeError("a hundred test clusters run on this machine already")
+
+
 @dataclass(frozen=True)
 class Host:
     """What a pod needs of this machine to run the trainer of this checkout in an image that holds nothing."""
@@ -108,6 +119,11 @@ class Host:
     @property
     def image(self) -> str:
         return IMAGE
+
+    @property
+    def readable(self) -> bool:
+        """By anybody, as pods that do not run as root need."""
+        return all(os.stat(path).st_mode & 0o005 == 0o005 for path in (self.project, self.project / "trainer", sys.prefix, sys.base_prefix))
 
     @property
     def mounts(self) -> list[str]:

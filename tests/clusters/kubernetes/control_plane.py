@@ -6,15 +6,13 @@ import os
 import random
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.clusters.kubernetes.pki import Authority, Users
 from tests.clusters.slurm.process import Daemon, wait_for
 
-POD_NETWORK = "10.251.0"
-"""First three bytes of the pods' addresses; .1 is this machine."""
 SERVICE_NETWORK = "10.96.0"
 LAUNCHER_NAMESPACE = "trireme"
 
@@ -25,12 +23,27 @@ class Settings:
 
     directory: Path
     programs: Path  # folder of kube-apiserver and the others
+    number: int = 0  # tells clusters apart that run at the same time
     with_parent: bool = True  # ends with the process that started it
-    ports: list[int] = field(default_factory=lambda: free_ports(7))
+
+    @property
+    def ports(self) -> list[int]:
+        """Below those that other tests, and the kernel, choose from."""
+        return [16000 + 10 * self.number + offset for offset in range(7)]
 
     @property
     def server(self) -> str:
         return f"https://127.0.0.1:{self.ports[0]}"
+
+    @property
+    def pod_network(self) -> str:
+        """First three bytes of the pods' addresses."""
+        return f"10.251.{self.number}"
+
+    @property
+    def gateway(self) -> str:
+        """This machine, as pods see it."""
+        return f"{self.pod_network}.1"
 
     @property
     def pki(self) -> Path:
@@ -69,7 +82,7 @@ class ControlPlane:
 
     def _credentials(self) -> None:
         settings, authority = self.settings, Authority(self.settings.pki)
-        names = ("127.0.0.1", f"{POD_NETWORK}.1", f"{SERVICE_NETWORK}.1", "localhost", "kubernetes", "kubernetes.default.svc")
+        names = ("127.0.0.1", settings.gateway, f"{SERVICE_NETWORK}.1", "localhost", "kubernetes", "kubernetes.default.svc")
         authority.sign("apiserver", "kube-apiserver", hosts=names)
         authority.sign("kubelet-client", "kubelet-client", "system:masters")
         authority.sign("kubelet", "system:node:127.0.0.1", "system:nodes", hosts=("127.0.0.1",))
@@ -96,7 +109,7 @@ class ControlPlane:
         settings = self.settings
         flags = {
             "bind-address": "127.0.0.1", "secure-port": settings.ports[0], "insecure-port": 0,
-            "advertise-address": f"{POD_NETWORK}.1", "endpoint-reconciler-type": "none",
+            "advertise-address": settings.gateway, "endpoint-reconciler-type": "none",
             "etcd-servers": f"http://127.0.0.1:{settings.ports[1]}", "storage-media-type": "application/vnd.kubernetes.protobuf",
             "cert-dir": settings.pki, "tls-cert-file": settings.pki / "apiserver.crt", "tls-private-key-file": settings.pki / "apiserver.key",
             "client-ca-file": settings.pki / "ca.crt", "token-auth-file": settings.directory / "tokens.csv", "anonymous-auth": "false",
@@ -147,7 +160,7 @@ class ControlPlane:
         api = connect(self.kubeconfig)
         _, url, headers, _, _ = api.param_serialize("GET", path, auth_settings=["BearerToken"])
         try:
-            return bool(api.call_api("GET", url, headers).status == 200)
+            return bool(api.call_api("GET", url, headers, _request_timeout=10).status == 200)
         except (HTTPError, ApiException, OSError):
             return False
 

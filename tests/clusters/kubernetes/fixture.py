@@ -66,7 +66,9 @@ class Kubernetes:
             "grace_seconds": 5,
             "python": f"{sys.prefix}/bin/python",
         }
-        real = {"node_selector": {"real": "true"}} if self.own else {}
+        real: dict[str, Any] = {"node_selector": {"real": "true"}} if self.own else {}
+        if not host.readable:
+            real |= {"user": 0, "restricted": False}  # this checkout can be read by its owner only
         return _settings(self.kubeconfig, namespace, common | real | {"container": container} | settings)
 
     def played(self, namespace: str, **settings: Any) -> KubernetesCluster:

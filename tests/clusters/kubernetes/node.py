@@ -16,13 +16,12 @@ from pathlib import Path
 
 import yaml
 
-from tests.clusters.kubernetes.control_plane import POD_NETWORK, Settings, environment
+from tests.clusters.kubernetes.control_plane import Settings, environment
 from tests.clusters.kubernetes.image import IMAGE, PAUSE, save
 from tests.clusters.slurm.process import MARK, Daemon, succeeds, wait_for
 
 NAME = "127.0.0.1"
 """Of the node: then the kubelet listens on loopback, and logs and exec work."""
-BRIDGE, GROUP = "trireme0", "trireme-test"
 PLUGINS = Path("/usr/lib/cni")
 PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr", "runc", "busybox", "ip", "nsenter", "unshare")
 SHIELDED = {
@@ -30,6 +29,7 @@ SHIELDED = {
     "kernel/keys/root_maxkeys": 1000000, "kernel/keys/root_maxbytes": 25000000,
 }  # fmt: skip
 """Settings of the whole machine that a kubelet writes, with the values that it wants."""
+_CGROUPS = Path("/sys/fs/cgroup")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _PATH = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
 
@@ -47,22 +47,23 @@ def obstacle() -> str | None:
 
 
 class Node:
-    """One real node; a machine can hold one at a time."""
+    """One real node."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
         self.folder = settings.directory / "node"
+        self._bridge, self._group = f"trireme{settings.number}", f"trireme-test-{settings.number}"
         self._socket = settings.directory / "run" / "containerd.sock"
         self._containerd = self._daemon("containerd", self._containerd_command(), self._serves)
 
     def start(self) -> None:
-        clean(None)  # what a killed run left
+        self.clean()  # what a killed run of the same number left
         for name in ("kubelet", "log", "cni", "networks", "hosts/_default", "shield", "plugins"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "ip_forward").write_text(_FORWARD.read_text())
         self._write_files()
-        _make_groups()
-        _make_bridge()
+        self._make_groups()
+        self._make_bridge()
         self._containerd.start(environment() | _PATH, self._settings.with_parent)
         self._import_images()
         self._kubelet().start(environment() | _PATH, self._settings.with_parent)
@@ -77,7 +78,7 @@ class Node:
     def stop(self) -> None:
         self._kubelet().kill()
         self._containerd.kill()
-        clean(self._settings.directory)
+        self.clean()
         with contextlib.suppress(FileNotFoundError):
             _FORWARD.write_text((self.folder / "ip_forward").read_text())
 
@@ -146,8 +147,8 @@ class Node:
     def _network(self) -> str:
         """No masquerading and no way out of the machine: pods reach each other and this host."""
         return f"""{{"cniVersion": "0.4.0", "name": "test", "plugins": [
-            {{"type": "bridge", "bridge": "{BRIDGE}", "isGateway": true, "ipMasq": false, "hairpinMode": true,
-              "ipam": {{"type": "host-local", "dataDir": "{self.folder}/addresses", "ranges": [[{{"subnet": "{POD_NETWORK}.0/24"}}]]}}}},
+            {{"type": "bridge", "bridge": "{self._bridge}", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+              "ipam": {{"type": "host-local", "dataDir": "{self.folder}/addresses", "ranges": [[{{"subnet": "{self._settings.pod_network}.0/24"}}]]}}}},
             {{"type": "loopback"}}]}}"""
 
     def _containerd_config(self) -> str:
@@ -178,57 +179,59 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             "address": "127.0.0.1", "port": ports[5], "readOnlyPort": 0, "healthzBindAddress": "127.0.0.1", "healthzPort": ports[6],
             "tlsCertFile": str(pki / "kubelet.crt"), "tlsPrivateKeyFile": str(pki / "kubelet.key"),
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}, "x509": {"clientCAFile": str(pki / "ca.crt")}},
-            "authorization": {"mode": "AlwaysAllow"}, "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{GROUP}",
-            "failSwapOn": False, "makeIPTablesUtilChains": False, "clusterDNS": [f"{POD_NETWORK}.1"], "clusterDomain": "cluster.local",
+            "authorization": {"mode": "AlwaysAllow"}, "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{self._group}",
+            "failSwapOn": False, "makeIPTablesUtilChains": False, "clusterDNS": [self._settings.gateway], "clusterDomain": "cluster.local",
             "volumePluginDir": str(self.folder / "plugins"), "syncFrequency": "2s", "nodeStatusUpdateFrequency": "3s",
             "imageMinimumGCAge": "24h", "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
             "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         }  # fmt: skip
 
+    # -- what is outside of its folder --------------------------------------------------------------------------------------------
 
-def clean(directory: Path | None) -> None:
-    """Remove what a node leaves outside of its folder: shims (of any run if None), the pods' processes, cgroups, the bridge."""
-    mark = f"{MARK}={directory}" if directory else f"{MARK}="
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (process / "comm").read_text().startswith("containerd-shim") and mark.encode() in (process / "environ").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
-    wait_for(_kill_pods, "the pods' processes to end")
-    for root in _groups():
-        for folder, _, _ in os.walk(root, topdown=False):
+    def clean(self) -> None:
+        """Remove it: shims, the pods' processes, cgroups, the bridge."""
+        wait_for(self._kill_pods, "the pods' processes to end")
+        self._kill_shims()
+        for root in self._groups():
+            for folder, _, _ in os.walk(root, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+        subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True, env=_PATH)
+
+    def _kill_pods(self) -> bool:
+        """Whatever is in our cgroups is ours. True when nothing is."""
+        alive = {pid for root in self._groups() for file in root.rglob("cgroup.procs") for pid in file.read_text().split()}
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        return not alive
+
+    def _kill_shims(self) -> None:
+        """They outlive containerd; their command line names its socket, and their environment the cluster."""
+        mark = f"{MARK}={self._settings.directory}".encode()
+        for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                os.rmdir(folder)
-    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, env=_PATH)
+                if (process / "comm").read_text().startswith("containerd-shim") and mark in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
 
+    def _groups(self) -> list[Path]:
+        return [root for root in [_CGROUPS / self._group, *_CGROUPS.glob(f"*/{self._group}")] if root.is_dir()]
 
-def _kill_pods() -> bool:
-    """Whatever is in our cgroups is ours. True when nothing is."""
-    alive = {pid for root in _groups() for file in root.rglob("cgroup.procs") for pid in file.read_text().split()}
-    for pid in alive:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    return not alive
+    def _make_groups(self) -> None:
+        """The kubelet's cgroup has to be there before it starts; in a version 1 hierarchy its cpuset starts empty."""
+        unified = (_CGROUPS / "cgroup.procs").exists()
+        for hierarchy in [_CGROUPS] if unified else [path for path in _CGROUPS.iterdir() if path.is_dir() and path.name != "unified"]:
+            group = hierarchy / self._group
+            group.mkdir(exist_ok=True)
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if (hierarchy / name).exists() and (group / name).exists():
+                    (group / name).write_text((hierarchy / name).read_text())
 
-
-def _groups() -> list[Path]:
-    base = Path("/sys/fs/cgroup")
-    return [root for root in [base / GROUP, *base.glob(f"*/{GROUP}")] if root.is_dir()]
-
-
-def _make_groups() -> None:
-    """The kubelet's cgroup has to be there before it starts; in a version 1 hierarchy its cpuset starts empty."""
-    base = Path("/sys/fs/cgroup")
-    for hierarchy in [base, *(path for path in base.iterdir() if path.is_dir() and path.name != "unified")]:
-        if not (hierarchy / "cgroup.procs").exists() or (hierarchy != base and (base / "cgroup.procs").exists()):
-            continue
-        group = hierarchy / GROUP
-        group.mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):
-            if (hierarchy / name).exists() and (group / name).exists():
-                (group / name).write_text((hierarchy / name).read_text())
-
-
-def _make_bridge() -> None:
-    commands = ["link add {} type bridge", "address add {net}.1/24 dev {}", "link set {} up"]
-    for command in commands:
-        subprocess.run(["ip", *command.format(BRIDGE, net=POD_NETWORK).split()], check=True, capture_output=True, env=_PATH)
+    def _make_bridge(self) -> None:
+        address = f"{self._settings.gateway}/24"
+        for command in (
+            ["link", "add", self._bridge, "type", "bridge"],
+            ["address", "add", address, "dev", self._bridge],
+            ["link", "set", self._bridge, "up"],
+        ):
+            subprocess.run(["ip", *command], check=True, capture_output=True, env=_PATH)
