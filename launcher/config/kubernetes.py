@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
 from trainer.config import ConfigError
@@ -86,6 +86,12 @@ class KubernetesCluster(ClusterConfig):
     )
     patch: dict[str, dict[str, Any]] = key(
         dict, "merged last, by kind: {Pod: {spec: {hostNetwork: true}}}; named list items are merged by name"
+    )
+
+    passing: ClassVar[tuple[str, ...]] = (
+        *ClusterConfig.passing,
+        *("kubeconfig", "context", "queue", "queue_priority", "priority_class", "service_account", "pull_policy", "pull_secrets"),
+        *("labels", "annotations", "secrets", "grace_seconds", "unreachable_seconds", "fault_timeout", "keep"),
     )
 
 
