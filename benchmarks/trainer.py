@@ -2,9 +2,11 @@
 
     python benchmarks/trainer.py                       # CPU: tokens per CPU-second, summed over ranks
     python benchmarks/trainer.py --peers deepspeed olmo   # adds peers, if they are installed
+    python benchmarks/trainer.py --device cuda            # GPUs, one per rank, bf16: tokens per second and MFU
 
-The model is the one of issue and facts: 4 layers, hidden 256, sequence 256, vocabulary 50304, micro-batch 4, 4096 tokens a step,
-untied, fp32, AdamW with clipping, one thread per rank. The plain loop is the same model, from ``trainer.models``, with torch's
+On CPU the model is the one of issue and facts: 4 layers, hidden 256, sequence 256, vocabulary 50304, micro-batch 4, 4096 tokens a step,
+untied, fp32, AdamW with clipping, one thread per rank; on GPU it is GPT-3 126M with sequences of 2048, and contestants that need
+more GPUs than there are stay out. The plain loop is the same model, from ``trainer.models``, with torch's
 own loss and optimizer. Each contestant runs in fresh processes; the first steps are left out and the best step counts, because
 on a shared machine the others say how busy the neighbours are. Rounds alternate between contestants for the same reason.
 """
@@ -27,8 +29,14 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-MODEL = {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 50304, "seq": 256, "tied": False}
-GLOBAL_BATCH, MICRO_BATCH, WARMUP = 16, 4, 1
+MODELS = {
+    "cpu": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 50304, "seq": 256, "tied": False},
+    "cuda": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 2048, "tied": False},
+}
+BATCHES = {"cpu": (16, 4), "cuda": (64, 8)}
+"""Sequences of a step and of a micro-batch."""
+WARMUP = {"cpu": 1, "cuda": 3}
+"""First steps left out; on GPU blocks are compiled in them."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,13 @@ PACKAGES = {"deepspeed": ("deepspeed", "deepspeed"), "olmo": ("olmo_core", "ai2-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=4, help="steps per round, the first left out")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--steps", type=int, default=3, help="measured steps per round")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--precision", choices=("fp32", "bf16"), help="default: fp32 on CPU, bf16 on GPU")
+    parser.add_argument(
+        "--peak-tflops", type=float, help="of one GPU at this precision, for MFU (default: by its name, from conf/hardware)"
+    )
     parser.add_argument("--peers", nargs="*", default=[], choices=sorted(PEERS))
     parser.add_argument("--only", help="only contestants whose name contains this, and the plain loop")
     parser.add_argument("--json", action="store_true")
@@ -70,9 +82,37 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.worker:
         return work(json.loads(arguments.worker))
-    best = compete(contestants(arguments), arguments)
+    arguments.precision = arguments.precision or {"cpu": "fp32", "cuda": "bf16"}[arguments.device]
+    entered = contestants(arguments)
+    if arguments.device == "cuda":
+        entered = for_gpus(entered, arguments)
+    best = compete(entered, arguments)
     print(json.dumps(best) if arguments.json else table(best))
     return 0
+
+
+def for_gpus(entered: list[Contestant], arguments: argparse.Namespace) -> list[Contestant]:
+    """Those that the GPUs of this machine suffice for; fills in the peak rate."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        raise SystemExit("--device cuda: torch sees no GPU here")
+    if arguments.peak_tflops is None:
+        arguments.peak_tflops = peak_tflops(torch.cuda.get_device_name(0), arguments.precision)
+    for contestant in entered:
+        if contestant.ranks > count:
+            print(f"{contestant.name} needs {contestant.ranks} GPUs, {count} here", file=sys.stderr)
+    return [contestant for contestant in entered if contestant.ranks <= count]
+
+
+def peak_tflops(device: str, precision: str) -> float | None:
+    """The dense peak of a GPU that a hardware file is named after, as in "NVIDIA H200" and h200; None for others."""
+    from launcher.config.hardware import hardware_files
+
+    words = device.lower().replace("-", " ").split()
+    found = [each for name, each in hardware_files().items() if name.split("_")[0] in words]
+    return found[0].peak_tflops.get(precision) if found else None
 
 
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
@@ -92,22 +132,27 @@ def compete(entered: list[Contestant], arguments: argparse.Namespace) -> dict[st
     for round_number in range(arguments.rounds):
         for contestant in entered:
             print(f"round {round_number + 1}: {contestant.name}", file=sys.stderr)
-            figures = measure(contestant, arguments.steps, arguments.precision)
+            figures = measure(contestant, arguments)
             known = best.setdefault(contestant.name, {"target": contestant.target})
             for name, value in figures.items():
                 known[name] = max(value, known.get(name) or 0.0)
-    plain = best[PLAIN.name]["tokens_per_cpu_s"] or 1.0
+    unit = "tokens_per_cpu_s" if arguments.device == "cpu" else "tokens_per_gpu_s"
+    plain = best[PLAIN.name][unit] or 1.0
     for figures in best.values():
-        figures["ratio"] = (figures["tokens_per_cpu_s"] or 0.0) / plain
+        figures["ratio"] = (figures[unit] or 0.0) / plain
     return best
 
 
-def measure(contestant: Contestant, steps: int, precision: str) -> dict[str, float]:
+def measure(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, float]:
     """Start the ranks of a contestant, each in its own process; their best step together."""
+    device, warmup = arguments.device, WARMUP[arguments.device]
+    steps = warmup + arguments.steps
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    order = json.dumps({"kind": contestant.kind, "settings": contestant.settings, "steps": steps, "precision": precision})
+    order = json.dumps(
+        {"kind": contestant.kind, "settings": contestant.settings, "steps": steps, "precision": arguments.precision, "device": device}
+    )
     meeting = {"WORLD_SIZE": str(contestant.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common = os.environ | meeting | {"OMP_NUM_THREADS": "1"}
     processes = [
@@ -123,21 +168,45 @@ def measure(contestant: Contestant, steps: int, precision: str) -> dict[str, flo
     if any(process.returncode for process in processes):
         raise SystemExit(f"{contestant.name} failed")
     ranks = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
-    tokens = GLOBAL_BATCH * MODEL["seq"]
-    cpu = [sum(rank["cpu"][step] for rank in ranks) for step in range(WARMUP, steps)]
-    wall = [max(rank["wall"][step] for rank in ranks) for step in range(WARMUP, steps)]
-    return {"tokens_per_cpu_s": tokens / min(cpu), "tokens_per_s": tokens / min(wall)}
+    tokens = BATCHES[device][0] * int(MODELS[device]["seq"])
+    cpu = min(sum(rank["cpu"][step] for rank in ranks) for step in range(warmup, steps))
+    wall = min(max(rank["wall"][step] for rank in ranks) for step in range(warmup, steps))
+    if device == "cpu":
+        return {"tokens_per_cpu_s": tokens / cpu, "tokens_per_s": tokens / wall}
+    rates = {"tokens_per_gpu_s": tokens / wall / contestant.ranks, "tokens_per_s": tokens / wall}
+    return rates | ({"mfu": flops_per_step() / wall / contestant.ranks / arguments.peak_tflops / 1e12} if arguments.peak_tflops else {})
+
+
+def flops_per_step() -> float:
+    """Model FLOPs of a step on GPU, as ``trainer.meter`` counts them."""
+    from trainer.config import ModelConfig, from_dict
+    from trainer.meter import model_flops
+
+    return model_flops(from_dict(ModelConfig, MODELS["cuda"]), BATCHES["cuda"][0])
+
+
+COLUMNS = {
+    "tokens_per_cpu_s": "tok/CPU-s",
+    "tokens_per_gpu_s": "tok/GPU-s",
+    "tokens_per_s": "tok/s",
+    "mfu": "MFU",
+    "ratio": "ratio",
+    "target": "target",
+}
 
 
 def table(best: dict[str, dict[str, float | None]]) -> str:
-    lines = [f"{'':32}{'tok/CPU-s':>10}{'tok/s':>9}{'ratio':>8}{'target':>8}"]
-    for name, figures in best.items():
-        target = "" if figures["target"] is None else f"{figures['target']:.2f}"
-        lines.append(f"{name:32}{figures['tokens_per_cpu_s']:10.0f}{figures['tokens_per_s']:9.0f}{figures['ratio']:8.2f}{target:>8}")
+    shown = [name for name in COLUMNS if any(name in figures for figures in best.values())]
+    lines = [" " * 32 + "".join(f"{COLUMNS[name]:>11}" for name in shown)]
+    for contestant, figures in best.items():
+        cells = [figures.get(name) for name in shown]
+        lines.append(f"{contestant:32}" + "".join(" " * 11 if c is None else f"{c:11.2f}" if c < 10 else f"{c:11.0f}" for c in cells))
     return "\n".join(lines)
 
 
 # what runs in each process
+
+BACKEND = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def work(order: dict[str, Any]) -> int:
@@ -145,56 +214,68 @@ def work(order: dict[str, Any]) -> int:
     import torch
 
     torch.set_num_threads(1)
+    device = device_of(order)
     step = {"ours": ours, "plain": plain, "deepspeed": deepspeed, "olmo": olmo}[order["kind"]](order)
     cpu, wall = [], []
     for number in range(order["steps"]):
         start_cpu, start_wall = time.process_time(), time.perf_counter()
         step(number)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         cpu.append(time.process_time() - start_cpu)
         wall.append(time.perf_counter() - start_wall)
     print(json.dumps({"cpu": cpu, "wall": wall}), flush=True)
     return 0
 
 
+def device_of(order: dict[str, Any]) -> Any:
+    from trainer.loop import choose_device
+
+    return choose_device(order["device"], int(os.environ["LOCAL_RANK"]))
+
+
 def run_config(order: dict[str, Any]) -> Any:
     from trainer.config import TrainConfig, from_dict, resolve
 
+    device = order["device"]
+    global_batch, micro_batch = BATCHES[device]
     data = {
-        "model": MODEL,
-        "layout": {"micro_batch": MICRO_BATCH} | order["settings"],
+        "model": MODELS[device],
+        "layout": {"micro_batch": micro_batch} | order["settings"],
         "data": {"kind": "synthetic"},
-        "run": {"steps": order["steps"], "warmup_steps": WARMUP, "global_batch": GLOBAL_BATCH, "precision": order["precision"]},
+        "run": {"steps": order["steps"], "warmup_steps": WARMUP[device], "global_batch": global_batch, "precision": order["precision"]},
     }
     return resolve(from_dict(TrainConfig, data), int(os.environ["WORLD_SIZE"]))
 
 
 def ours(order: dict[str, Any]) -> Callable[[int], Any]:
-    import torch
-
     from trainer.data import open_dataset
     from trainer.engine import Engine
     from trainer.parallel.collectives import World
     from trainer.place import discover
 
     config, place = run_config(order), discover(os.environ)
-    world = World(place.rank, place.world_size, torch.device("cpu"), place.address, place.port, 300.0)
+    world = World(place.rank, place.world_size, device_of(order), place.address, place.port, 300.0)
     engine = Engine(config, world, open_dataset(config.data, config.model, config.run.seed, config.run.global_batch))
     return engine.step
 
 
 def plain(order: dict[str, Any]) -> Callable[[int], Any]:
-    """What anybody would write: autograd, cross entropy over all logits, AdamW, clipping."""
+    """What anybody would write: autograd, cross entropy over all logits, AdamW, clipping; on GPU torch.compile."""
     import torch
     import torch.nn.functional as F
 
     config, model, batch = plain_parts(order | {"settings": {}})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    half = torch.autocast("cpu", torch.bfloat16, enabled=order["precision"] == "bf16")
-    parts = config.run.global_batch // MICRO_BATCH
+    if order["device"] == "cuda":
+        model = torch.compile(model)
+    half = torch.autocast(order["device"], torch.bfloat16, enabled=order["precision"] == "bf16")
+    size = BATCHES[order["device"]][1]
+    parts = config.run.global_batch // size
 
     def step(number: int) -> None:
         for micro_batch in range(parts):
-            rows = batch(number, micro_batch * MICRO_BATCH, MICRO_BATCH)
+            rows = batch(number, micro_batch * size, size)
             with half:
                 logits = model(rows[:-1])
                 loss = F.cross_entropy(logits.flatten(0, 1), rows[1:].flatten()) / parts
@@ -215,30 +296,33 @@ def plain_parts(order: dict[str, Any]) -> tuple[Any, Any, Callable[[int, int, in
     from trainer.models.transformer import Transformer
 
     config = run_config(order)
-    model = Transformer(config.model)
+    device = device_of(order)
+    model = Transformer(config.model).to(device)
     for part in model.modules():
         if isinstance(part, Part):
             for name, init in part.inits.items():
                 torch.nn.init.normal_(getattr(part, name), init.value, init.std)
     dataset = open_dataset(config.data, config.model, config.run.seed, config.run.global_batch)
-    return config, model, lambda step, start, count: torch.from_numpy(dataset.batch(step, start, count)).t().contiguous()
+    return config, model, lambda step, start, count: torch.from_numpy(dataset.batch(step, start, count)).t().contiguous().to(device)
 
 
 def deepspeed(order: dict[str, Any]) -> Callable[[int], Any]:
     """The same plain model under DeepSpeed's data parallelism."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["DS_ACCELERATOR"] = order["device"]
     import deepspeed as ds
     import torch.nn.functional as F
 
-    ds.init_distributed(dist_backend="gloo")
+    ds.init_distributed(dist_backend=BACKEND[order["device"]])
+    size = BATCHES[order["device"]][1]
     config, model, batch = plain_parts(order | {"settings": {"data": int(os.environ["WORLD_SIZE"])}})
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-    parts = config.run.global_batch // MICRO_BATCH // world
+    parts = config.run.global_batch // size // world
     engine, *_ = ds.initialize(
         model=model,
         model_parameters=model.parameters(),
         config={
-            "train_micro_batch_size_per_gpu": MICRO_BATCH,
+            "train_micro_batch_size_per_gpu": size,
+            "bf16": {"enabled": order["precision"] == "bf16"},
             "gradient_accumulation_steps": parts,
             "gradient_clipping": 1.0,
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True, "betas": [0.9, 0.95], "weight_decay": 0.1}},
@@ -248,7 +332,7 @@ def deepspeed(order: dict[str, Any]) -> Callable[[int], Any]:
 
     def step(number: int) -> None:
         for micro_batch in range(parts):
-            rows = batch(number, (rank * parts + micro_batch) * MICRO_BATCH, MICRO_BATCH)
+            rows = batch(number, (rank * parts + micro_batch) * size, size)
             loss = F.cross_entropy(engine(rows[:-1]).flatten(0, 1), rows[1:].flatten())
             engine.backward(loss)
             engine.step()
@@ -268,19 +352,22 @@ def olmo(order: dict[str, Any]) -> Callable[[int], Any]:
     from olmo_core.train.train_module import TransformerTrainModuleConfig
     from olmo_core.train.train_module.transformer.config import TransformerDataParallelConfig
 
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group(BACKEND[order["device"]])
     config, _, batch = plain_parts(order | {"settings": {"data": 2}})
     network = TransformerConfig.llama_like(
         d_model=config.model.hidden, n_layers=config.model.layers, n_heads=config.model.heads, vocab_size=config.model.vocab
     )
-    parallel = TransformerDataParallelConfig(name=DataParallelType(order["settings"]["way"]), param_dtype=None, reduce_dtype=DType.float32)
+    parameters = DType.bfloat16 if order["precision"] == "bf16" else None
+    parallel = TransformerDataParallelConfig(
+        name=DataParallelType(order["settings"]["way"]), param_dtype=parameters, reduce_dtype=DType.float32
+    )
     module = TransformerTrainModuleConfig(
-        rank_microbatch_size=MICRO_BATCH * config.model.seq,
+        rank_microbatch_size=BATCHES[order["device"]][1] * config.model.seq,
         max_sequence_length=config.model.seq,
         optim=AdamWConfig(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95)),
         max_grad_norm=1.0,
         dp_config=parallel,
-    ).build(network.build(init_device="meta"), device=torch.device("cpu"))
+    ).build(network.build(init_device="meta"), device=device_of(order))
     module._trainer = SimpleNamespace(record_metric=lambda *_, **__: None, record_ce_loss=lambda *_, **__: None)
     rows_of_rank, rank = config.run.global_batch // 2, int(os.environ["RANK"])
 

@@ -123,8 +123,7 @@ class Engine:
             models.append(stretch)
             members.append(parallelizer.apply(stretch))
             apply_recompute(stretch, layout, noise)
-            if self.config.run.compile:
-                compile_blocks(stretch.blocks)
+            compile_blocks(stretch.blocks, self.config.run.compile, self.device)
         for own in reversed(members):
             self.state.add_stretch(own)
         return [Chunk(stretch, Gathering(self.state, list(stretch.units())), noise) for stretch in models]

@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import signal
 import socket
@@ -48,6 +49,7 @@ def choose_device(wish: str, local_rank: int) -> torch.device:
     """``auto`` takes CUDA when there is one. ``ConfigError`` for a CUDA device that does not exist."""
     if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # hardware queues: with fewer, a waiting receive holds up others' kernels
     found = torch.cuda.device_count()
     if local_rank >= found:
         raise ConfigError(f"run.device={wish} needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks")

@@ -100,7 +100,8 @@ def case_of(
     """The question that configs and a table of layouts pose."""
     device = Device.of(cluster.hardware, cluster.gpus_per_node)
     if framework is TRIREME:
-        framework = replace(framework, bucket_bytes=run.bucket_mb * 2**20, pointwise="compiled" if run.compile else "eager")
+        compiled = not device.host if run.compile is None else run.compile  # as trainer.parallel.compiling decides
+        framework = replace(framework, bucket_bytes=run.bucket_mb * 2**20, pointwise="compiled" if compiled else "eager")
     budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
     return Case(Shape.of(model), table, run.global_batch, device, run.precision, framework, constants, budget)
 

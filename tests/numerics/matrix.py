@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Case:
     layout: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp64"
+    batch: int = 8  # sequences of a step; 6 makes numbers of micro-batches that stages do not divide
 
     def config(self) -> dict[str, Any]:
         """Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large eps keeps that
@@ -44,7 +45,7 @@ class Case:
             "layout": {"micro_batch": 1} | self.layout,
             "data": {"kind": "synthetic"},
             "optimizer": {"lr": 0.02, "warmup_steps": 3, "eps": 1e-4, "clip": 0.5},
-            "run": {"steps": STEPS, "precision": self.precision, "global_batch": 8, "bucket_mb": 0.03},
+            "run": {"steps": STEPS, "precision": self.precision, "global_batch": self.batch, "bucket_mb": 0.03},
         }
 
     @property
@@ -60,7 +61,7 @@ class Case:
         return True
 
     def __str__(self) -> str:
-        return json.dumps({"layout": self.layout, "model": self.model, "precision": self.precision})
+        return json.dumps(asdict(self))
 
 
 def draw(seed: int, index: int) -> Case:
@@ -101,7 +102,7 @@ def _draw_any(dice: random.Random) -> Case:
         "layers": max(2, pipeline * virtual) + dice.choice([0, 0, 1]),
         "activation": dice.choice(["gelu", "swiglu", "squared_relu"]),
     }
-    return Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]))
+    return Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), dice.choice([6, 8]))
 
 
 def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
@@ -136,7 +137,7 @@ class Matrix:
         return torch.load(finished.directory / "trained.pt")
 
     def reference(self, case: Case) -> dict[str, torch.Tensor]:
-        one = Case(model=case.model, precision=case.precision)
+        one = replace(case, layout={})
         if str(one) not in self.references:
             self.references[str(one)] = self.run(one)
         return self.references[str(one)]
@@ -171,8 +172,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def main() -> int:
-    text = json.loads(sys.argv[1])
-    case = Case(text.get("layout", {}), text.get("model", {}), text.get("precision", "fp64"))
+    case = Case(**json.loads(sys.argv[1]))
     farm = Farm(Path(tempfile.mkdtemp()))
     name, difference = Matrix(farm).worst(case)
     farm.close()

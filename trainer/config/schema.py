@@ -127,7 +127,7 @@ class RunConfig:
     seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
     precision: str = key("fp32", "fp32, fp64, bf16 or fp16 (the last two with fp32 master weights and reductions)", choices=PRECISIONS)
     device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
-    compile: bool = key(False, "torch.compile each transformer block (pays on GPU, not on CPU)")
+    compile: Optional[bool] = key(None, "torch.compile each transformer block; null = on CUDA, as far as it can be compiled there")
     threads: int = key(1, "intra-op CPU threads per rank", minimum=1)
     timeout_s: float = key(300.0, "seconds after which a collective that does not complete ends the run", minimum=1)
     on_nonfinite: str = key("stop", "non-finite loss or gradient norm: stop the run, or skip the step", choices=("stop", "skip"))

@@ -8,7 +8,7 @@ stream or host spends there is the exposed part of communication.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -127,6 +127,22 @@ class Group:
     def receive(self, tensor: Tensor, peer: int) -> Pending:
         """Receive into ``tensor`` from the rank at position ``peer``. Not counted: its sender counts it."""
         return self._start("receive", None, lambda: dist.irecv(tensor, group=self.handle, group_src=peer), tensor)
+
+    def connect(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Send one byte over each (sender, receiver) by position, in the order given, which is the same on every rank. Not counted.
+
+        NCCL makes the link of a pair when both first use it, and blocks the host until then: a receive posted ahead of a send that the
+        same peer waits for would block forever. Afterwards sends and receives only queue.
+        """
+        byte = torch.zeros(1, dtype=torch.uint8, device=self.ledger.clock.device)
+        for sender, receiver in pairs:
+            try:
+                if self.index == sender:
+                    dist.send(byte, group=self.handle, group_dst=receiver)
+                elif self.index == receiver:
+                    dist.recv(byte, group=self.handle, group_src=sender)
+            except (RuntimeError, ValueError) as error:
+                raise self.failed("connect", error) from error
 
     def gather_objects(self, value: Any) -> list[Any]:
         """``value`` of every rank, on every rank. For small plain data outside of the step."""

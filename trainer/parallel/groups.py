@@ -27,13 +27,17 @@ class Groups:
         grid, factors = Grid.of(layout), Factors.of(layout)
         at = grid.coordinates(world.rank)
         pipeline = grid.group(world.rank, "pipeline")
+        up, down = (world.make_group(f"pipeline {way}", pipeline) for way in ("up", "down"))
+        last = len(pipeline) - 1
+        up.connect([(i, i + 1) for i in range(last)] + [(0, last)] * (last > 1))  # with interleaving, the ends are neighbours as well
+        down.connect([(i + 1, i) for i in range(last)] + [(last, 0)] * (last > 1))
         ends = [pipeline[0], pipeline[-1]] if tied and world.rank in (pipeline[0], pipeline[-1]) else [world.rank]
         return cls(
             at=at,
             world=world.group,
             tensor=world.make_group("tensor", grid.group(world.rank, "tensor")),
-            up=world.make_group("pipeline up", pipeline),
-            down=world.make_group("pipeline down", pipeline),
+            up=up,
+            down=down,
             levels={
                 level.name: world.make_group(f"data {level.name}", grid.level_group(world.rank, level.size, level.stride))
                 for level in factors.levels
