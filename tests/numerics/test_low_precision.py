@@ -1,0 +1,47 @@
+"""Half precision: layouts agree as far as the type can tell, and all ranks have one loss scale."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from farm import Farm, Finished
+from small_runs import ranks, small
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"tensor": 2, "sequence_parallel": True, "pipeline": 2},
+    {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}, "pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved"},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("precision, loss, norm", [("bf16", 4e-3, 0.05), ("fp16", 1e-3, 0.01)])
+def test_a_layout_follows_one_process_within_the_precision(
+    farm: Farm, precision: str, loss: float, norm: float, layout: dict[str, Any]
+) -> None:
+    one = farm.train(small(steps=8, precision=precision), 1).checked().result
+    many = farm.train(small(steps=8, precision=precision, **layout), ranks(layout)).checked().result
+    assert many["losses"] == pytest.approx(one["losses"], rel=loss)
+    assert many["grad_norms"] == pytest.approx(one["grad_norms"], rel=norm)
+
+
+def test_one_ranks_overflow_lowers_every_ranks_loss_scale_and_no_step_of_the_schedule_is_lost(farm: Farm) -> None:
+    """Few tokens in a step make each count so much that gradients overflow at the first scale. Skipped steps are no updates."""
+    settings: dict[str, Any] = {
+        "precision": "fp16",
+        "model": {"init_std": 0.6, "seq": 2},
+        "run": {"global_batch": 1},
+        "optimizer": {"warmup_steps": 20},
+    }
+    one, many = (farm.train(small(steps=12, **settings, **layout), ranks(layout)).checked() for layout in ({}, LAYOUTS[0]))
+    rates = [learning_rates(run) for run in (one, many)]
+    skipped = rates[0].count(rates[0][0]) - 1
+    assert 0 < skipped < 8
+    assert rates[0] == rates[1]
+    assert len(set(rates[0][skipped:])) == len(rates[0]) - skipped  # from the first update on, every step has its own rate
+    assert many.result["losses"] == pytest.approx(one.result["losses"], rel=0.02)
+
+
+def learning_rates(run: Finished) -> list[float]:
+    return [json.loads(line)["lr"] for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
