@@ -3,6 +3,8 @@ PYTHON ?= python3
 # A GPU user sets TORCH to the build that fits the driver, e.g. `make demo TORCH='torch==2.13.0 --index-url URL'`.
 TORCH ?= torch==2.13.0
 VENV := .venv
+# Test processes: one more than processors, because tests on clusters mostly wait.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BIN := $(VENV)/bin
 DEMO_SWEEP := model=gpt_tiny cluster=local cluster.gpus_per_node=8 run.global_batch=16 run.steps=12 \
 	layout.micro_batch=2 layout.tensor=1,2,4 layout.pipeline=1,2 sweep.name=demo
@@ -47,10 +49,10 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.test
 	tests/system-packages
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(CLUSTER_TESTS)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(addprefix --ignore=,$(CLUSTER_TESTS)) $(PYTEST_ARGS)
 
 test-clusters: $(VENV)/.test
-	$(BIN)/python -m pytest $(CLUSTER_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CLUSTER_TESTS) $(PYTEST_ARGS)
 
 check: lint test
 

@@ -23,6 +23,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--layout-seed", type=int, default=1, help="seed of the matrix")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        cluster = next((name for name in ("slurm", "kubernetes") if name in fixtures), None)
+        if "case_index" not in fixtures:
+            item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
+
+
 @pytest.fixture(scope="session")
 def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
     """Ranks at no cost: ``farm.train(config, world_size)``, ``farm.call("module:function", world_size, ...)``."""
