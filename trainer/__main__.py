@@ -41,12 +41,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def preload() -> None:
     """Import all that ``main`` imports later, before a fork."""
-    for name in ("torch", "torch.distributed", "numpy", "trainer.loop"):
+    for name in ("torch", "torch.distributed", "numpy", "trainer.loop", "trainer.probe"):
         importlib.import_module(name)
 
 
 def _train(path: Path, place: Place, out: Path, attempt: int) -> Status:
     config = resolve(load(path), place.world_size)
+    if config.run.task == "probe":
+        from trainer.probe import probe
+
+        return probe(config, place, out, attempt)
     from trainer.loop import train  # torch is imported after the configuration has proved right
 
     with forwarding(config, place.rank, out):

@@ -21,6 +21,7 @@ VERBS = {
     "size": "choose a model size and its hyper-parameters from GPUs, days and tokens",
     "search": "find the fastest layout with few measured trials",
     "validate": "check the cost model against a table of measurements",
+    "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
 }
 
 USAGE = """\

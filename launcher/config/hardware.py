@@ -1,4 +1,4 @@
-"""The devices that are known by name: conf/hardware, and files of your own in runs/hardware."""
+"""The devices that are known by name: conf/hardware, and machines that ``trireme doctor`` measured into runs/hardware."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class HardwareConfig:
     link_reduction: bool = key(False, "the link switch itself adds up all-reduces (NVLink SHARP)")
     network_gbs: Optional[float] = key(None, "bandwidth between nodes, per device and direction, in 1e9 bytes/s (NIC share)", minimum=0)
     network_latency_us: float = key(10.0, "latency of one message between nodes", minimum=0)
-    calibration: dict[str, Any] = key(dict, "measured rates: matrix rates by shape, collectives by size and group")
+    cores: Optional[int] = key(None, "cores of a node that its ranks share, where the device is the host's processor; null = one for each rank", minimum=1)
+    calibration: dict[str, Any] = key(dict, "what 'trireme doctor' measured: matrix products by shape, copies, operations, collectives by size and group")
 
 
 @dataclass

@@ -152,7 +152,9 @@ def times(case: Case) -> Times:
 def launching(case: Case, kernels: Number, busy: Number) -> Number:
     """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``. The host itself does one or the other."""
     if case.device.host:
-        return kernels * case.constants.host
+        known = case.device.measured
+        each = case.constants.host if known is None else known.block_s / (3 * case.framework.kernels_per_block)
+        return kernels * each
     if case.framework.launch_blocking:
         return kernels * case.constants.blocking
     return np.maximum(kernels * case.constants.host - busy, 0.0)
@@ -183,12 +185,13 @@ def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number)
     payload = case.tokens * case.shape.hidden * case.width
     reduce = c.skew * collectives.all_reduce(device, c, case.tensor_group, payload)
     gather = c.skew * collectives.all_gather(device, c, case.tensor_group, payload)
+    scatter = c.skew * collectives.reduce_scatter(device, c, case.tensor_group, payload)
     sequence = case.table["sequence_parallel"]
-    ahead = np.where(sequence, 4 * gather, 2 * reduce)
+    ahead = np.where(sequence, 2 * (gather + scatter), 2 * reduce)
     again = 2 if case.framework.gathers_saved_inputs else 0
-    back = np.where(sequence, (4 + again) * gather, 2 * reduce)
+    back = np.where(sequence, (2 + again) * gather + 2 * scatter, 2 * reduce)
     overlap = case.framework.tensor_overlap
-    if overlap == "none":
+    if overlap == "none" or not device.overlaps:
         return ahead, back
     beside_weights = np.where(sequence, 2 * gather, 2 * reduce)
     beside_inputs = np.where(sequence, (again + (2 if overlap == "all" else 0)) * gather, 0.0)

@@ -49,25 +49,36 @@ def latency(device: Device, constants: Constants, group: Group) -> Number:
     return constants.launch + hops
 
 
-def _run(device: Device, constants: Constants, group: Group, share: Number, payload: Number, reduced: bool = False) -> Number:
+def _run(device: Device, constants: Constants, group: Group, share: Number, payload: Number, operation: str) -> Number:
     rate = bus(device, constants, group)
-    if reduced and device.link_reduction:
+    if operation == "all_reduce" and device.link_reduction:
         # the switch adds: each rank sends and receives its data once (NVLS)
         rate = np.where((group.far == 1) & (group.size > 4), rate * constants.switch, rate)
     volume = share * payload
     ramp_bytes = constants.ramp * device.link
     ramp = 1 + ramp_bytes / (payload + ramp_bytes)
-    return np.where(group.size > 1, latency(device, constants, group) + volume / rate * ramp, 0.0)
+    seconds = (latency(device, constants, group) + volume / rate * ramp) * missed(device, operation, group, payload)
+    return np.where(group.size > 1, seconds, 0.0)
+
+
+def missed(device: Device, operation: str, group: Group, payload: Number) -> Number:
+    """Factor by which this machine was measured to differ."""
+    return 1.0 if device.measured is None else device.measured.collective(operation, group.size, group.far > 1, payload)
 
 
 def all_reduce(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
     """Seconds to sum ``payload`` bytes over the group: 2 (g-1)/g of them pass each rank."""
-    return _run(device, constants, group, 2 * (group.size - 1) / group.size, payload, reduced=True)
+    return _run(device, constants, group, 2 * (group.size - 1) / group.size, payload, "all_reduce")
 
 
 def all_gather(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
-    """Seconds to gather ``payload`` bytes in total; reduce-scatter of the same size takes as long."""
-    return _run(device, constants, group, (group.size - 1) / group.size, payload)
+    """Seconds to gather ``payload`` bytes in total."""
+    return _run(device, constants, group, (group.size - 1) / group.size, payload, "all_gather")
+
+
+def reduce_scatter(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
+    """Seconds to sum ``payload`` bytes and leave each rank its part: as long as to gather them, unless measured otherwise."""
+    return _run(device, constants, group, (group.size - 1) / group.size, payload, "reduce_scatter")
 
 
 def all_to_all(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
@@ -81,4 +92,5 @@ def send(device: Device, constants: Constants, remote: Number, payload: Number) 
     """Seconds to hand ``payload`` bytes to a neighbour, inside the domain or over the network."""
     rate = np.where(remote, device.network * constants.network, device.link * constants.link)
     wait = np.where(remote, device.network_latency, device.link_latency)
-    return constants.launch / 2 + wait + payload / rate
+    factor = 1.0 if device.measured is None else device.measured.collective("send", 2, remote, payload)
+    return (constants.launch / 2 + wait + payload / rate) * factor

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.config.schema import HardwareConfig
+from launcher.cost.measured import Measured
 from trainer.config import ConfigError
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
@@ -31,13 +32,25 @@ class Device:
     domain: int  # devices joined by links
     network: float  # per device and direction, between domains
     network_latency: float
+    share: float = 0.0  # ranks for each core of a node; 0: the device is no host's processor, or every rank has a core
+    measured: Measured | None = None  # what the mechanisms miss of this machine
+
+    @property
+    def turns(self) -> float:
+        """How much slower a rank is when all ranks of its node compute: they take turns on its cores."""
+        return max(self.share, 1.0)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether communication can run beside computation. Without a core to spare it is computation."""
+        return self.share < 1
 
     @classmethod
     def of(cls, hardware: HardwareConfig, per_node: int) -> Device:
         """The device of a hardware file, on nodes of ``per_node`` devices; missing cells fall back on what is known."""
         if not hardware.peak_tflops:
             raise ConfigError(
-                f"cluster.hardware={hardware.name} has no peak_tflops; choose a file of conf/hardware (hardware=NAME), or write one for this machine into runs/hardware"
+                f"cluster.hardware={hardware.name} has no peak_tflops; choose a file of conf/hardware (hardware=NAME), or measure this machine with 'trireme doctor'"
             )
         bandwidth = (hardware.memory_bandwidth_gbs or 50.0) * 1e9
         link = (hardware.link_gbs or 5.0) * 1e9
@@ -56,6 +69,7 @@ class Device:
             domain=hardware.link_domain or per_node,
             network=(hardware.network_gbs or hardware.link_gbs or 5.0) * 1e9,
             network_latency=hardware.network_latency_us * 1e-6,
+            share=per_node / hardware.cores if hardware.host and hardware.cores else 0.0,
         )
 
     def peak(self, precision: str) -> float:

@@ -35,4 +35,5 @@ def seconds(device: Device, precision: str, constants: Constants, m: Number, n: 
         best = np.minimum(best, waves * (rows * columns / constants.small_tile**halvings))
     busy = best * 2 * (k + constants.ramp_k) / rate
     moved = batch * size * (m * k + k * n + m * n) / (device.bandwidth * constants.bandwidth)
-    return np.maximum(busy, moved) + constants.kernel
+    missed = 1.0 if device.measured is None else device.measured.product(precision, m * n * k)
+    return (np.maximum(busy, moved) + constants.kernel) * missed

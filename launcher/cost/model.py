@@ -61,10 +61,23 @@ def step(case: Case, held: stages.Held) -> Parts:
     parts = scale(per_block, m * per_rank)
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
     parts[HEAD] = m * sum(head) / case.pipeline
+    once_parts = once(case, held, one, run.total)
+    if case.device.share > 1:
+        return taking_turns(case, parts, once_parts, run.total)
     idle = run.total - total(parts)
     parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
     parts[BUBBLE] = idle - parts[TRANSFERS]
-    return parts | once(case, held, one, run.total)
+    return parts | once_parts
+
+
+def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) -> Parts:
+    """Ranks that share the cores of a host. While one waits another computes, so that a step takes as long as all its work on all cores;
+    only a path of computations that need each other, one after the other at the pace of a whole core, can take longer."""
+    stages, turns = case.pipeline, case.device.turns
+    handed = 4 * case.micro_batches * case.chunks * (stages - 1) / stages * transfer(case)  # sent and received, both ways
+    busy = scale(parts | {TRANSFERS: handed}, turns)
+    busy[BUBBLE] = np.maximum(path - total(busy), 0.0)
+    return busy | scale(once_parts, turns)
 
 
 def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
@@ -110,18 +123,26 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
     ahead = per_rank * total(one.forward)
     sharded = case.field("params") > 1
     gathers = m * work.gather
-    hidden_gathers = np.minimum(gathers * c.data_hidden, busy) if f.gather_overlap else 0.0
+    hides = c.data_hidden if case.device.overlaps else 0.0
+    hidden_gathers = np.minimum(gathers * hides, busy) if f.gather_overlap else 0.0
     scatters = np.where(sharded, work.scatter * (m if f.reduce_every_micro_batch else 1), 0.0)
     reductions = scatters + work.reduce
     cover = np.where(sharded & f.reduce_every_micro_batch, m, 1) * back
-    hidden_reductions = np.minimum(reductions * c.data_hidden, cover) if f.gradient_overlap else 0.0
+    hidden_reductions = np.minimum(reductions * hides, cover) if f.gradient_overlap else 0.0
     refresh = work.refresh
-    hidden_refresh = np.minimum(refresh * c.data_hidden, ahead) if f.gather_overlap else 0.0
+    hidden_refresh = np.minimum(refresh * hides, ahead) if f.gather_overlap else 0.0
     crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
     return {
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
         REDUCE: reductions - hidden_reductions + crowded + work.tied,
         UPDATE: work.optimizer,
         OFFLOAD: offloading(case, held) if f.offloaded else np.zeros_like(busy),
-        STEP: np.full_like(busy, 0.1 * c.step if case.device.host else c.step),  # a small machine logs and synchronises less
+        STEP: np.full_like(busy, step_overhead(case)),
     }
+
+
+def step_overhead(case: Case) -> float:
+    """Seconds per step for data, logging and scalar reductions: of this machine, if it was measured; a small one does less of it."""
+    if case.device.host and case.device.measured is not None:
+        return case.device.measured.step_s
+    return (0.1 if case.device.host else 1.0) * case.constants.step

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from launcher.config.schema import ClusterConfig
+from launcher.cost.calibration import measured
 from launcher.cost.case import Case
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import Device
@@ -99,6 +100,8 @@ def case_of(
 ) -> Case:
     """The question that configs and a table of layouts pose."""
     device = Device.of(cluster.hardware, cluster.gpus_per_node)
+    if cluster.hardware.calibration:
+        device = replace(device, measured=measured(cluster.hardware, device, constants))
     if framework is TRIREME:
         compiled = not device.host if run.compile is None else run.compile  # as trainer.parallel.compiling decides
         framework = replace(framework, bucket_bytes=run.bucket_mb * 2**20, pointwise="compiled" if compiled else "eager")

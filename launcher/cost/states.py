@@ -38,12 +38,12 @@ def work(case: Case, held: Held) -> Work:
     inner = case.data_group(params)
     passes = np.where(params > 1, 2.0 if f.gather_again else 1.0, 0.0)
     gather = passes * _all(case, inner, (dense + expert) * weights)
-    scatter = _all(case, inner, (dense + expert) * sent)
+    scatter = _scatter(case, inner, (dense + expert) * sent)
     reduce = refresh = 0.0
     share = dense / params
     for size, stride in ((grads / params, params), (optimizer / grads, grads)):
         group = case.data_group(size, stride)
-        reduce = reduce + _all(case, group, share * sent)
+        reduce = reduce + _scatter(case, group, share * sent)
         refresh = refresh + _all(case, group, share * weights)
         share = share / size
     replicas = case.data_group(case.data / optimizer, optimizer)
@@ -62,6 +62,10 @@ def tied_embedding(case: Case, sent: float) -> Number:
 
 def _all(case: Case, group: collectives.Group, payload: Number) -> Number:
     return collectives.all_gather(case.device, case.constants, group, payload)
+
+
+def _scatter(case: Case, group: collectives.Group, payload: Number) -> Number:
+    return collectives.reduce_scatter(case.device, case.constants, group, payload)
 
 
 def _expert_reduce(case: Case, parameters: Number, sent: float) -> Number:

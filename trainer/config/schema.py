@@ -15,6 +15,7 @@ ACTIVATIONS = ("gelu", "swiglu", "squared_relu")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
+TASKS = ("train", "probe")
 
 
 def key(default: Any, doc: str, *, choices: tuple[str, ...] | None = None, minimum: float | None = None) -> Any:
@@ -121,6 +122,7 @@ class CheckpointConfig:
 class RunConfig:
     """How long, how exactly, and what is measured."""
 
+    task: str = key("train", "train, or probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS)
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
     global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1)

@@ -1,0 +1,159 @@
+"""From what ``trainer.probe`` measured to a description of the machine, and what the mechanisms still miss of it.
+
+Data-sheet figures of a known device are kept, since the mechanisms are fitted to them; what was measured replaces what a machine really
+reaches: rates of large products, links and network. Of an unknown device everything is measured. What remains between a mechanism and a
+measurement, by the size of a product or by the collective, its group and its payload, is a factor that is interpolated over logarithms
+and constant outside of what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from launcher.config.schema import HardwareConfig
+from launcher.cost import collectives, matmul
+from launcher.cost.collectives import Group
+from launcher.cost.constants import FITTED, Constants
+from launcher.cost.device import Device
+from launcher.cost.measured import Measured, Table
+
+COPY = 0.87
+"""Part of the data sheet's memory bandwidth that a plain copy reaches on a GPU."""
+SPANS = ((1e7, 2e12), (1e-7, 1e-2))
+"""Where bandwidths (bytes/s) and latencies (s) are looked for."""
+GRID = 60
+Figures = dict[str, Any]
+
+
+def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, constants: Constants = FITTED) -> HardwareConfig:
+    """The hardware file ``name`` for the figures of a probe. ``known``: the file of this device that ships."""
+    host = bool(figures["host"])
+    config = dataclasses.replace(known or HardwareConfig(), name=name, host=host, cores=figures.get("cores"), calibration={})
+    if known is None:
+        size = figures["memory_bytes"]
+        config = dataclasses.replace(
+            config,
+            memory_gb=None if size is None else rounded(size / 1e9),
+            units=None if host else figures["units"],
+            memory_bandwidth_gbs=rounded(2 * figures["copy"]["bytes"] / figures["copy"]["seconds"] / COPY / 1e9),
+            peak_tflops={precision: rounded(best / 1e12) for precision, best in _best(figures["products"]).items()},
+            link_domain=None if host else figures["per_node"],
+        )
+    config = dataclasses.replace(config, reached_tflops=_reached(config, figures["products"], constants))
+    exchanges = [{**one, "seconds": _unshared(one, figures)} for one in figures["exchanges"]]
+    config = _links(config, exchanges, figures["per_node"], constants)
+    kept = ("nodes", "per_node", "hosts", "device", "torch", "products", "copy", "block")
+    return dataclasses.replace(config, calibration={key: figures[key] for key in kept} | {"exchanges": exchanges})
+
+
+def measured(config: HardwareConfig, device: Device, constants: Constants = FITTED) -> Measured:
+    """What the mechanisms miss of ``config``'s machine; ``device`` is that machine without it."""
+    figures = config.calibration
+    products = {
+        precision: _by_size(device, precision, [p for p in figures["products"] if p["precision"] == precision], constants)
+        for precision in {p["precision"]: None for p in figures["products"]}
+    }
+    kinds = {(one["operation"], one["near"] < one["size"]) for one in figures["exchanges"]}
+    tables = {kind: _by_payload(device, [one for one in figures["exchanges"] if _kind(one) == kind], constants) for kind in kinds}
+    return Measured(products, tables, **{f"{name}_s": float(figures["block"][name]) for name in ("block", "micro_batch", "step")})
+
+
+def _unshared(one: Figures, figures: Figures) -> float:
+    """Seconds of a collective for a rank with a core of its own: ranks that take turns on cores wait for each other in between."""
+    crowded = figures["host"] and figures["per_node"] > figures["cores"]
+    return float(f"{one['busy_s' if crowded else 'seconds']:.4g}")
+
+
+def _best(products: Sequence[Figures]) -> dict[str, float]:
+    """The highest rate of each precision, in FLOP/s."""
+    best: dict[str, float] = {}
+    for p in products:
+        best[p["precision"]] = max(best.get(p["precision"], 0.0), 2 * p["m"] * p["n"] * p["k"] / p["seconds"])
+    return best
+
+
+def _reached(config: HardwareConfig, products: Sequence[Figures], constants: Constants) -> dict[str, float]:
+    """The rate at which the model of a product takes as long as measured: the median over the larger shapes of each precision."""
+    found = {}
+    for precision in {p["precision"]: None for p in products}:
+        shapes = sorted((p for p in products if p["precision"] == precision), key=_work)
+        device = dataclasses.replace(Device.of(config, 1), bandwidth=np.inf, reached={precision: 1e12})
+        ratios = [(_product(device, precision, p, constants) - constants.kernel) / p["seconds"] for p in shapes[len(shapes) // 2 :]]
+        found[precision] = rounded(float(np.median(ratios)))
+    return found
+
+
+def _work(p: Figures) -> float:
+    return float(p["m"]) * p["n"] * p["k"]
+
+
+def _product(device: Device, precision: str, p: Figures, constants: Constants) -> float:
+    return float(matmul.seconds(device, precision, constants, p["m"], p["n"], p["k"]))
+
+
+def _by_size(device: Device, precision: str, products: Sequence[Figures], constants: Constants) -> tuple[np.ndarray, np.ndarray]:
+    """(log2 of m n k, log of measured / mechanism), one point for each size: shapes of about the same size are averaged."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for p in products:
+        place = float(np.log2(_work(p)))
+        points.setdefault(round(place / 2), []).append((place, float(np.log(p["seconds"] / _product(device, precision, p, constants)))))
+    means = [np.mean(points[place], axis=0) for place in sorted(points)]
+    return np.array([mean[0] for mean in means]), np.array([mean[1] for mean in means])
+
+
+def _links(config: HardwareConfig, exchanges: Sequence[Figures], per_node: int, constants: Constants) -> HardwareConfig:
+    """Bandwidth and latency of links, then of the network, with which the model of collectives is nearest to what was measured."""
+    for name, far in (("link", False), ("network", True)):
+        some = [one for one in exchanges if (one["near"] < one["size"]) == far]
+        if some:
+            rate, delay = _nearest(Device.of(config, per_node), name, some, constants)
+            changes: dict[str, Any] = {f"{name}_gbs": rounded(rate / 1e9), f"{name}_latency_us": rounded(delay * 1e6)}
+            config = dataclasses.replace(config, **changes)
+    return config
+
+
+def _nearest(device: Device, name: str, some: Sequence[Figures], constants: Constants) -> tuple[float, float]:
+    """Bytes/s and seconds of the links, or of the network, that fit best: the smallest mean error over a grid, refined once."""
+    rates, delays = (np.geomspace(*span, GRID) for span in SPANS)
+    for _ in range(2):
+        grid: dict[str, Any] = {name: rates[:, None], f"{name}_latency": delays[None, :]}
+        tried = dataclasses.replace(device, **grid)
+        errors = np.stack([np.abs(np.log(_exchange(tried, one, constants) / one["seconds"])) for one in some])
+        place = np.unravel_index(np.argmin(errors.mean(axis=0)), (GRID, GRID))
+        rate, delay = float(rates[place[0]]), float(delays[place[1]])
+        rates, delays = rate * np.geomspace(0.7, 1.4, GRID), delay * np.geomspace(0.7, 1.4, GRID)
+    return rate, delay
+
+
+def _exchange(device: Device, one: Figures, constants: Constants) -> np.ndarray:
+    """Predicted seconds of a measured collective."""
+    size, near, payload = (np.float64(one[key]) for key in ("size", "near", "bytes"))
+    if one["operation"] == "send":
+        return np.asarray(collectives.send(device, constants, near < size, payload))
+    return np.asarray(getattr(collectives, one["operation"])(device, constants, Group(size, near, near), payload))
+
+
+def _kind(one: Figures) -> tuple[str, bool]:
+    """The collective, and whether it crosses the network."""
+    return one["operation"], one["near"] < one["size"]
+
+
+def _by_payload(device: Device, some: Sequence[Figures], constants: Constants) -> Table:
+    """measured / mechanism of one collective, by group size and payload."""
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for one in some:
+        missed = float(np.log(one["seconds"] / _exchange(device, one, constants)))
+        rows.setdefault(one["size"], []).append((float(np.log2(one["bytes"])), missed))
+    sizes = sorted(rows)
+    return Table(
+        np.log2(sizes), tuple((np.array([p[0] for p in sorted(rows[s])]), np.array([p[1] for p in sorted(rows[s])])) for s in sizes)
+    )
+
+
+def rounded(value: float) -> float:
+    """Three digits: more are noise."""
+    return float(f"{value:.3g}")

@@ -1,0 +1,119 @@
+"""One job outside of any sweep, through the same backends: started, followed, its result read, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import backend_for
+from launcher.backends.base import Backend, BackendError, Handle, Job, JobState
+from launcher.config.schema import ClusterConfig, Config
+from launcher.sweep.files import last_json_line, read_json
+from launcher.sweep.identity import digest
+from launcher.sweep.outcome import Verdict, decide, failures_in
+from trainer.config import ConfigError, Status, save, to_dict, world_size_of
+
+Tell = Callable[[JobState, dict[str, Any] | None], None]
+
+_END_SECONDS = 60.0
+"""How long an interrupted job is waited for: a rank may have to be killed."""
+
+
+class ErrandError(RuntimeError):
+    """The job failed. ``str(error)`` is one plain line."""
+
+
+def run_errand(config: Config, name: str, tell: Tell, backends: Callable[[ClusterConfig], Backend] = backend_for) -> dict[str, Any]:
+    """Run a resolved ``config`` once and return its ``result.json``. ``tell`` hears how it stands, with the newest line of its metrics.
+
+    Its folder lies where trials lie, so that all nodes see it, and is gone afterwards, whatever happens. ``ErrandError`` when it
+    fails, ``ConfigError`` when the cluster cannot be used.
+    """
+    identifier = digest([name, time.time()])  # never the job of an earlier errand
+    root = Path(config.sweep.dir).absolute() / name / identifier
+    train = config.train_config()
+    job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
+    backend = backends(config.cluster)
+    with _ended_by_signals():
+        try:
+            backend.check()
+            job.directory.mkdir(parents=True)
+            save(train, job.config_path)
+            return _follow(backend, job, tell)
+        except BackendError as error:
+            raise ErrandError(str(error)) from error
+        finally:
+            backend.close()
+            shutil.rmtree(root, ignore_errors=True)
+            _remove_if_empty(root.parent)
+
+
+def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
+    """Submit the job and wait for its end; interrupted, end it first."""
+    request = backend.render(job)
+    job.request_path.parent.mkdir(parents=True, exist_ok=True)
+    job.request_path.write_text(request.text)
+    for name, text in request.files.items():
+        (job.directory / name).write_text(text)
+    handle: Handle | None = None
+    try:
+        handle = backend.submit([request])[0]
+        while not (state := backend.poll([handle])[0]).status.final:
+            tell(state, last_json_line(job.directory / "metrics.jsonl"))
+            time.sleep(backend.poll_seconds)
+        backend.collect(job, handle)
+    except BaseException:
+        _end(backend, handle or backend.find([job]).get(job.name))
+        raise
+    result = read_json(job.directory / "result.json")
+    verdict = decide(job.attempt, state, result, failures_in(job.directory))
+    if verdict.status is not Status.DONE or result is None:
+        raise ErrandError(_words(job, verdict))
+    return result
+
+
+def _end(backend: Backend, handle: Handle | None) -> None:
+    """Cancel the job and wait until it has ended, so that its folder can go."""
+    if handle is None:
+        return
+    backend.cancel([handle])
+    deadline = time.monotonic() + _END_SECONDS
+    while not backend.poll([handle])[0].status.final and time.monotonic() < deadline:
+        time.sleep(min(backend.poll_seconds, 0.5))
+
+
+def _words(job: Job, verdict: Verdict) -> str:
+    """Why it failed; where nobody said why, with the last line of rank 0."""
+    reason = f"{verdict.reason.value}: " if verdict.reason else ""
+    log = job.log_path(0)
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    return reason + (verdict.detail or " ".join(last) or "the job ended without a result")
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:  # another errand is under way, or it never was made
+        return
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """While inside, SIGTERM ends the errand as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+__all__ = ["ConfigError", "ErrandError", "run_errand"]

@@ -1,0 +1,182 @@
+"""``trireme doctor``: what was measured is what the cost model then predicts; ranks take turns on cores; nothing is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import HARDWARE, layout, mixed
+
+from launcher.cli import doctor
+from launcher.cli.main import main
+from launcher.config import compose
+from launcher.config.schema import ClusterConfig, HardwareConfig
+from launcher.cost import predict
+from launcher.cost.calibration import _exchange, _product, hardware, measured
+from launcher.cost.constants import FITTED
+from launcher.cost.device import Device
+from trainer.config import ConfigError, ModelConfig
+from trainer.probe import groups_of, pair_of
+
+SHAPES = ((64, 64, 64), (64, 256, 64), (256, 256, 256), (256, 1024, 256), (512, 512, 1024))
+KINDS = [(name, *group) for name in ("all_reduce", "all_gather", "reduce_scatter") for group in ((2, 2), (4, 4), (2, 1), (8, 4))]
+KINDS += [("send", 2, 2), ("send", 2, 1)]
+TINY = ModelConfig(layers=8, hidden=128, heads=4, vocab=512, seq=64)
+
+
+def planted(host: bool, **device: Any) -> dict[str, Any]:
+    """What a probe would find on a machine that the mechanisms describe well, but for a tenth here and there."""
+    true = dataclasses.replace(Device.of(HARDWARE["cpu" if host else "h100"], 4), **device)
+    wobble = np.random.default_rng(1).uniform(0.9, 1.1, 1000).tolist()
+    exchanges = []
+    for name, size, near in KINDS:
+        for payload in (4 << 10, 64 << 10, 4 << 20):
+            one = {"operation": name, "size": size, "near": near, "bytes": payload}
+            seconds = float(_exchange(true, one, FITTED)) * wobble.pop()
+            exchanges.append(one | {"seconds": 10 * seconds if host else seconds, "busy_s": seconds})
+    products = [{"precision": "fp32", "m": m, "n": n, "k": k} for m, n, k in SHAPES]
+    products = [p | {"seconds": _product(true, "fp32", p, FITTED) * wobble.pop()} for p in products]
+    about: dict[str, Any] = {"nodes": 2, "per_node": 4, "hosts": ["a", "b"], "torch": "", "host": host, "units": 132}
+    about |= (
+        {"device": "cpu", "memory_bytes": None, "cores": 2} if host else {"device": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}
+    )
+    block = {"block": 4e-4, "micro_batch": 2e-4, "step": 3e-4}
+    return about | {"products": products, "exchanges": exchanges, "copy": {"bytes": 1 << 25, "seconds": 2e-3}, "block": block}
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_what_was_measured_is_what_is_predicted(host: bool) -> None:
+    figures = planted(host)
+    found = hardware("mine", figures, None if host else HARDWARE["h100"])
+    device = Device.of(found, 4)
+    device = dataclasses.replace(device, measured=measured(found, device))
+    for one in figures["exchanges"]:
+        assert float(_exchange(device, one, FITTED)) == pytest.approx(one["busy_s"], rel=0.01), one
+    for p in figures["products"]:
+        assert _product(device, "fp32", p, FITTED) == pytest.approx(p["seconds"], rel=0.12), p
+
+
+def test_links_and_network_are_found_again() -> None:
+    found = hardware("mine", planted(False, link=2e11, link_latency=8e-6, network=2e10, network_latency=3e-5), HARDWARE["h100"])
+    assert found.link_gbs == pytest.approx(200, rel=0.25) and found.network_gbs == pytest.approx(20, rel=0.25)
+    assert found.link_latency_us == pytest.approx(8, rel=0.4) and found.network_latency_us == pytest.approx(30, rel=0.4)
+
+
+def test_a_data_sheet_keeps_its_peaks_and_a_known_gpu_is_found_by_its_own_name() -> None:
+    figures = planted(False)
+    sheet = doctor.data_sheet(figures, HARDWARE)
+    assert sheet is HARDWARE["h100"]
+    assert hardware("mine", figures, sheet).peak_tflops == HARDWARE["h100"].peak_tflops
+    assert doctor.data_sheet(figures | {"device": "some GPU"}, HARDWARE) is None
+    assert doctor.data_sheet(planted(True), HARDWARE) is None
+
+
+def test_the_file_is_composed_as_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    figures = planted(True)
+    found = hardware("mine", figures)
+    doctor.write(doctor.target("mine"), found, figures, compose([]))
+    assert compose(["hardware=mine"]).cluster.hardware == found
+
+
+def on_cores(cores: int | None, ranks: int, **degrees: Any) -> Any:
+    found = dataclasses.replace(hardware("mine", planted(True)), cores=cores)
+    return predict(TINY, layout(**degrees), mixed(16, "fp32"), ClusterConfig(gpus_per_node=ranks, hardware=found))
+
+
+def test_ranks_that_share_cores_take_turns_and_fill_each_others_bubbles() -> None:
+    alone, shared = on_cores(8, 4, pipeline=4), on_cores(1, 4, pipeline=4)
+    assert shared.time["matrix products"] == pytest.approx(4 * alone.time["matrix products"])
+    assert alone.time["pipeline bubble"] > 0.1 * alone.step_time_s, "four stages of four cores wait for each other"
+    assert shared.time["pipeline bubble"] == 0, "one core always has a rank to run"
+
+
+def test_with_a_core_for_each_rank_a_file_without_cores_says_the_same() -> None:
+    assert on_cores(8, 4, data=2, pipeline=2).step_time_s == pytest.approx(on_cores(None, 4, data=2, pipeline=2).step_time_s)
+
+
+@given(per_node=st.integers(1, 9), nodes=st.integers(1, 6))
+def test_all_ranks_of_a_group_measure_it_at_the_same_time(per_node: int, nodes: int) -> None:
+    everyone = range(per_node * nodes)
+    groups = {rank: groups_of(rank, per_node, nodes) for rank in everyone}
+    for rank in everyone:
+        for place, (ranks, near) in enumerate(groups[rank]):
+            assert rank in ranks and all(groups[other][place] == (ranks, near) for other in ranks)
+            assert max(sum(other // per_node == node for other in ranks) for node in range(nodes)) == near
+        for distance in {1, per_node}:
+            pair = pair_of(rank, distance, per_node, len(everyone))
+            assert rank in pair and all(pair_of(other, distance, per_node, len(everyone)) == pair for other in pair)
+
+
+def test_doctor_measures_this_machine_into_a_file_that_plan_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--json", "--name", "here", "cluster.gpus_per_node=2"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    found = HardwareConfig(**document["hardware"])
+    assert "all_reduce over 2 ranks" in captured.err and document["file"] == "runs/hardware/here.yaml"
+    assert found.peak_tflops["fp32"] > 1e-4 and found.memory_bandwidth_gbs and found.cores == len(os.sched_getaffinity(0))
+    assert {one["operation"] for one in found.calibration["exchanges"]} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert compose(["hardware=here"]).cluster.hardware == found
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == ["runs/hardware/here.yaml"]
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher.cli.main", "doctor", "cluster.gpus_per_node=2"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "products" in line:
+            break
+    family = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130
+    deadline = time.monotonic() + 20
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() or path.name == "doctor"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "h100"], "ships with Trireme"),
+        (["--name", "a/b"], "cannot name a file"),
+        (["cluster.nodes=2"], "this one machine"),
+        (["hardware=nothing"], "nothing"),
+        (["run.devise=cpu"], "run.device"),
+    ],
+)
+def test_wrong_input_is_one_plain_line(words: list[str], said: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_fail_say_why(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "cluster.gpus_per_node=1", "run.device=cuda"]) == 1
+    assert "needs CUDA device 0" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_a_name_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="cannot name a file"):
+        doctor.target(".hidden")

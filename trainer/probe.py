@@ -1,0 +1,297 @@
+"""What a machine gives its ranks: ``python -m trainer`` with ``run.task=probe`` measures it in place of training.
+
+All ranks measure at the same time, so that what they share (memory, network ports, cores) is shared as in training. Each figure is the
+best of several repetitions: what else runs on a machine only ever adds time. Ranks on the host's own processor take turns on its cores,
+so what they do alone is measured in processor seconds, and a collective in both: how long it takes, and how long it keeps a core busy.
+Rank 0 writes the figures into ``result.json``, under "probe", and a line of ``metrics.jsonl`` as each part is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.clock import Clock
+from trainer.config import LayoutConfig, ModelConfig, Status, TrainConfig, resolve
+from trainer.data.dataset import Synthetic
+from trainer.engine import Engine
+from trainer.files import write_outcome
+from trainer.loop import choose_device
+from trainer.parallel.collectives import Group, Pending, World
+from trainer.place import Place
+
+Figures = dict[str, Any]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+OPERATION = "all_reduce", "all_gather", "reduce_scatter"
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How large and how long, by kind of device."""
+
+    products: tuple[tuple[int, int, int], ...]  # rows, columns, inner size
+    copy_bytes: int
+    messages: tuple[int, ...]  # bytes
+    burst: int  # calls between two looks at the clock
+    product_s: float = 0.03  # for each product
+    message_s: float = 0.25  # for each collective, size and group
+
+
+HOST = Extent(
+    ((64, 64, 64), (64, 256, 64), (256, 64, 256), (256, 256, 256), (64, 1024, 256), (256, 1024, 256), (1024, 256, 256), (512, 512, 1024)),
+    copy_bytes=32 << 20,
+    messages=(4 << 10, 64 << 10, 512 << 10, 4 << 20),
+    burst=1,
+)
+CUDA = Extent(
+    tuple((m, n, k) for m in (512, 2048, 8192, 16384) for n, k in ((1024, 1024), (1024, 4096), (4096, 1024), (4096, 4096), (12288, 12288))),
+    copy_bytes=1 << 30,
+    messages=(32 << 10, 1 << 20, 16 << 20, 256 << 20),
+    burst=10,
+)
+RARE = ("fp16", "fp64")
+"""Precisions of which a few shapes are enough."""
+BURSTS = 6
+"""Times that a collective's repetitions are cut into; the quickest counts."""
+TURNS = 8
+"""Least repetitions of a whole step."""
+
+
+def probe(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
+    """Measure on every rank of ``place``; rank 0 writes what was found."""
+    device = choose_device(config.run.device, place.local_rank)
+    torch.set_num_threads(config.run.threads)
+    world = World(place.rank, place.world_size, device, place.address, place.port, config.run.timeout_s)
+    try:
+        probing = Probe(world, config.run.threads, out, attempt)
+        result = {"status": Status.DONE.value, "attempt": attempt, "world_size": world.size, "probe": probing.run()}
+        if world.rank == 0:
+            write_outcome(out / "result.json", result)
+    finally:
+        world.close()
+    return Status.DONE
+
+
+class Probe:
+    """The measurements of one rank, in the order that all ranks keep."""
+
+    def __init__(self, world: World, threads: int, out: Path, attempt: int):
+        self.world, self.device, self.clock = world, world.device, Clock(world.device)
+        self.extent = CUDA if self.clock.on_device else HOST
+        self.in_turns = not self.clock.on_device and threads == 1
+        self.out, self.attempt, self.told = out, attempt, 0
+        hosts = world.group.gather_objects(socket.gethostname())
+        self.per_node = hosts.count(hosts[0])
+        self.hosts = list(dict.fromkeys(hosts))
+
+    def run(self) -> Figures:
+        """All figures. Times in seconds, sizes in bytes."""
+        parts: list[tuple[str, Callable[[], Any]]] = [("products", self.products), ("copy", self.copy), ("block", self.block)]
+        groups = self.groups()
+        for group, near in groups:
+            parts += [(f"{name} over {group.size} ranks", lambda *_, g=group, n=near, o=name: self.exchange(g, n, o)) for name in OPERATION]
+        parts += [(f"send {where}", lambda *_, w=where: self.send(w)) for where in self.pairs()]
+        found: dict[str, Any] = {"exchanges": []}
+        for number, (name, measure) in enumerate(parts):
+            self.tell(number, len(parts), name)
+            figures = measure()
+            if name in ("products", "copy", "block"):
+                found[name] = figures
+            else:
+                found["exchanges"] += figures
+        self.tell(len(parts), len(parts), "done")
+        return self.machine() | found
+
+    def machine(self) -> Figures:
+        """What is measured here."""
+        about = {"nodes": len(self.hosts), "per_node": self.per_node, "hosts": self.hosts, "torch": str(torch.__version__)}
+        if self.clock.on_device:
+            known = torch.cuda.get_device_properties(self.device)
+            return about | {"device": known.name, "host": False, "units": known.multi_processor_count, "memory_bytes": known.total_memory}
+        return about | {"device": "cpu", "host": True, "units": 1, "cores": len(os.sched_getaffinity(0)), "memory_bytes": None}
+
+    def tell(self, done: int, of: int, what: str) -> None:
+        """One line of progress, from rank 0."""
+        if self.world.rank == 0:
+            with (self.out / "metrics.jsonl").open("a") as stream:
+                stream.write(json.dumps({"attempt": self.attempt, "step": done, "of": of, "what": what, "time": time.time()}) + "\n")
+
+    # -- one rank ------------------------------------------------------------------------------------------------------
+
+    def products(self) -> list[Figures]:
+        """Matrix products (m x k) (k x n) as a trainer has them, by precision and shape."""
+        found = []
+        for precision, dtype in DTYPES.items():
+            sizes = self.extent.products[:4] if precision in RARE else self.extent.products
+            own = [self._product(dtype, *size) for size in sizes]
+            for (m, n, k), seconds in zip(sizes, self._typical(own), strict=True):
+                found.append({"precision": precision, "m": m, "n": n, "k": k, "seconds": seconds})
+        return found
+
+    def _product(self, dtype: torch.dtype, m: int, n: int, k: int) -> float:
+        left, right = (torch.randn(rows, columns, device=self.device).to(dtype) for rows, columns in ((m, k), (k, n)))
+        result = torch.empty(m, n, dtype=dtype, device=self.device)
+        return self._best(lambda: torch.mm(left, right, out=result), self.extent.product_s)
+
+    def copy(self) -> Figures:
+        """A copy in the device's memory: half of the bytes are read, half written."""
+        source = torch.ones(self.extent.copy_bytes // 4, device=self.device)
+        target = torch.empty_like(source)
+        own = self._best(lambda: target.copy_(source), 10 * self.extent.product_s)
+        return {"bytes": self.extent.copy_bytes, "seconds": self._typical([own])[0]}
+
+    def block(self) -> Figures:
+        """What a block, a micro-batch and a step cost when there is next to nothing to compute: operations issued by the host."""
+        sizes = ((2, 1), (10, 1), (2, 5))
+        work = [self._step_of(*size) for size in sizes]
+        best, deadline = [float("inf")] * len(sizes), time.perf_counter() + 15 * self.extent.product_s
+        for turn in itertools.count():
+            times = [self._once(step, 1)[self.in_turns] for step in work]
+            best = [min(old, new) for old, new in zip(best, times, strict=True)] if turn else best  # the first allocates
+            if turn >= TURNS and time.perf_counter() > deadline:
+                break
+        small, deep, long = self._typical(best)
+        block, turn_s = (deep - small) / 8, (long - small) / 4
+        return {"block": block, "micro_batch": max(turn_s - 2 * block, 0.0), "step": max(small - turn_s, 0.0)}
+
+    def _step_of(self, layers: int, micro_batches: int) -> Callable[[], Any]:
+        """A step of a model too small to compute anything, on this rank alone."""
+        model = ModelConfig(layers=layers, hidden=16, heads=2, vocab=64, seq=8)
+        run = replace(TrainConfig().run, global_batch=micro_batches, steps=100)
+        config = resolve(TrainConfig(model=model, layout=LayoutConfig(data=1), run=run), 1)
+        alone = World(0, 1, self.device, "", 0, 1.0)
+        engine = Engine(config, alone, Synthetic(model.vocab, model.seq, 1, micro_batches))
+        step = itertools.count()
+        return lambda: engine.step(next(step))
+
+    def _best(self, work: Callable[[], Any], seconds: float) -> float:
+        """Seconds of one call: the quickest of as many bursts as fit into ``seconds``, at least 3; the first is not counted."""
+        burst = self.extent.burst
+        self._once(work, burst)
+        deadline = time.perf_counter() + seconds
+        times: list[float] = []
+        while len(times) < 3 or time.perf_counter() < deadline:
+            passed, busy = self._once(work, burst)
+            times.append(busy if self.in_turns else passed)
+        return min(times)
+
+    def _once(self, work: Callable[[], Any], burst: int) -> tuple[float, float]:
+        """Seconds of one call: by the clock, and of this process on a core."""
+        used, start = time.process_time(), self.clock.mark()
+        for _ in range(burst):
+            work()
+        end = self.clock.mark()
+        self.clock.synchronize()
+        return self.clock.seconds(start, end) / burst, (time.process_time() - used) / burst
+
+    def _typical(self, own: Sequence[float]) -> list[float]:
+        """The median over all ranks, entry by entry."""
+        return [statistics.median(each) for each in zip(*self.world.group.gather_objects(list(own)), strict=True)]
+
+    # -- several ranks ---------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[tuple[Group, int]]:
+        """Groups to measure, and how many of their ranks share a node. All ranks are in groups of the same size at the same time."""
+        known = groups_of(self.world.rank, self.per_node, len(self.hosts))
+        return [(self.world.make_group(f"{len(ranks)} ranks, {near} near", ranks), near) for ranks, near in known]
+
+    def exchange(self, group: Group, near: int, operation: str) -> list[Figures]:
+        """One collective by payload: the whole tensor's bytes."""
+        found = []
+        for payload in self.extent.messages:
+            shard = torch.ones(payload // 4 // group.size, device=self.device)
+            whole = torch.ones(shard.numel() * group.size, device=self.device)
+            work = _collective(group, operation, whole, shard)
+            about = {"operation": operation, "size": group.size, "near": near, "bytes": whole.numel() * 4}
+            found.append(about | self._together(work))
+        return found
+
+    def pairs(self) -> dict[str, int]:
+        """How far apart the ranks of a pair are, for messages inside a node and between two."""
+        distances = {"inside a node": 1} if self.per_node > 1 else {}
+        return distances | ({"between nodes": self.per_node} if len(self.hosts) > 1 else {})
+
+    def send(self, where: str) -> list[Figures]:
+        """A message to a neighbour and one back, by size; half of it is one way. A rank that has no neighbour looks on."""
+        distance = self.pairs()[where]
+        ranks = pair_of(self.world.rank, distance, self.per_node, self.world.size)
+        group = self.world.make_group(f"pair {where}", ranks)
+        found = []
+        for payload in self.extent.messages:
+            message = torch.ones(payload // 4, device=self.device)
+            both = self._together(_there_and_back(group, message) if len(ranks) == 2 else (lambda: None))
+            about = {"operation": "send", "size": 2, "near": 2 if distance < self.per_node else 1, "bytes": payload}
+            found.append(about | {name: seconds / 2 for name, seconds in both.items()})
+        return found
+
+    def _together(self, work: Callable[[], Any]) -> Figures:
+        """Seconds of one call that all ranks make as often: the quickest burst of the slowest rank, and what it keeps a core busy for."""
+        work()
+        slowest = max(self.world.group.gather_objects(self._once(work, 2)[0]))
+        burst = max(1, min(200, int(self.extent.message_s / BURSTS / slowest)))
+        bursts = []
+        for _ in range(BURSTS):
+            self.world.group.all_reduce(torch.zeros(1, device=self.device)).wait()
+            bursts.append(self._once(work, burst))
+        passed, busy = (min(times) for times in zip(*bursts, strict=True))
+        own = self.world.group.gather_objects((passed, busy))
+        return {"seconds": max(each[0] for each in own), "busy_s": statistics.median(each[1] for each in own)}
+
+
+def _collective(group: Group, operation: str, whole: Tensor, shard: Tensor) -> Callable[[], None]:
+    calls: dict[str, Callable[[], Pending]] = {
+        "all_reduce": lambda: group.all_reduce(whole),
+        "all_gather": lambda: group.all_gather(whole, shard),
+        "reduce_scatter": lambda: group.reduce_scatter(shard, whole),
+    }
+    return lambda: calls[operation]().wait()
+
+
+def _there_and_back(group: Group, message: Tensor) -> Callable[[], None]:
+    lower = group.index == 0
+
+    def turn() -> None:
+        for sends in (lower, not lower):
+            (group.send(message, 1 - group.index) if sends else group.receive(message, 1 - group.index)).wait()
+
+    return turn
+
+
+def groups_of(rank: int, per_node: int, nodes: int) -> list[tuple[list[int], int]]:
+    """The groups to measure that ``rank`` is in, and how many ranks of each share a node: inside a node, across nodes, everyone."""
+    node, found = rank // per_node, []
+    for size in _sizes(per_node):
+        if per_node % size == 0:
+            first = rank - rank % size
+            found.append((list(range(first, first + size)), size))
+    for size in _sizes(nodes):
+        if nodes % size == 0:
+            first = node - node % size
+            found.append(([(first + i) * per_node + rank % per_node for i in range(size)], 1))
+    if nodes > 1 and per_node > 1:
+        found.append((list(range(nodes * per_node)), per_node))
+    return found
+
+
+def pair_of(rank: int, distance: int, per_node: int, world_size: int) -> list[int]:
+    """``rank`` and the rank ``distance`` away that it exchanges messages with, ascending; alone where there is none."""
+    peer = rank + distance if (rank // distance) % 2 == 0 else rank - distance
+    inside = distance >= per_node or peer // per_node == rank // per_node
+    return sorted((rank, peer)) if peer < world_size and inside else [rank]
+
+
+def _sizes(most: int) -> list[int]:
+    """2, 4, 8, ... and ``most`` itself."""
+    powers = [1 << i for i in range(1, most.bit_length()) if 1 << i <= most]
+    return sorted({*powers, most} - {1})
