@@ -13,9 +13,10 @@ DEMO_SWEEP := model=gpt_tiny cluster=local cluster.gpus_per_node=8 run.global_ba
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-# Tests that start a real Slurm or Kubernetes on this machine (Debian, root); `make test-clusters` runs them.
-CLUSTER_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py \
-	kubernetes.py kubernetes_played.py kubernetes_sweeps.py)
+# Tests that start a real Slurm or Kubernetes on this machine (Debian, root): `make test-clusters` runs only them.
+SLURM_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py)
+# Those that `make test` leaves out.
+CLUSTER_TESTS := $(addprefix tests/backends/test_,kubernetes.py kubernetes_played.py kubernetes_sweeps.py)
 
 .PHONY: help demo test test-clusters check lint format clean
 help:
@@ -52,7 +53,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(addprefix --ignore=,$(CLUSTER_TESTS)) $(PYTEST_ARGS)
 
 test-clusters: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CLUSTER_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(SLURM_TESTS) $(CLUSTER_TESTS) $(PYTEST_ARGS)
 
 check: lint test
 

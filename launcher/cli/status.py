@@ -6,9 +6,12 @@ import argparse
 import json
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.base import BackendError
+from launcher.backends.snapshot import Snapshot
+from launcher.config.compose import project_dir
 from launcher.results.labels import layout_label
 from launcher.sweep.attend import catch_up
 from launcher.sweep.labels import duration, elapsed_s, state, step, total_steps
@@ -41,8 +44,23 @@ def main(argv: list[str]) -> int:
         catch_up(store, sweep.records)
     except (BackendError, PermissionError) as error:
         print(f"as last recorded, since the queue cannot be asked: {error}", file=sys.stderr)
-    _print({"sweep": sweep.name, "trials": [_as_json(r) for r in sweep.records]}, _table(sweep), arguments.json)
+    here = _code_here(sweep)
+    _print({"sweep": sweep.name, "code_here": here, "trials": [_as_json(r) for r in sweep.records]}, _table(sweep), arguments.json)
+    others = sorted({code for record in sweep.records if (code := _code(record))} - {here})
+    if others and not arguments.json:
+        print(f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {project_dir()}")
     return 0
+
+
+def _code(record: Record) -> str | None:
+    """The snapshot that a trial's job runs; None where it runs whatever is there, or the code of an image."""
+    code = (record.handle or {}).get("code")
+    return None if code == "image" else code
+
+
+def _code_here(sweep: Sweep) -> str | None:
+    """What a snapshot of the launcher's code would be called now; None where no trial runs one."""
+    return Snapshot().digest if any(map(_code, sweep.records)) else None
 
 
 def _print(document: Any, table: Table, as_json: bool) -> None:
@@ -70,6 +88,7 @@ def _as_json(record: Record) -> dict[str, Any]:
         "layout": record.config.get("layout"),
         "overrides": list(record.overrides),
         "nodes": list(record.nodes),
+        "code": _code(record),
         "dir": str(record.directory),
     }
 

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.backends import backend_for
 from launcher.backends.slurm import SlurmBackend
+from launcher.cli import status
 from tests.backends.conformance import Conformance, Ground, closing
 from tests.backends.slurm_support import CLUSTER, PROJECT, Running, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm.fixture import Slurm
@@ -21,13 +22,16 @@ from trainer.config import ConfigError, Reason, Status
 from trainer.health import bad_nodes
 
 
+@pytest.fixture(scope="module")
+def ground(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    folder = tmp_path_factory.mktemp("runs") / "trials"
+    cluster = dataclasses.replace(CLUSTER, gpus_per_node=2, code="snapshot")
+    unknown = {"job_id": "4000000_0", "array": "trireme-nobody-00000000", "attempt": 0, "directory": str(folder)}
+    yield from closing(Ground(lambda: backend_for(cluster), cluster, folder, unknown=unknown))
+
+
 class TestSlurm(Conformance):
-    @pytest.fixture(scope="class")
-    def ground(self, slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-        folder = tmp_path_factory.mktemp("runs") / "trials"
-        cluster = dataclasses.replace(CLUSTER, gpus_per_node=2, code="snapshot")
-        unknown = {"job_id": "4000000_0", "array": "trireme-nobody-00000000", "attempt": 0, "directory": str(folder)}
-        yield from closing(Ground(lambda: backend_for(cluster), cluster, folder, unknown=unknown))
+    """The conformance suite."""
 
 
 @pytest.fixture
@@ -172,8 +176,8 @@ def test_a_missing_slurm_conf_is_said_at_once(slurm: Slurm, monkeypatch: pytest.
 # ---------------------------------------------------------------- code
 
 
-def test_a_queued_job_runs_the_code_that_was_there_at_submission(slurm: Slurm, tmp_path: Path) -> None:
-    """The snapshot holds the whole checkout, byte for byte, and the ranks import the trainer from it."""
+def test_a_queued_job_runs_the_code_that_was_there_at_submission(slurm: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The snapshot holds the whole checkout, byte for byte, and the ranks import the trainer from it; status says if it has changed."""
     where = tmp_path / "python"
     where.write_text(f'#!/bin/sh\nexec {sys.executable} -P -c "import trainer; print(trainer.__file__)"\n')
     where.chmod(0o755)
@@ -182,3 +186,12 @@ def test_a_queued_job_runs_the_code_that_was_there_at_submission(slurm: Slurm, t
     snapshot = tmp_path / "code" / record.handle["code"]
     assert (record.directory / "logs/attempt0.rank0.log").read_text().strip() == str(snapshot / "trainer" / "__init__.py")
     assert (snapshot / "pyproject.toml").read_bytes() == (PROJECT / "pyproject.toml").read_bytes()
+    assert "code has changed" not in _status(tmp_path, capsys)
+    kept = record.directory / "trial.json"
+    kept.write_text(kept.read_text().replace(snapshot.name, "0" * 12))
+    assert f"the code has changed since these jobs were submitted: diff -r {tmp_path / 'code' / ('0' * 12)}" in _status(tmp_path, capsys)
+
+
+def _status(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert status.main(["--dir", str(runs)]) == 0
+    return capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.backends.base import JobState
-from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, explain
+from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain
 from launcher.backends.slurm.states import ENDED, EXIT_CODES, judge, read_accounts, read_queue
 from launcher.config.slurm import SlurmCluster
 from trainer.config import Reason, Status
@@ -79,14 +79,18 @@ def test_who_cancelled_a_job_is_not_part_of_its_state() -> None:
     assert accounted(f"12_3|{NAME}|CANCELLED by 1000|0:15|Unknown|None assigned").reason is Reason.CANCELLED
 
 
-@pytest.mark.parametrize("why", ["PartitionTimeLimit", "DependencyNeverSatisfied", "BadConstraints"])
+@pytest.mark.parametrize(
+    "why", ["PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "DependencyNeverSatisfied", "BadConstraints"]
+)
 def test_waiting_for_ever_is_a_failure_to_start(why: str) -> None:
-    assert queued("PENDING", why).reason is Reason.CANNOT_START
+    state = queued("PENDING", why)
+    assert state.reason is Reason.CANNOT_START and "cluster." in state.detail
 
 
-def test_waiting_for_resources_is_no_failure_and_says_what_for() -> None:
-    state = queued("PENDING", "ReqNodeNotAvail, UnavailableNodes:n1")
-    assert state.status is Status.SUBMITTED and "UnavailableNodes:n1" in state.detail
+@pytest.mark.parametrize("why", ["ReqNodeNotAvail, UnavailableNodes:n1", "QOSMaxJobsPerUserLimit", "PartitionDown", "Resources"])
+def test_waiting_that_may_end_is_no_failure_and_says_what_for(why: str) -> None:
+    state = queued("PENDING", why)
+    assert state.status is Status.SUBMITTED and why in state.detail
 
 
 def test_every_failure_detail_is_one_line() -> None:
@@ -118,6 +122,15 @@ SBATCH = "sbatch: error: Batch job submission failed: "
     (SBATCH + "Required partition not available (inactive or drain)", "cluster.partition=nopart"),
     ("sbatch: unrecognized option '--x'\nTry \"sbatch --help\" for more information", "cluster.extra"),
     ("sbatch: error: Invalid --signal specification", "--signal"),
+    ("sbatch: error: Invalid --time specification", "--time"),
+    ("sbatch: error: Unable to open file /shared/runs/arrays/a/array.sh", "sweep.dir"),
+    ("sbatch: error: This does not look like a batch script.  The first\nsbatch: error: line must start with #! followed by the path", "sweep.dir"),
+    ("sbatch: error: Batch script is empty!", "sweep.dir"),
+    ("sbatch: error: QOSMaxSubmitJobPerUserLimit\n" + SBATCH + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+     "cluster.qos=royal"),
+    ("sbatch: error: AssocMaxSubmitJobLimit\n" + SBATCH + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+     "a limit of the account (AssocMaxSubmitJobLimit"),
+    ("scontrol: error: _parse_next_key: Parsing error at unrecognized key: X\nscontrol: fatal: Unable to process configuration file", "SLURM_CONF"),
     ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)", "cluster.setup"),
     ("sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsbatch: fatal: Could not establish a configuration source", "SLURM_CONF"),
 ])  # fmt: skip
@@ -137,6 +150,10 @@ def test_a_refusal_is_one_line_with_the_key_its_value_and_a_remedy(words: str, k
     "No such file or directory (Did you start munged?)\n" + SBATCH + "Protocol authentication error",
     SBATCH + "Zero Bytes were transmitted or received",
     SBATCH + "Socket timed out on send/recv operation",
+    SBATCH + "Protocol authentication error",
+    SBATCH + "Unable to contact slurm controller (connect failure)",
+    "scancel: error: Kill job error on job id 7: Unable to contact slurm controller (connect failure)",
+    "slurm_load_jobs error: Slurm backup controller in standby mode",
     "sacct: error: Problem talking to the database: Connection refused",
     SBATCH + "Resource temporarily unavailable",
 ])  # fmt: skip
@@ -151,3 +168,15 @@ def test_words_that_nobody_foresaw_are_passed_on() -> None:
 def test_every_cause_names_only_keys_that_exist() -> None:
     values = dict.fromkeys(vars(SlurmCluster()), "x")
     assert all(cause.format(**values, words="x") for _, cause, _ in REFUSALS)
+
+
+@pytest.mark.parametrize(("log", "words"), [
+    ("job 7 on n1, attempt 0\nslurmstepd: error: pyxis: failed to create container filesystem for image: X\n"
+     "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\nsrun: error: n1: task 0: Exited with exit code 1\n",
+     "pyxis: failed to create container filesystem for image: X"),
+    ("job 7 on n1, attempt 0\nFATAL:   could not open image /shared/x.sif\nsrun: error: n1: task 0: Exited with exit code 255\n",
+     "could not open image /shared/x.sif"),
+    ("job 7 on n1, attempt 0\nsrun: error: n2: task 1: Killed\nsrun: error: n2: task 0: Exited with exit code 1\n", ""),
+])  # fmt: skip
+def test_what_a_job_complains_of_is_told_from_what_follows_from_it(log: str, words: str) -> None:
+    assert complaint(log) == words

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.backends.base import Backend, Handle, Job, JobState, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.client import Client
-from launcher.backends.slurm.errors import Refused, Silent
+from launcher.backends.slurm.errors import Refused, Silent, complaint
 from launcher.backends.slurm.script import job_script
 from launcher.backends.slurm.submission import Submission
 from launcher.backends.slurm.watcher import Watcher
@@ -54,10 +54,21 @@ class SlurmBackend(Backend):
         return self._submission.find(jobs)
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
-        return [_with_bad_nodes(handle, state) for handle, state in zip(handles, self._watcher.states(handles), strict=True)]
+        states = zip(handles, self._watcher.states(handles), strict=True)
+        return [_with_complaint(handle, _with_bad_nodes(handle, state)) for handle, state in states]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         self._client.cancel([handle["job_id"] for handle in handles])
+
+    def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
+        """Lines of the ranks; where none has come to write any, those of the job's script: a container that cannot be opened, say."""
+        silent = True
+        for line in super().logs(job, handle, follow):
+            silent = False
+            yield line
+        path = _script_log(job.directory, job.attempt)
+        if silent and path.exists():
+            yield from path.read_text(errors="replace").splitlines()
 
     def validate(self, request: Request) -> str:
         """What Slurm would say to the script now, without submitting it."""
@@ -70,6 +81,19 @@ class SlurmBackend(Backend):
 def _root(job: Job) -> Path:
     """The folder of all trials, arrays and snapshots."""
     return job.directory.parent.parent
+
+
+def _script_log(directory: Path, attempt: int) -> Path:
+    return directory / "logs" / f"attempt{attempt}.slurm.log"
+
+
+def _with_complaint(handle: Handle, state: JobState) -> JobState:
+    """What srun or a container's runtime complained of, where Slurm itself knows no more than an exit code."""
+    if state.status is not Status.FAILED or state.reason is not Reason.ERROR:
+        return state
+    path = _script_log(Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt)
+    words = complaint(path.read_text(errors="replace")) if path.exists() else ""
+    return replace(state, detail=f"{state.detail}: {words}") if words else state
 
 
 def _with_bad_nodes(handle: Handle, state: JobState) -> JobState:

@@ -54,10 +54,17 @@ class Client:
             raise explain(done.stderr, self.cluster)
         return done.stdout
 
+    def answer(self, *command: str) -> str:
+        """Standard output of a question. There is nothing to refuse about one: ``Silent`` whatever is wrong."""
+        try:
+            return self.output(*command)
+        except Refused as error:
+            raise Silent(str(error).replace("refused the job", "cannot be asked", 1)) from None
+
     @cached_property
     def configuration(self) -> dict[str, str]:
         """What ``scontrol show config`` says."""
-        pairs = (line.partition(" = ") for line in self.output("scontrol", "show", "config").splitlines())
+        pairs = (line.partition(" = ") for line in self.answer("scontrol", "show", "config").splitlines())
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     @property
@@ -87,7 +94,7 @@ class Client:
             raise ConfigError(f"SLURM_CONF={named} does not exist; correct or unset it")
         try:
             self.max_array_size  # noqa: B018 - asks the controller
-        except (Silent, Refused) as error:
+        except Silent as error:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends.slurm.client import Client
+from launcher.backends.slurm.errors import Silent
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
@@ -104,7 +105,11 @@ def check(cluster: SlurmCluster, client: Client) -> None:
 
 
 def _check_pyxis(cluster: SlurmCluster, client: Client) -> None:
-    if "--container-image" not in client.output("srun", "--help"):
+    try:
+        known = client.answer("srun", "--help")
+    except Silent as error:
+        raise ConfigError(f"cluster.container.runtime=pyxis, but srun fails here: {error}") from None
+    if "--container-image" not in known:
         raise ConfigError(
             "cluster.container.runtime=pyxis, but this Slurm's srun has no --container-image (the pyxis plugin is not installed, or not in "
             "plugstack.conf); use cluster.container.runtime=apptainer or oci, or cluster.container.image=null"

@@ -20,15 +20,21 @@ class Silent(RuntimeError):
 
 
 SILENCE = (
+    # what Slurm says, the cause; the first that fits
+    ("Problem talking to the database", "the accounting daemon (slurmdbd) does not answer"),
     ("Unable to contact slurm controller", "the controller (slurmctld) does not answer"),
     ("Did you start munged", "munge is not running on this machine"),
     ("Munge encode failed", "munge does not answer on this machine"),
+    ("Protocol authentication error", "munge does not answer, here or beside the controller, or the two have different keys"),
+    ("Expired credential", "the clocks of this machine and of the controller differ, or munge is overloaded"),
+    ("Rewound credential", "the clocks of this machine and of the controller differ"),
+    ("Connection refused", "the controller (slurmctld) does not answer"),
+    ("in standby mode", "the backup controller has not taken over yet"),
     ("Socket timed out", "the controller (slurmctld) is overloaded"),
     ("Zero Bytes were transmitted", "the controller ended the connection (it is restarting, or this machine has another munge key)"),
     ("Transport endpoint is not connected", "the controller ended the connection"),
     ("Communication connection failure", "the controller (slurmctld) does not answer"),
     ("temporarily una", "the controller is full of jobs for now (MaxJobCount)"),
-    ("Problem talking to the database", "the accounting daemon (slurmdbd) does not answer"),
 )
 
 REFUSALS = (
@@ -44,7 +50,7 @@ REFUSALS = (
         "`sacctmgr show associations user=$USER` lists what may",
     ),
     (
-        r"Invalid qos|QOS",
+        r"Invalid qos|QOS[A-Z]",
         "cluster.qos={qos} does not exist, or the job exceeds its limits ({words})",
         "`sacctmgr show qos` lists names and limits",
     ),
@@ -115,6 +121,11 @@ REFUSALS = (
         "`sbatch --help` and `srun --help` list the options",
     ),
     (
+        r"Unable to open file|look like a batch script|script is empty",
+        "the script of the jobs was moved or emptied before sbatch read it ({words})",
+        "see that the folder of trials (sweep.dir) is left alone and its disk is not full, then start the same command again",
+    ),
+    (
         r"DOS line breaks",
         "the job script has DOS line ends",
         "remove carriage returns from cluster.setup",
@@ -146,7 +157,18 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
     return Refused(f"Slurm refused the job, saying: {text or 'nothing'}; correct what it names under cluster")
 
 
+_COMPLAINT = re.compile(r"\berror: |\bfatal: |level=(error|fatal)", re.IGNORECASE)
+_CONSEQUENCE = re.compile(
+    r"Exited with exit code|task \d+: (Killed|Terminated)|Terminating StepId|\*\*\* |Job step aborted|spank: required plugin"
+)
+
+
+def complaint(log: str) -> str:
+    """The first line of a job's log in which srun, slurmstepd or a container's runtime says what is wrong; empty if none does."""
+    return next((plain(line) for line in log.splitlines() if _COMPLAINT.search(line) and not _CONSEQUENCE.search(line)), "")
+
+
 def plain(words: str) -> str:
     """Slurm's own words on one line, without the names of its programs and functions."""
-    lines = (re.sub(r"^(\w+: )?((error|fatal): )?(_?\w+: )*?", "", line.strip()) for line in words.splitlines())
+    lines = (re.sub(r"^(\w+: )?((error|fatal): )?", "", line.strip()).strip() for line in words.splitlines())
     return "; ".join(dict.fromkeys(line for line in lines if line))

@@ -122,13 +122,13 @@ class Submission:
         return identifier
 
     def _in_queue(self, name: str) -> str | None:
-        lines = self.client.output("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F").split()
+        lines = self.client.answer("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F").split()
         return lines[0] if lines else None
 
     def _in_accounts(self, name: str) -> str | None:
         if self.client.configuration.get("AccountingStorageType", "").endswith("none"):
             return None
-        text = self.client.output(
+        text = self.client.answer(
             "sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-90days", f"--name={name}", "--format=JobID"
         )
         return text.split("_")[0].strip() or None

@@ -26,7 +26,7 @@ class Slurm:
 
     def breakable(self) -> Cluster:
         if self.cluster is None:
-            pytest.skip("this test breaks daemons, and SLURM_CONF names a cluster of somebody else")
+            pytest.skip("this test breaks or presumes things of our own cluster, and SLURM_CONF names somebody else's")
         return self.cluster
 
 
