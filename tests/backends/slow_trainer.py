@@ -1,4 +1,4 @@
-"""``python -m trainer``, the real one, with half a second of idleness in every step: time enough for faults to happen."""
+"""``python -m trainer``, the real one, whose first attempt idles half a second in every step: faults find it, however late they come."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ PAUSE_S = 0.5
 
 def main(argv: list[str]) -> int:
     step = Engine.step
+    first = argv[argv.index("--attempt") + 1] == "0"
 
     def slow_step(self: Engine, *arguments: Any, **options: Any) -> StepResult:
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S if first else 0.01)
         return step(self, *arguments, **options)
 
     Engine.step = slow_step  # type: ignore[method-assign]

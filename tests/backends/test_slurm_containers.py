@@ -1,19 +1,23 @@
-"""Trials in containers under a real Slurm: pyxis' options (by a plugin of ours) and Apptainer's command line (by a stand-in)."""
+"""Trials in containers under a real Slurm: pyxis' options (by a plugin of ours), Apptainer's command line (by a stand-in), OCI bundles (runc)."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.backends.slurm import SlurmBackend
+from launcher.cli import logs
 from launcher.config.schema import ContainerConfig
 from tests.backends.slurm_support import CLUSTER, run, trial
 from tests.clusters.slurm import Cluster
+from tests.clusters.slurm.configuration import oci_conf
 from tests.clusters.slurm.fixture import Slurm
 from trainer.config import ConfigError, Status
 
@@ -60,6 +64,44 @@ def test_apptainer_runs_the_ranks_inside(slurm: Slurm, tmp_path: Path, image: Pa
     slurm.breakable()
     (record,) = run(tmp_path / "runs", contained(image, "apptainer", mounts, setup=[f"PATH={STAND_IN.parent}:$PATH"]))
     assert record.status is Status.DONE, record.detail
+
+
+@pytest.fixture
+def bundle(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> Iterator[Path]:
+    """The image as an OCI bundle, on a cluster that is configured for such. Folders of trials are mounted by the bundle itself."""
+    folder, settings = tmp_path / "bundle", slurm.breakable().settings
+    binds = [mount.split(":")[:2] for mount in [*mounts, "/dev:/dev", "/sys:/sys", "/etc:/etc", f"{tmp_path}:{tmp_path}"]]
+    config = {
+        "ociVersion": "1.0.2",
+        "root": {"path": "rootfs"},
+        "process": {"user": {"uid": 0, "gid": 0}, "args": ["sh"], "cwd": "/"},
+        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}]
+        + [{"destination": target, "type": "none", "source": source, "options": ["rbind"]} for source, target in binds],
+        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "mount")]},  # the node's network and host name
+    }
+    folder.mkdir()
+    image.rename(folder / "rootfs")
+    (folder / "config.json").write_text(json.dumps(config))
+    conf = settings.directory / "etc" / "oci.conf"
+    conf.write_text(oci_conf(settings))
+    yield folder
+    conf.unlink()
+
+
+def test_an_oci_bundle_runs_one_torchrun_per_node(tmp_path: Path, bundle: Path) -> None:
+    (record,) = run(tmp_path / "runs", contained(bundle, "oci", [], ranks=2, data=2, gpus_per_node=2))
+    assert record.status is Status.DONE, record.detail
+    result = record.result() or {}
+    assert result["world_size"] == 4 and len(result["hosts"]) == 2
+
+
+def test_a_container_that_does_not_open_says_why(slurm: Slurm, tmp_path: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An image with which nothing is wrong until a node opens it: here it lacks the programs that every image has."""
+    slurm.breakable()
+    (record,) = run(tmp_path / "runs", contained(image, "pyxis", ["/usr:/usr:ro", "/proc/1/mem:/usr/no/such/place"]))
+    assert record.status is Status.FAILED and "cannot mount /proc/1/mem" in record.detail, record.detail
+    assert logs.main([record.id, "--dir", str(tmp_path / "runs")]) == 0
+    assert "cannot mount /proc/1/mem" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- said before anything is submitted

@@ -1,7 +1,7 @@
 """Faults in the middle of a real training on Slurm: a node loses power, a more important job comes, the time is up.
 
-All three happen in one sweep, each to a trial of its own; the trainer is the real one, slowed down. What must come out is
-what a training without faults gives, on the digit.
+All three happen in one sweep, each to a trial of its own; the trainer is the real one, slowed down until it is interrupted. What
+must come out is what a training without faults gives, on the digit.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tests.sweep.support import until
 from trainer.config import Status
 
 SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}
+STEPS = 200
+"""So many that the slow first attempt cannot make them all: it would take longer than the time limit."""
 EVERY = 2
 
 
@@ -38,9 +40,9 @@ def trials(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, python: str) 
     """The records of the three trials, by what happened to them."""
     cluster = slurm.breakable()
     configs = {
-        "power cut": trial(steps=24, every=EVERY, ranks=2, nodes=2, python=python, **SLOW),
-        "preemption": trial(steps=24, every=EVERY, partition="low", stop_signal=15, python=python, **SLOW),
-        "time limit": trial(steps=64, every=EVERY, time=1, python=python, **SLOW),
+        "power cut": trial(steps=STEPS, every=EVERY, ranks=2, nodes=2, python=python, **SLOW),
+        "preemption": trial(steps=STEPS, every=EVERY, partition="low", stop_signal=15, python=python, **SLOW),
+        "time limit": trial(steps=STEPS, every=EVERY, time=1, python=python, **SLOW),
     }
     runs = tmp_path_factory.mktemp("faults")
     sweep = Running(runs, *configs.values())

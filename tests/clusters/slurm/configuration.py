@@ -66,6 +66,13 @@ def files(settings: Settings) -> dict[str, str]:
     }
 
 
+def oci_conf(settings: Settings) -> str:
+    """``oci.conf``, which a site has that allows ``srun --container=BUNDLE``. Not one of ``files``: most sites have none."""
+    runc, name = f"runc --root={settings.directory}/run/oci.%n", "%n.%u.%j.%s.%t"
+    verbs = {"Query": f"state {name}", "Kill": f"kill -a {name}", "Delete": f"delete --force {name}", "Run": f"run {name} -b %b"}
+    return "".join(f'RunTime{verb}="{runc} {words}"\n' for verb, words in verbs.items())
+
+
 def hosts(settings: Settings) -> str:
     """Names as the nodes see them; outside the namespaces node names do not resolve, as on many login nodes."""
     lines = ["127.0.0.1 localhost", f"{settings.controller_address} {socket.gethostname().split('.')[0]}"]

@@ -26,8 +26,9 @@ PACKAGES = (
     "libslurm-dev",
     "gcc",
     "libc6-dev",  # the container plugin is compiled
+    "runc",  # Slurm's own --container
 )
-PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "sacct", "mariadbd", "ip", "nsenter", "unshare", "cc")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "sacct", "mariadbd", "ip", "nsenter", "unshare", "cc", "runc")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
