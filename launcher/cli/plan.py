@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
     from launcher.config import compose
     from launcher.search.plan import plan
 
+    if arguments.top < 1:
+        raise ConfigError(f"--top={arguments.top} must be 1 or more")
+
     started = time.perf_counter()
     config = limited(compose(arguments.overrides), arguments.limit)
     planned = plan(config)

@@ -7,6 +7,8 @@ Time. The model is off by a factor: log(measured / predicted) of candidate i is 
 with one constant a for the cluster, one correction c_k per part of the step (matrix products, tensor collectives, bubble ...),
 a smooth function l of the layout for what no part explains, and noise. All are Gaussian with zero mean, so that a few measured
 trials correct the model as far as they can and no further (Gaussian process regression; Rasmussen & Williams 2006, section 2.2).
+How wide the prior is, is itself only believed: where trials differ from the model by more than it allows, all standard deviations grow
+by one factor (a Student process; the same book, section 9.9, with ``trust`` trials' worth of belief in the prior).
 
 Memory. The need is off by one factor for the cluster and by noise per layout. A trial that ran says that its need was below the
 capacity, one that ran out says that it was above, a measured peak says how much it was. The factor's distribution is kept on a grid.
@@ -28,6 +30,7 @@ class Prior:
     layout: float = 0.08  # l
     reach: float = 1.2  # distance in layout space (doublings of a degree) over which l forgets
     noise: float = 0.01
+    trust: float = 4.0  # trials that agree with these widths, as it were, before the first
     transfer: float = 0.04  # noise of a measurement on fewer nodes as one of the full size
     memory: float = 0.10  # the cluster's factor on memory
     memory_noise: float = 0.06
@@ -89,6 +92,8 @@ class TimeBelief:
             weights = np.linalg.solve(gram, np.column_stack([np.array(self.ratios)[:, None], cross.T]))
             mean = mean + cross @ weights[:, 0]
             variance = prior_variance - np.einsum("nm,mn->n", cross, weights[:, 1:])
+            surprise = (self.prior.trust + np.array(self.ratios) @ weights[:, 0]) / (self.prior.trust + len(self.ratios))
+            variance = variance * max(float(surprise), 1.0)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def _covariance(self, shares: np.ndarray, features: np.ndarray, other_shares: np.ndarray, other_features: np.ndarray) -> np.ndarray:

@@ -122,11 +122,25 @@ def measurement(record: Record, hours: float) -> Measurement:
 
 
 def noise_of(steps: Sequence[float]) -> float:
-    """Relative standard error of the median of ``steps``: 1.25 standard deviations over root n, the deviation from the quartiles."""
+    """Relative standard error of the median of ``steps``: 1.25 standard deviations over root n, the deviation from the quartiles.
+
+    Where the first and the second half differ by more than that allows, the machine's speed drifts (others use it), and half of their
+    difference is the error that more steps of the same moment would not lower.
+    """
     if len(steps) < 4:
         return 0.0
+    halves = steps[: len(steps) // 2], steps[len(steps) // 2 :]
+    if len(steps) < 8:
+        return _error_of_median(steps, len(steps))
+    drift = abs(math.log(median(halves[0]) / median(halves[1]))) / 2
+    within = sum(_error_of_median(half, len(steps)) for half in halves) / 2
+    return max(drift, _error_of_median(steps, len(steps))) if drift > 2 * within else _error_of_median(steps, len(steps))
+
+
+def _error_of_median(steps: Sequence[float], count: int) -> float:
+    """Relative standard error of the median of ``count`` steps that scatter as ``steps`` do."""
     low, middle, high = quantiles(steps, n=4)
-    return 1.25 * (high - low) / 1.35 / math.sqrt(len(steps)) / middle
+    return 1.25 * (high - low) / 1.35 / math.sqrt(count) / middle
 
 
 def measured_steps(record: Record) -> list[float]:

@@ -72,8 +72,10 @@ def test_the_posterior_is_the_textbook_formula() -> None:
     gram = prior[:2, :2] + PRIOR.noise**2 * np.eye(2)
     weights = prior[:, :2] @ np.linalg.inv(gram)
     mean, spread = belief.posterior()
-    assert mean == pytest.approx(np.log(some.seconds) + weights @ np.log(measured / some.seconds[:2]))
-    assert spread**2 == pytest.approx(np.diag(prior - weights @ prior[:2]))
+    ratios = np.log(measured / some.seconds[:2])
+    surprise = (PRIOR.trust + ratios @ np.linalg.inv(gram) @ ratios) / (PRIOR.trust + 2)
+    assert mean == pytest.approx(np.log(some.seconds) + weights @ ratios)
+    assert spread**2 == pytest.approx(np.diag(prior - weights @ prior[:2]) * max(surprise, 1))
 
 
 def test_a_noisy_trial_teaches_less() -> None:
@@ -120,3 +122,16 @@ def test_unlimited_memory_always_fits() -> None:
 def test_the_normal_distribution_function_is_scipys() -> None:
     z = np.linspace(-6, 6, 241)
     assert normal_cdf(z) == pytest.approx(norm.cdf(z), abs=2e-7)
+
+
+def test_trials_unlike_the_model_widen_what_is_believed_of_the_rest() -> None:
+    draw = np.random.default_rng(3)
+    parts, features = draw.uniform(0.1, 1.0, (6, 2)), np.eye(6) * 10
+    known = Candidates(parts, np.ones(6), features, np.inf)
+    spreads = []
+    for far in (0.1, 2.0):
+        belief = TimeBelief(known, Prior())
+        for i, sign in enumerate((1, -1, 1, -1)):
+            belief.observe(parts[i], features[i], float(parts[i].sum() * np.exp(sign * far)))
+        spreads.append(belief.posterior()[1][5])
+    assert spreads[1] > 3 * spreads[0]

@@ -243,3 +243,7 @@ def test_noise_is_the_standard_error_of_the_median() -> None:
     runs = [list(draw.normal(1.0, 0.05, 50)) for _ in range(300)]
     assert np.mean([noise_of(run) for run in runs]) == pytest.approx(np.std([np.median(run) for run in runs]), rel=0.2)
     assert noise_of([1.0, 1.0]) == 0.0 and noise_of([1.0] * 8) == 0.0
+
+
+def test_a_drifting_machine_is_not_taken_for_an_exact_measurement() -> None:
+    assert noise_of([1.0, 1.01, 0.99, 1.0, 1.5, 1.51, 1.49, 1.5]) == pytest.approx(np.log(1.5) / 2, rel=0.01)
