@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.kubernetes.errors import ApiError, dropped, explain, from_answer
+from launcher.backends.kubernetes.errors import ApiError, dropped, explain, explain_refusal, from_answer
 
 TEMPLATE = "spec.template: Invalid value: {" + "core.PodTemplateSpec{ObjectMeta:v1.ObjectMeta{Name:} " * 60 + "}: field is immutable"
 NAME = 'metadata.name: Invalid value: "Bad_Name": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters'
@@ -56,6 +56,16 @@ ROWS = {
         "quantities must match the regular expression; correct",
     ),
     "unknown field, strict": (answer(400, "BadRequest", 'strict decoding error: unknown field "spec.completionmode"'), 'unknown field "spec.completionmode"; correct'),
+    "restart policy": (answer(422, "Invalid", "...", causes=field_causes(("spec.template.spec.restartPolicy", 'Required value: valid values: "OnFailure", "Never"'))), 'spec.template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"; correct'),
+    "indexed without completions": (answer(422, "Invalid", "...", causes=field_causes(("spec.completions", "Required value: when completion mode is Indexed"))), "spec.completions: Required value: when completion mode is Indexed; correct"),
+    "too long a name": (
+        answer(422, "Invalid", "...", causes=field_causes(("metadata.name", 'Invalid value: "' + "x" * 62 + '": will not able to create pod with invalid DNS label: NAME-199'))),
+        "metadata.name: Invalid value: \"" + "x" * 62 + '": will not able to create pod with invalid DNS label: NAME-199; correct',
+    ),
+    "wrong type": (
+        answer(400, "BadRequest", 'Job in version "v1" cannot be handled as a Job: json: cannot unmarshal string into Go struct field JobSpec.spec.completions of type int32'),
+        "cannot submit trial 0123: json: cannot unmarshal string into Go struct field JobSpec.spec.completions of type int32; correct",
+    ),
     "busy": (answer(429, "TooManyRequests", "please try again later"), "too busy or restarting (429 please try again later); try again; everything that was submitted goes on"),
     "service account not there yet": (answer(500, "ServerTimeout", 'No API token found for service account "default"'), "too busy or restarting"),
     "broken": (answer(500, "InternalError", "etcdserver: leader changed"), "answers 500 InternalError etcdserver: leader changed; see its log"),
@@ -93,6 +103,28 @@ def test_what_can_be_done_about_an_answer_is_told_from_its_content(error: ApiErr
 def test_an_answer_that_asks_for_patience_says_how_long() -> None:
     assert from_answer(429, "{}", "7").retry_after == 7.0
     assert from_answer(429, "{}", "Fri, 20 Nov 2026 12:00:00 GMT").retry_after is None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ('pods "j-0-x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true', "set cluster.restricted=true"),
+        ('pods "j-0-x" is forbidden: failed quota: rq: must specify requests.cpu', "set cluster.cpu and cluster.memory"),
+        ('pods "j-0-x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi', "change cluster.cpu or cluster.memory"),
+        (
+            'pods "j-0-x" is forbidden: error looking up service account t/trainer: serviceaccount "trainer" not found',
+            "cluster.service_account",
+        ),
+        ('pods "j-0-x" is forbidden: no PriorityClass with name high was found', "cluster.priority_class"),
+    ],
+)
+def test_refusals_of_pods_say_what_to_do_whether_the_launcher_or_a_controller_makes_them(message: str, words: str) -> None:
+    said = (
+        explain(answer(403, "Forbidden", message), "submit trial 0123", "trials"),
+        explain_refusal(f"Error creating: {message}", "trials"),
+    )
+    for sentence in said:
+        assert words in sentence and "; " in sentence and "\n" not in sentence and "Error creating" not in sentence
 
 
 # -- fields that an old server forgets ---------------------------------------------------------------------------------------------

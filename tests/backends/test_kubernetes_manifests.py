@@ -227,6 +227,14 @@ def test_a_patch_is_merged_last_named_items_by_name_and_null_deletes() -> None:
     assert environment["WORLD_SIZE"] == "3" and environment["TRIREME_OUT"] == "/trials/0123456789ab" and len(pod["containers"]) == 1
 
 
+def test_pods_on_the_hosts_network_still_ask_the_clusters_dns_for_pod_0() -> None:
+    host = {"Pod": {"spec": {"hostNetwork": True}}}
+    assert pod_of(rendered(dataclasses.replace(PLAIN, patch=host)))["dnsPolicy"] == "ClusterFirstWithHostNet"
+    host["Pod"]["spec"] |= {"dnsPolicy": "Default"}
+    assert pod_of(rendered(dataclasses.replace(PLAIN, patch=host)))["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in pod_of(rendered())
+
+
 def test_a_patch_can_reach_every_object() -> None:
     patch = {"Job": {"spec": {"ttlSecondsAfterFinished": 60}}, "Service": {"metadata": {"labels": {"x": "y"}}}}
     objects = rendered(dataclasses.replace(PLAIN, patch=patch))

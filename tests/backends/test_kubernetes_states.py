@@ -108,6 +108,26 @@ def test_success_goes_by_the_exit_code_whatever_the_kernel_killed_beside() -> No
     assert state(ended(0, 0, "OOMKilled")).status is Status.DONE
 
 
+def test_containers_that_others_put_into_a_pod_do_not_speak_for_it() -> None:
+    """Statuses come in alphabetical order, and a service mesh's container neither starts nor ends with ours."""
+    mesh = {"name": "mesh-proxy", "state": {"running": {"startedAt": at(60)}}}
+    starting, done, failed = waits(0), ended(0), ended(0, 3)
+    for told in (starting, done, failed):
+        told["status"]["containerStatuses"].insert(0, mesh)
+        told["status"]["phase"] = "Running"
+    assert state(starting).status is Status.SUBMITTED
+    assert state(done).status is Status.DONE
+    assert "exit code 3" in state(failed).detail
+
+
+def test_pods_of_an_indexed_job_are_told_apart_by_their_index_whatever_they_are_called() -> None:
+    pods = [works(0), works(1)]
+    for number, told in enumerate(pods):
+        told["spec"].pop("hostname")
+        told["metadata"] |= {"name": f"j-{number}-12345", "annotations": {"batch.kubernetes.io/job-completion-index": str(number)}}
+    assert state(*pods, kind="job").status is Status.RUNNING
+
+
 @pytest.mark.parametrize(
     ("told", "words"),
     [
@@ -335,6 +355,7 @@ def test_a_condition_that_is_not_true_says_nothing() -> None:
 def test_pods_that_are_forbidden_stay_forbidden() -> None:
     told = state(count=2, kind="job", events=(event("FailedCreate", SECURITY, "uid-w"),))
     assert (told.status, told.reason) == (Status.FAILED, Reason.CANNOT_START) and "violates PodSecurity" in told.detail
+    assert told.detail.endswith("; set cluster.restricted=true and a non-zero cluster.user, or relax the standard")
 
 
 def test_another_trouble_of_the_controller_is_waited_for_as_long_as_a_fault() -> None:

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from launcher.backends.kubernetes.manifests import CONTAINER
 from trainer.config import Reason
 
 Object = dict[str, Any]
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Annotation of the pods of an Indexed Job."""
 
 STOPPED = 75
 """Exit code of a trainer that wrote a checkpoint and stopped because it was told to."""
@@ -78,15 +82,22 @@ def name_of(pod: Object) -> str:
 
 
 def index_of(pod: Object) -> int:
-    """Which node of the gang a pod is: the number at the end of its hostname, whatever made it."""
+    """Which node of the gang a pod is: as an Indexed Job notes it, else the number at the end of its hostname, whatever made it."""
+    noted = (pod["metadata"].get("annotations") or {}).get(_INDEX)
+    if noted is not None:
+        return int(noted)
     match = re.search(r"-(\d+)$", pod["spec"].get("hostname") or name_of(pod))
     return int(match[1]) if match else 0
 
 
 def container_of(pod: Object) -> Object:
-    """The state of the pod's container: ``{"running" | "waiting" | "terminated": {...}}``, or empty."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or [{}]
-    return dict(statuses[0].get("state") or {})
+    """The state of the ranks' container: ``{"running" | "waiting" | "terminated": {...}}``, or empty.
+
+    Told by its name: a service mesh puts a container of its own into every pod, and statuses come in alphabetical order.
+    """
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    own = next((status for status in statuses if status.get("name") == CONTAINER), statuses[0] if len(statuses) == 1 else {})
+    return dict(own.get("state") or {})
 
 
 def running(pod: Object) -> bool:

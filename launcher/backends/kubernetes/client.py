@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -47,6 +48,7 @@ class Client:
         self.server: str = self._api.configuration.host
         self.skew = 0.0  # seconds by which the server's clock is ahead of ours
         self._complained = float("-inf")
+        self._warned: set[str] = set()
         self._streams: set[Any] = set()
         self._closed = False
 
@@ -177,12 +179,21 @@ class Client:
             if not 200 <= answer.status < 300:
                 raise from_answer(answer.status, answer.data, answer.headers.get("Retry-After"))
             self._note_time(answer.headers.get("Date"))
+            self._pass_on(answer.headers.get("Warning"))
             yield answer
         finally:
             answer.close()  # a stream's connection ends here; one that was read to its end went back to the pool
 
     def _unreachable(self, error: BaseException) -> Unreachable:
         return Unreachable(f"the Kubernetes API server at {self.server} does not answer ({_root(error)}); what was submitted goes on")
+
+    def _pass_on(self, header: str | None) -> None:
+        """What the server took with a warning, such as pods that its Pod Security will refuse later: said once each."""
+        for quoted in re.findall(r'299 \S+ "((?:[^"\\]|\\.)*)"', header or ""):
+            text = re.sub(r"\\(.)", r"\1", quoted)
+            if text not in self._warned:
+                self._warned.add(text)
+                sys.stderr.write(f"the Kubernetes API server warns: {text}\n")
 
     def _note_time(self, date: str | None) -> None:
         from email.utils import parsedate_to_datetime

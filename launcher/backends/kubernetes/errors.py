@@ -71,6 +71,11 @@ def explain(error: ApiError, doing: str, namespace: str) -> str:
     return f"cannot {doing}: {cause}; {remedy}"
 
 
+def explain_refusal(message: str, namespace: str) -> str:
+    """The same of a controller's complaint: quotas and Pod Security refuse the pods, not the workload that makes them."""
+    return "; ".join(_forbidden(message.removeprefix("Error creating: "), namespace))
+
+
 def dropped(sent: Any, stored: Any, where: str = "") -> list[str]:
     """Paths of what was sent and is not in what was stored: an old server forgets fields that it does not know, and says 201.
 
@@ -135,6 +140,10 @@ def _forbidden(message: str, namespace: str) -> tuple[str, str]:
         )
     if re.search(r"(maximum|minimum) (cpu|memory|\S+) usage per|limit to request ratio", message):
         return f"the namespace's limit range forbids the pods ({short})", "change cluster.cpu or cluster.memory"
+    if match := re.search(r'serviceaccount "([^"]*)" not found', message):
+        return f"there is no service account {match[1]} in namespace {namespace}", "create it, or correct cluster.service_account"
+    if match := re.search(r"no PriorityClass with name (\S+) was found", message):
+        return f"the cluster has no priority class {match[1]}", "create it, or correct cluster.priority_class"
     if match := re.search(r'User "([^"]*)" cannot (\w+) resource "([^"]*)"(?: in API group "([^"]*)")?', message):
         user, verb, resource, group = match.groups()
         return f"user {user} may not {verb} {resource}{'.' + group if group else ''} in namespace {namespace}", f"have it granted: {RBAC}"
@@ -161,7 +170,7 @@ def _fields(error: ApiError) -> str:
 
 def _without_value(text: str) -> str:
     """``Invalid value: {...}: field is immutable`` without a value that is longer than a line."""
-    match = re.match(r"(Invalid value: )(.*): (.*)$", text, re.DOTALL)
+    match = re.match(r'(Invalid value: )("(?:[^"\\]|\\.)*"|.*): (.*)$', text, re.DOTALL)
     return f"{match[1]}...: {match[3]}" if match and len(match[2]) > 80 else _short(text)
 
 

@@ -24,6 +24,7 @@ from launcher.backends.kubernetes.causes import (
     succeeded,
     words_for_waiting,
 )
+from launcher.backends.kubernetes.errors import explain_refusal
 from launcher.backends.kubernetes.workloads import Kind, outcome
 from trainer.config import Reason, Status
 
@@ -108,7 +109,7 @@ def _given_up(kind: Kind, job: Observed, word: str, reason: str, message: str, n
         words, may_pass = refused
         patient = may_pass and ("exceeded quota" in words or not fault_timeout or now - (created or now) < fault_timeout)
         if not patient:
-            return Cause(0, Reason.CANNOT_START, words)
+            return Cause(0, Reason.CANNOT_START, explain_refusal(words, (job.root or {})["metadata"].get("namespace", "")))
     return None
 
 

@@ -18,6 +18,8 @@ from launcher.backends.kubernetes.manifests import Manifest
 
 _PAUSE = 1.0
 """Seconds between attempts to resume a broken watch."""
+_FIRST = 60.0
+"""Seconds for which the first answer is waited for."""
 
 Wanted = Callable[[Manifest], bool]
 
@@ -39,8 +41,9 @@ class Mirror:
         return self
 
     def objects(self) -> list[Manifest]:
-        """A copy as of the newest change; waits for the first one. Raises what the server refused, if it refused to be watched."""
-        self._synced.wait()
+        """A copy as of the newest change. ``BackendError`` while there has been no answer yet, ``ApiError`` if watching is refused."""
+        if not self._synced.wait(_FIRST):
+            raise BackendError(f"the Kubernetes API server at {self._client.server} does not answer; what was submitted goes on")
         if self._failure is not None:
             raise self._failure
         with self._lock:

@@ -59,6 +59,8 @@ def render(job: Job, cluster: KubernetesCluster, config: str) -> list[Manifest]:
             raise ConfigError(f"cluster.patch.{name} names no kind of this workload{nearest(name, kinds)}; it has {listed(kinds)}")
     template = merge(pod_template(job, cluster, kind.host0.format(name=job.name), kind.index), cluster.patch.get("Pod", {}))
     template = merge(template, {"metadata": {"annotations": _topology(cluster)}}) if _topology(cluster) else template
+    if template["spec"].get("hostNetwork"):  # else such pods ask the node's own DNS, which does not know pod 0
+        template["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     objects = [service(job, cluster), config_map(job, cluster, config), *kind.build(job, cluster, template)]
     patched = [merge(o, cluster.patch.get(o["kind"], {})) if o["kind"] != "Pod" else o for o in objects]
     for manifest in patched:

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.clusters.kubernetes import Cluster, node, obstacle
+from tests.clusters.kubernetes import Cluster, node, obstacle, packages
 
 
 def main(argv: list[str]) -> int:
@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--played", type=int, default=4, help="nodes without machines (%(default)s)")
     parser.add_argument("--no-node", action="store_true", help="no kubelet: no root needed, and no pod really runs")
     options = parser.parse_args(argv)
+    packages.install()
     reason = obstacle() or (None if options.no_node else node.obstacle())
     if reason:
         print(f"error: {reason}", file=sys.stderr)

@@ -40,8 +40,8 @@ def obstacle() -> str | None:
     missing = [tool for tool in ("go", "apt-get", "dpkg-source") if not shutil.which(tool)]
     if missing:
         return f"Kubernetes {VERSION} is not built and {', '.join(missing)} is missing: apt-get install golang-go dpkg-dev"
-    if not SOURCES_LIST.exists():
-        return f"Kubernetes {VERSION} is built from Debian 12's source package, and {SOURCES_LIST} is not there"
+    if not SOURCES_LIST.exists() or "bookworm" not in SOURCES_LIST.read_text():
+        return f"Kubernetes {VERSION} is built from the source package of Debian 12 (bookworm), which {SOURCES_LIST} does not name"
     return None
 
 
@@ -53,6 +53,8 @@ def build() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built():
             work = target.with_name(target.name + ".work")
+            for part in ("apt", "gopath"):  # of a build that was killed; what it had compiled is still good
+                shutil.rmtree(work / part, ignore_errors=True)
             target.mkdir(exist_ok=True)
             _compile(_prepare(_mend(_fetch(work)), work), work, target)
             shutil.rmtree(work)
@@ -66,8 +68,6 @@ def _say(message: str) -> None:
 def _fetch(work: Path) -> Path:
     """Unpack the source package where GOPATH mode wants it. apt's lists are our own, so the system's settings stay as they are."""
     source = work / "gopath" / "src" / PACKAGE
-    if source.exists():
-        return source
     for folder in ("lists/partial", "parts", "source"):
         (work / "apt" / folder).mkdir(parents=True, exist_ok=True)
     text = re.sub(r"(?m)^Types:.*$", "Types: deb-src", SOURCES_LIST.read_text())
@@ -123,9 +123,6 @@ def _environment(work: Path) -> dict[str, str]:
 
 def _prepare(source: Path, work: Path) -> Path:
     """Make the one generated file that the source package lacks: the OpenAPI definitions of all types marked for it."""
-    generated = source / "pkg/generated/openapi/zz_generated.openapi.go"
-    if generated.exists():
-        return source
     generator = work / "openapi-gen"
     vendored = "./vendor/k8s.io/kube-openapi/cmd/openapi-gen"
     subprocess.run(["go", "build", "-o", generator, vendored], check=True, cwd=source, env=_environment(work))

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from tests.clusters.kubernetes import build
 from tests.clusters.kubernetes.control_plane import LAUNCHER_NAMESPACE, ControlPlane, Settings, connect
+from tests.clusters.kubernetes.guard import Guard
 from tests.clusters.kubernetes.image import IMAGE
 from tests.clusters.kubernetes.names import Names, Relay
 from tests.clusters.kubernetes.node import NAME, Node
@@ -33,6 +34,7 @@ class Cluster:
     def __init__(self, directory: Path, real: bool = True, played: int = 4, with_parent: bool = True):
         self.directory = directory
         self._lock, number = _free_number()
+        self._guard = Guard(directory, number, self._lock)
         self.settings = settings = Settings(directory, build.build(), number, with_parent)
         self.control = ControlPlane(settings)
         self.node = Node(settings) if real else None
@@ -62,6 +64,7 @@ class Cluster:
         if self.node is not None:
             self.node.stop()
         self.control.stop()
+        self._guard.dismiss()
         self._lock.close()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ContainerConfig
-from tests.clusters.kubernetes import Cluster, Host, node, obstacle
+from tests.clusters.kubernetes import Cluster, Host, node, obstacle, packages
 from tests.clusters.kubernetes.control_plane import connect
 from tests.clusters.kubernetes.played import TAINT
 from tests.clusters.slurm.process import wait_for
@@ -95,6 +96,10 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]
     if given:
         yield Kubernetes(Path(given), None, os.environ.get("TRIREME_TEST_IMAGE", "lab.local/busybox:1"))
         return
+    try:
+        packages.install()
+    except (subprocess.CalledProcessError, OSError) as error:
+        pytest.skip(f"no Kubernetes to test with: its packages cannot be installed ({error})")
     reason = obstacle()
     if reason:
         pytest.skip(f"no Kubernetes to test with: {reason}")

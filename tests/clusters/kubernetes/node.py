@@ -78,6 +78,10 @@ class Node:
     def stop(self) -> None:
         self._kubelet().kill()
         self._containerd.kill()
+        self.remove()
+
+    def remove(self) -> None:
+        """What is left when kubelet and containerd have ended."""
         self.clean()
         with contextlib.suppress(FileNotFoundError):
             _FORWARD.write_text((self.folder / "ip_forward").read_text())
