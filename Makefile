@@ -14,15 +14,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # Tests that start a real Slurm or Kubernetes on this machine (Debian, root): `make test-clusters` runs only them.
-SLURM_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py)
-# Those that `make test` leaves out.
-CLUSTER_TESTS := $(addprefix tests/backends/test_,kubernetes.py kubernetes_played.py kubernetes_sweeps.py)
+CLUSTER_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py \
+	kubernetes.py kubernetes_cluster.py kubernetes_deploy.py kubernetes_indexed.py kubernetes_played.py kubernetes_sweeps.py)
 
 .PHONY: help demo test test-clusters check lint format clean
 help:
 	@echo "make demo    environment, corpus, a sweep of layouts on 8 local processes, ranking, report"
 	@echo "make test    everything the tests need, then the tests"
-	@echo "make test-clusters   the same trials on a real Slurm and a real Kubernetes, started here (Debian, root)"
+	@echo "make test-clusters   the tests on a real Slurm and a real Kubernetes alone (Debian, root)"
 	@echo "make lint    ruff and mypy"
 	@echo "make clean   remove the environment and what runs wrote"
 
@@ -50,10 +49,10 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.test
 	tests/system-packages
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(addprefix --ignore=,$(CLUSTER_TESTS)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-clusters: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(SLURM_TESTS) $(CLUSTER_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CLUSTER_TESTS) $(PYTEST_ARGS)
 
 check: lint test
 

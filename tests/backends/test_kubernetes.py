@@ -71,6 +71,13 @@ class TestKubernetes(Conformance):
 # -- what a kubelet says ------------------------------------------------------------------------------------------------------------
 
 
+def patched(**container: Any) -> dict[str, Any]:
+    return {"patch": {"Pod": {"spec": {"containers": [{"name": "node", **container}]}}}}
+
+
+NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "key": "level"}}}
+
+
 @pytest.mark.parametrize(
     ("cluster", "reason", "words"),
     [
@@ -78,7 +85,11 @@ class TestKubernetes(Conformance):
         ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
         ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
         ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
+        (patched(env=[NO_MAP]) | {"fault_timeout": 1.0}, Reason.CANNOT_START, 'configmap "nope" not found'),
         ({"pull_policy": "Always", "fault_timeout": 1.0}, Reason.CANNOT_START, "check cluster.container.image and cluster.pull_secrets"),
+        (patched(image="no.such/image:1") | {"pull_policy": "Never"}, Reason.CANNOT_START, "load the image onto the nodes"),
+        (patched(image="No Such Image"), Reason.CANNOT_START, "InvalidImageName"),
+        ({"patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1}}}}, Reason.TIME_LIMIT, "DeadlineExceeded: Pod was active"),
     ],
 )
 def test_a_pod_that_fails_or_cannot_start_says_why(ground: Ground, cluster: dict[str, Any], reason: Reason, words: str) -> None:
@@ -192,6 +203,7 @@ def _assert_complete_and_clean(kubernetes: Kubernetes, namespace: str) -> None:
         assert len((record.directory / "metrics.jsonl").read_text().splitlines()) == 4
         assert "step 4" in (record.directory / "logs/attempt0.rank0.log").read_text()
         assert "kind: Pod" in (record.directory / "logs/attempt0.submitted.txt").read_text()
+        assert (record.directory / "logs/attempt0.rank1.log").exists(), "also of a rank that said nothing"
     core = kubernetes.core()
     wait_for(lambda: not core.list_namespaced_pod(namespace).items, "the pods to be gone")
     wait_for(

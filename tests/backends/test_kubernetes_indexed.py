@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -136,9 +135,14 @@ def test_a_queued_job_waits_suspended_starts_when_admitted_and_survives_another_
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
-def test_a_job_that_waits_for_room_says_so_and_one_whose_pods_are_forbidden_fails(stage: Stage) -> None:
+def test_an_older_attempt_that_a_queue_might_still_admit_is_removed_before_a_later_one_starts(stage: Stage) -> None:
+    gang = stage.submit(workload="job", queue="trials")
+    gang.until(lambda state: "suspended" in state.detail.lower())
+    later = dataclasses.replace(gang.job, attempt=1)
+    gang.backend.submit([gang.backend.render(later)])
+    wait_for(lambda: gang.backend.find([gang.job, later]).keys() == {later.name}, "the older attempt to be gone")
+
+
+def test_a_job_whose_pods_find_no_room_waits_and_says_so(stage: Stage) -> None:
     gang = stage.submit({"run": "-1"}, workload="job", nodes=6, gpus_per_node=8)
     assert gang.until(lambda state: "Insufficient nvidia.com/gpu" in state.detail).status is Status.SUBMITTED
-    job: dict[str, Any] = json.loads(json.dumps(gang.handle))
-    gang.backend.cancel([job])
-    gang.end()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.base import BackendError
 from launcher.backends.kubernetes import causes, states
 from launcher.config.kubernetes import VolumeConfig
 from launcher.sweep.files import read_json
@@ -56,10 +57,13 @@ def test_what_is_configured_to_stay_stays(stage: Stage, keep: str, code: str, st
 def test_cancelling_removes_everything(stage: Stage) -> None:
     gang = stage.submit({"run": "-1", "log": "[{index}] step 1"}).running()
     gang.backend.cancel([gang.handle])
-    assert gang.end().status is Status.FAILED
+    state = gang.end()
+    assert state.status is Status.FAILED and "somebody else" not in state.detail
     gang.backend.collect(gang.job, gang.handle)
     wait_for(lambda: not stage.left(), "the namespace to be empty")
     assert "[0] step 1" in list(gang.backend.logs(gang.job, gang.handle)), "and its log is kept"
+    elsewhere = stage.backend(dataclasses.replace(gang.job.cluster, kubeconfig="/no/such/file"))  # type: ignore[type-var]
+    assert "[0] step 1" in list(elsewhere.logs(gang.job, gang.handle)), "also where the cluster cannot be reached"
 
 
 def test_what_a_killed_launcher_created_in_part_is_not_found_and_is_completed(stage: Stage) -> None:
@@ -269,6 +273,26 @@ def test_a_cluster_that_cannot_be_reached_is_said_in_one_sentence(stage: Stage, 
         assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match=r"kubeconfig .*nowhere.*; set cluster\.kubeconfig and cluster\.context"):
         stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(tmp_path / "nowhere"))).check()
+
+
+def test_a_server_that_has_never_answered_is_no_reason_to_wait_for_ever(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.backends.kubernetes.watch._FIRST", 0.5)
+    path = tmp_path / "kubeconfig"
+    path.write_text(_other_port(stage.kubernetes.kubeconfig.read_text()))
+    backend = stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(path)))
+    handle = {"namespace": stage.namespace, "name": "trireme-000000000000-0", "pods": 1, "attempt": 0, "directory": str(tmp_path)}
+    with pytest.raises(BackendError, match="does not answer; what was submitted goes on"):
+        backend.poll([handle])
+
+
+def test_what_the_server_warns_of_is_said_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = stage.backend()
+    for _ in range(2):
+        backend._client.request("GET", "apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions")
+    said = capsys.readouterr().err
+    assert said.count("the Kubernetes API server warns: apiextensions.k8s.io/v1beta1 CustomResourceDefinition is deprecated") == 1
 
 
 def _other_port(kubeconfig: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +62,7 @@ class KubernetesBackend(Backend):
         self._followers: dict[str, Follower] = {}  # by uid of the pod
         self._over_quota: dict[str, _Waiting] = {}  # by name of the job, as below
         self._refused: dict[str, dict[str, str]] = {}
+        self._cancelled: set[str] = set()
 
     # -- connections, made when first needed ------------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class KubernetesBackend(Backend):
     def cancel(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
             if "refused" not in handle and self._over_quota.pop(handle["name"], None) is None:
+                self._cancelled.add(handle["name"])
                 self._client.delete(SERVICES, handle["name"])
 
     def collect(self, job: Job, handle: Handle) -> None:
@@ -157,6 +160,10 @@ class KubernetesBackend(Backend):
             self._client.delete(PODS_PATH, name_of(pod), pod["metadata"]["uid"])
         self._follow(handle, observed.pods)
         self._finish_logs(observed.pods)
+        if any(map(begun, observed.pods)):
+            for rank in range(job.world_size):  # also of those that had nothing to say
+                job.log_path(rank).parent.mkdir(parents=True, exist_ok=True)
+                job.log_path(rank).touch()
         last = self._read(self._client, handle, known) if running else observed
         for pod in sorted(last.pods, key=index_of):
             unpack_message(pod, job.directory, job.attempt)
@@ -174,7 +181,7 @@ class KubernetesBackend(Backend):
             return read_logs(job)
         try:
             there = self._read(self._brief, handle)
-        except BackendError:
+        except (BackendError, ConfigError):  # not to be reached, or not from here: what was brought home is there
             return read_logs(job)
         return read_logs(job) if there.root is None and not there.pods else self._pod_lines(job, handle, follow)
 
@@ -267,6 +274,8 @@ class KubernetesBackend(Backend):
             return JobState(Status.SUBMITTED if state.started is None else Status.RUNNING, None, str(error), state.started, state.nodes)
         if fresh.root is None and (result := result_of(Path(handle["directory"]), handle["attempt"])) is not None:
             return JobState(*outcome_of(result), "its objects are gone; its result had been collected")
+        if fresh.root is None and name in self._cancelled:
+            return dataclasses.replace(state, detail="its pods have been ended")
         return state_of(self._kind, fresh, self._client.now(), self._settings.fault_timeout)
 
     # -- logs -------------------------------------------------------------------------------------------------------------------

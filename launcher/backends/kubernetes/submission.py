@@ -10,7 +10,7 @@ from launcher.backends.kubernetes.causes import ended
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, dropped, explain
 from launcher.backends.kubernetes.manifests import ATTEMPT, DIRECTORY, JOB, STORE, TRIAL, Manifest, store_of
-from launcher.backends.kubernetes.workloads import KINDS, Kind
+from launcher.backends.kubernetes.workloads import KINDS, Kind, outcome
 from trainer.config import ConfigError
 
 SERVICES = "api/v1/namespaces/{namespace}/services"
@@ -104,7 +104,16 @@ class Submission:
 
     def _fence(self, job: Job) -> None:
         """End what is left of older attempts of the trial: two attempts must not write one checkpoint."""
-        self._end(f"{TRIAL}={job.trial},{STORE}={store_of(job)}", lambda pod: int(pod["metadata"]["labels"][ATTEMPT]) < job.attempt)
+        mine = f"{TRIAL}={job.trial},{STORE}={store_of(job)}"
+
+        def older(item: Manifest) -> bool:
+            return int(item["metadata"]["labels"][ATTEMPT]) < job.attempt
+
+        if self._kind.kind != "Pod":  # one that has no pods may get some: a queue may yet admit it
+            for workload in filter(older, self._client.list(self._kind.path, labelSelector=mine)["items"]):
+                if outcome(self._kind, workload)[0] not in ("complete", "failed"):
+                    self._client.delete(SERVICES, workload["metadata"]["name"])
+        self._end(mine, older)
 
     def _end(self, selector: str, doomed: Callable[[Manifest], bool]) -> None:
         deadline = time.monotonic() + self._end_seconds

@@ -1,4 +1,4 @@
-"""Removes a test cluster when the process that started it is gone, however it went: as a program, told where on its command line.
+"""Removes a test cluster when the process that started it is gone, however it went.
 
 It waits for the end of its standard input, which the owner holds open and nobody else does; and it holds the lock of the cluster's
 number, so that the next cluster of that number starts on clean ground.
@@ -25,7 +25,7 @@ class Guard:
 
     def __init__(self, directory: Path, number: int, lock: IO[str]):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.clusters.kubernetes.guard", str(directory), str(number)],
+            [sys.executable, "-c", f"from {__name__} import main; main()", str(directory), str(number)],
             stdin=subprocess.PIPE,
             cwd=_ROOT,
             pass_fds=[lock.fileno()],
@@ -49,11 +49,11 @@ def kill_marked(directory: Path) -> bool:
     return not alive
 
 
-def main(argv: list[str]) -> int:
+def main() -> None:
     from tests.clusters.kubernetes.control_plane import Settings
     from tests.clusters.kubernetes.node import Node
 
-    directory, number = Path(argv[0]), int(argv[1])
+    directory, number = Path(sys.argv[1]), int(sys.argv[2])
     for deaf in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(deaf, signal.SIG_IGN)
     sys.stdin.buffer.read()
@@ -62,8 +62,3 @@ def main(argv: list[str]) -> int:
     if node.folder.exists():
         node.remove()
         shutil.rmtree(node.folder, ignore_errors=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
