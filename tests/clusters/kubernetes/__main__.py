@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     shutil.rmtree(options.directory, ignore_errors=True)
     cluster = Cluster(options.directory, not options.no_node, options.played)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell started us in the background
     try:
         cluster.start()
         print(f"export KUBECONFIG={cluster.control.kubeconfig}", flush=True)
