@@ -57,8 +57,11 @@ class IndexedJobs:
         self._thread.start()
 
     def close(self) -> None:
+        """Pods of Jobs that nobody ended are let go, or their namespaces would stay for ever."""
         self._closed.set()
         self._thread.join()
+        for pod in self._pods():
+            self._release(pod)
         self._kinds.delete_custom_resource_definition(f"{PLURAL}.{GROUP}")
 
     def _served(self) -> bool:
@@ -77,8 +80,7 @@ class IndexedJobs:
 
     def _round(self) -> None:
         jobs = {job["metadata"]["uid"]: job for job in self._customs.list_cluster_custom_object(GROUP, VERSION, PLURAL)["items"]}
-        listed = self._core.list_pod_for_all_namespaces(label_selector=f"{_BATCH}/controller-uid")
-        pods: list[Object] = self._api.sanitize_for_serialization(listed)["items"]
+        pods = self._pods()
         for pod in pods:
             if pod["metadata"]["labels"][f"{_BATCH}/controller-uid"] not in jobs:
                 self._release(pod)  # its Job is gone: the garbage collector may have it
@@ -86,6 +88,10 @@ class IndexedJobs:
             mine = [pod for pod in pods if pod["metadata"]["labels"][f"{_BATCH}/controller-uid"] == uid]
             if not job["metadata"].get("deletionTimestamp"):
                 self._reconcile(job, mine)
+
+    def _pods(self) -> list[Object]:
+        listed = self._core.list_pod_for_all_namespaces(label_selector=f"{_BATCH}/controller-uid")
+        return list(self._api.sanitize_for_serialization(listed)["items"])
 
     def _reconcile(self, job: Object, pods: list[Object]) -> None:
         status = copy.deepcopy(job.get("status") or {})

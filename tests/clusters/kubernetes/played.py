@@ -49,6 +49,7 @@ class PlayedNodes:
         self._gpus, self._kubeconfig, self._pki = gpus, kubeconfig, settings.pki
         self._silent: set[str] = set()
         self._begun: dict[str, threading.Event] = {}  # by uid of the pod; set when it is to end
+        self._confirmed: set[str] = set()  # uids of pods whose end has been confirmed
         self._logs: dict[str, list[str]] = {}  # by name of the pod
         self._over: set[str] = set()  # names of pods whose log is complete
         self._addresses = 0
@@ -131,7 +132,8 @@ class PlayedNodes:
         if uid not in self._begun and pod.status.phase == "Pending":
             self._begun[uid] = threading.Event()
             threading.Thread(target=lambda: self._patiently(lambda: self._live(pod)), daemon=True).start()
-        if pod.metadata.deletion_timestamp and uid in self._begun:
+        if pod.metadata.deletion_timestamp and uid in self._begun and uid not in self._confirmed:
+            self._confirmed.add(uid)  # once: a pod with a finalizer stays, and each confirmation is a change that would be seen here
             self._begun[uid].set()
             body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
             self._patiently(lambda: self._core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=body))
