@@ -180,10 +180,14 @@ class KubernetesBackend(Backend):
         if handle is None or "refused" in handle:
             return read_logs(job)
         try:
-            there = self._read(self._brief, handle)
+            if self._brief.get(SERVICES, job.name) is None:
+                return read_logs(job)
+            if follow:
+                return self._pod_lines(job, handle, follow)
+            lines = list(self._pod_lines(job, handle, follow))
+            return read_logs(job) if self._brief.get(SERVICES, job.name) is None else iter(lines)  # brought home meanwhile
         except (BackendError, ConfigError):  # not to be reached, or not from here: what was brought home is there
             return read_logs(job)
-        return read_logs(job) if there.root is None and not there.pods else self._pod_lines(job, handle, follow)
 
     def close(self) -> None:
         if "_mirrors" in self.__dict__:
