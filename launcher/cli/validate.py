@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,16 +45,23 @@ def main(argv: list[str]) -> int:
     if arguments.out:
         write(judged, Path(arguments.out))
     sources, everything = by_source(judged), summary(judged)
-    whole = summary([j for j in judged if j.whole])
+    selections = {name: summary([j for j in judged if chosen(j)]) for name, chosen in SELECTIONS.items()}
     if arguments.json:
-        figures = {"all": document(everything), "dense rows with full configuration": document(whole)}
+        figures = {name: document(each) for name, each in {"all": everything, **selections}.items()}
         sources_ = {source: document(each) for source, each in sources.items()}
         print(json.dumps({**figures, "sources": sources_, "not predicted": unanswered(judged)}, indent=2, allow_nan=False))
     else:
-        show({**sources, "all": everything, "dense rows with full configuration": whole}, arguments.sweeps)
+        show({**sources, "all": everything, **selections}, arguments.sweeps)
         for reason, count in unanswered(judged).most_common():
             print(f"{count} rows not predicted: {reason}")
     return 0 if everything.predicted else 1
+
+
+SELECTIONS: dict[str, Callable[[Judged], bool]] = {
+    "dense rows with full configuration": lambda judged: judged.whole,
+    "such rows in 16 bits on V100, A100, H100": lambda judged: judged.comparable,
+}
+"""Groups of rows that have a line of their own. The second are those that public cost models were scored on."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,7 +90,7 @@ def _cells(judged: Judged) -> tuple[str, str, str]:
     answer = judged.answer
     if answer is None:
         return "", "", ""
-    return f"{answer.step_time_s:.6g}", f"{answer.reported_bytes / 1e9:.4g}", "yes" if answer.fits < 0.5 else "no"
+    return f"{answer.step_time_s:.6g}", f"{answer.reported_bytes / 1e9:.6g}", "yes" if answer.fits < 0.5 else "no"
 
 
 def document(each: Summary) -> dict[str, Any]:
@@ -108,7 +115,23 @@ def _figures(summaries: dict[str, Summary]) -> Table:
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("source", max_width=48, no_wrap=True)
-    heads = "rows", "predicted", "times", "median", "p90", "bias", "sweeps", "rank corr.", "regret", "OOM precision", "recall", "F1", "AUC"
+    heads = (
+        "rows",
+        "predicted",
+        "times",
+        "median",
+        "p90",
+        "bias",
+        "sweeps",
+        "rank corr.",
+        "regret",
+        "OOM precision",
+        "recall",
+        "F1",
+        "AUC",
+        "of shares",
+        "of shares",
+    )
     for head in (*heads, "peaks", "median"):
         made.add_column(head, justify="right")
     for source, each in summaries.items():
@@ -124,7 +147,11 @@ def _line(each: Summary) -> list[str]:
     cells += [str(time.count), percent(time.median), percent(time.p90), f"{time.bias:.2f}"] if time else ["", "", "", ""]
     cells += [str(len(each.sweeps)), number(each.correlation), percent(each.regret)] if each.sweeps else ["", "", ""]
     shortage = flags is not None and flags.hits + flags.missed > 0
-    cells += [percent(flags.precision), percent(flags.recall), number(flags.f1), number(flags.auc)] if flags and shortage else [""] * 4
+    cells += (
+        [percent(flags.precision), percent(flags.recall), number(flags.f1), number(flags.auc), number(flags.auc_of_shares)]
+        if flags and shortage
+        else [""] * 5
+    )
     return cells + ([str(memory.count), percent(memory.median)] if memory else ["", ""])
 
 

@@ -25,6 +25,7 @@ class HardwareConfig:
     peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}")
     reached_tflops: dict[str, float] = key(dict, "rate that large matrix products sustain in training, in TFLOP/s by precision; missing = 70 % of the peak")
     older_kernels: float = key(1.0, "fraction of the matrix peak open to kernels written for the generation before", minimum=0)
+    exponentials: float = key(1.0, "exponentials per unit and second, in those of A100, H100 and B200 (they all do 16 a clock)", minimum=0)
     units: Optional[int] = key(None, "processors of a device that share out the tiles of a matrix product (SMs, CUs, cores); null = one", minimum=1)
     memory_bandwidth_gbs: Optional[float] = key(None, "device memory bandwidth in 1e9 bytes/s", minimum=0)
     link_gbs: Optional[float] = key(None, "bandwidth inside a node, per device and direction, in 1e9 bytes/s (NVLink)", minimum=0)

@@ -30,7 +30,12 @@ def block(case: Case) -> Kept:
     hidden, heads, core, inner = norms(case), projections(case), attention_core(case), mlp(case)
     everything = hidden + heads + core + inner + dispatched(case) + dropped(case)
     full, selective = case.recomputed_blocks, case.recomputes("selective")
-    repeated = {"attention": core, "norms": hidden / 2 + inner / 3, "per_op": everything - _every_second_product(case)}
+    repeated = {
+        "attention": core,
+        "norms": hidden / 2 + inner / 3,
+        "per_op": everything - _every_second_product(case),
+        "products": everything - _every_product(case),
+    }
     kept = np.where(selective, everything - repeated[case.framework.selective], everything)
     split = np.maximum(case.sequence_split, case.tensor if case.framework.sharded_checkpoints else 1)
     stored = case.tokens * case.shape.hidden * case.width / split
@@ -131,6 +136,13 @@ def _every_second_product(case: Case) -> Number:
     s, w = case.shape, case.width
     inside = case.tokens * (2 * s.query_width + s.kv_width + inner_width(case)) / case.tensor * w
     return inside + 2 * rows(case) * w
+
+
+def _every_product(case: Case) -> Number:
+    """The block's input, what every product of it results in, and attention's output."""
+    s, w = case.shape, case.width
+    inside = case.tokens * (2 * s.query_width + 2 * s.kv_width + (2 if s.gated else 1) * inner_width(case)) / case.tensor * w
+    return inside + 3 * rows(case) * w
 
 
 def embedding(case: Case) -> Number:

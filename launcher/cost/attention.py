@@ -49,7 +49,7 @@ def _flash(case: Case, name: str) -> tuple[Number, Number]:
     # heads that do not fill the kernel's power-of-two tiles run as the next one
     head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
     peak = device.peak(case.vector_precision) * (1.0 if case.framework.hopper_attention else device.older_kernels)
-    exponential = scores / (device.units * constants.exponentials)
+    exponential = scores / (device.units * device.exponentials * constants.exponentials)
     products = 4 * scores * head / peak
     forward = (products / forward_rate + exponential) * fill + constants.kernel
     backward = (2.5 * products / backward_rate + exponential) * fill + 3 * constants.kernel

@@ -99,11 +99,12 @@ def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
     device, precision, constants = case.device, case.precision, case.constants
     forward = inputs = weights = 0.0
     for m, n, k, batch, share in products(case):
-        forward = forward + share * matmul.seconds(device, precision, constants, m, n, k, batch)
-        inputs = inputs + share * matmul.seconds(device, precision, constants, m, k, n, batch)
+        slow = share * np.where(np.asarray(batch) > 1, 1 / constants.grouped, 1.0)
+        forward = forward + slow * matmul.seconds(device, precision, constants, m, n, k, batch)
+        inputs = inputs + slow * matmul.seconds(device, precision, constants, m, k, n, batch)
         if case.shape.frozen:
             continue
-        weights = weights + share * (matmul.seconds(device, precision, constants, k, n, m, batch) + _accumulate(case, batch * n * k))
+        weights = weights + slow * (matmul.seconds(device, precision, constants, k, n, m, batch) + _accumulate(case, batch * n * k))
     return forward, inputs, weights
 
 
@@ -112,7 +113,8 @@ def casts(case: Case) -> Number:
     transpose needs its own copy)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
-    elements = sum(share * batch * (m * k + n * k / 2) for m, n, k, batch, share in products(case))
+    once = 1 / case.micro_batches if case.framework.keeps_low_weights else 1.0
+    elements = sum(share * batch * (m * k + once * n * k / 2) for m, n, k, batch, share in products(case))
     return (
         elements
         * case.constants.cast_bytes
@@ -122,11 +124,11 @@ def casts(case: Case) -> Number:
 
 
 def _accumulate(case: Case, elements: Number) -> Number:
-    """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own."""
+    """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own that reads both."""
     buffer = case.framework.gradient_bytes
-    moved = 2 * buffer if case.framework.accumulate_fused else 2 * case.width + 2 * buffer
+    moved = 2 * buffer if case.framework.accumulate_fused else case.width + 2 * buffer
     repeated = np.where(case.micro_batches > 1, 1.0, 0.5)
-    return elements * moved * repeated / (case.device.bandwidth * case.constants.bandwidth)
+    return elements * moved * repeated / (case.device.bandwidth * case.constants.streaming)
 
 
 def times(case: Case) -> Times:
@@ -140,8 +142,11 @@ def times(case: Case) -> Times:
     expert = expert_seconds(case)
     ahead = {MATRICES: forward, ATTENTION: attention_forward, POINTWISE: point_forward + cast}
     back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward + cast}
-    ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: expert}
-    back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: expert}
+    shown = (expert, expert)
+    if case.framework.expert_overlap:
+        shown = tuple(expert - np.minimum(case.constants.tensor_hidden * expert, beside) for beside in (forward, inputs + weights))
+    ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: shown[0]}
+    back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: shown[1]}
     sparse = case.shape.expert_layers / case.shape.layers
     kernels = case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture
     ahead[HOST] = launching(case, kernels, total(ahead))
@@ -172,6 +177,7 @@ SELECTIVE: dict[str, dict[str, float]] = {
     "attention": {ATTENTION: 1.0},  # Korthikanti et al. 2022, section 5
     "per_op": {MATRICES: 0.38, POINTWISE: 1.0},  # torchtitan keeps attention and every second product: keys, output, up are repeated
     "norms": {POINTWISE: 1.0},
+    "products": {POINTWISE: 1.0},  # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
 }
 
 
@@ -212,6 +218,10 @@ def expert_seconds(case: Case) -> Number:
     """Dispatch and return of tokens to their experts, one way of the block."""
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
-    payload = case.tokens / case.sequence_split * case.shape.experts.active * case.shape.hidden * case.width
-    once = collectives.all_to_all(case.device, case.constants, case.expert_group, payload)
+    active, group = case.shape.experts.active, case.expert_group
+    payload = case.tokens / case.sequence_split * active * case.shape.hidden * case.width
+    beyond: Number = 1.0  # of the copies that leave the domain, those that really travel
+    if case.framework.dispatch_by_domain:
+        beyond = np.where(group.far > 1, group.far / active * (1 - (1 - 1 / group.far) ** active), 1.0)
+    once = collectives.all_to_all(case.device, case.constants, group, payload, beyond)
     return 2 * once * case.shape.expert_layers / case.shape.layers

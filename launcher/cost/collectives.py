@@ -81,9 +81,10 @@ def reduce_scatter(device: Device, constants: Constants, group: Group, payload: 
     return _run(device, constants, group, (group.size - 1) / group.size, payload, "reduce_scatter")
 
 
-def all_to_all(device: Device, constants: Constants, group: Group, payload: Number) -> Number:
-    """Seconds for every rank to send ``payload`` bytes in equal parts to all: what leaves the domain passes the rank's own port."""
-    near, away = (group.near - 1) / group.size, (group.size - group.near) / group.size
+def all_to_all(device: Device, constants: Constants, group: Group, payload: Number, beyond: Number = 1.0) -> Number:
+    """Seconds for every rank to send ``payload`` bytes in equal parts to all: what leaves the domain passes the rank's own port. Of that
+    only the fraction ``beyond`` travels where copies for the same domain are made there."""
+    near, away = (group.near - 1) / group.size, beyond * (group.size - group.near) / group.size
     slow = np.maximum(near / (device.link * constants.link), away / (device.network * constants.network))
     return np.where(group.size > 1, latency(device, constants, group) + payload * slow, 0.0)
 

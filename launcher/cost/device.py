@@ -23,6 +23,7 @@ class Device:
     peaks: dict[str, float]  # FLOP/s by precision
     reached: dict[str, float]  # FLOP/s that large products sustain in training, by precision
     older_kernels: float  # fraction of the peak open to kernels of the generation before
+    exponentials: float  # relative rate of exponentials
     units: int  # processors that share out the tiles of a matrix product
     memory: float
     bandwidth: float
@@ -60,6 +61,7 @@ class Device:
             peaks={name: rate * 1e12 for name, rate in hardware.peak_tflops.items()},
             reached={name: rate * 1e12 for name, rate in hardware.reached_tflops.items()},
             older_kernels=hardware.older_kernels,
+            exponentials=hardware.exponentials,
             units=hardware.units or 1,
             memory=(hardware.memory_gb or np.inf) * 1e9,
             bandwidth=bandwidth,

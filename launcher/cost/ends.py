@@ -35,7 +35,8 @@ def head(case: Case) -> tuple[Number, Number]:
     move = case.tokens * held * (2 if case.framework.fused_loss else 4) / (device.bandwidth * c.bandwidth)
     spread = _communication(case)
     spread = spread + issued(case)
-    return forward + c.loss_passes[0] * move + spread, backward + c.loss_passes[1] * move + spread
+    ahead, back = (usual + more for usual, more in zip(c.loss_passes, case.framework.loss_passes))
+    return forward + ahead * move + spread, backward + back * move + spread
 
 
 def _communication(case: Case) -> Number:

@@ -39,14 +39,23 @@ def _stage(case: Case, held: Held, kind: str, kept: Kept) -> Parts:
     _add_whole(case, parts, held, kind)
     parts |= flying(case, kind, blocks, kept)
     parts[PASSING] = passing(case)
-    parts[BUFFERS] = buffers(case)
+    parts[BUFFERS] = buffers(case, parts)
     parts[UPDATE] = temporaries(case, dense, expert, parts)
     stays = parts[WEIGHTS] + parts[GRADIENTS] + parts[OPTIMIZER]
     parts[FRAGMENTS] = case.constants.fragmentation * (total(parts) - stays) + case.constants.padding * stays
-    groups = sum((size > 1).astype(float) for size in (case.tensor, case.pipeline, case.data, case.context))
-    context = case.constants.context_gb + case.constants.communicator_gb * groups
-    parts[CONTEXT] = 0.0 if case.device.host else context * 1e9
+    parts[CONTEXT] = 0.0 if case.device.host else context(case)
     return parts
+
+
+def context(case: Case) -> Number:
+    """What driver, libraries and communicators take before the trainer allocates anything: more where a group crosses the network."""
+    c = case.constants
+    size: Number = c.context_gb
+    spans = (case.tensor_group.far > 1, case.stages_apart, case.data_group(case.data).far > 1, case.context_group.far > 1)
+    degrees = (case.tensor, case.pipeline, case.data, case.context)
+    for count, degree, far in zip(case.framework.communicators, degrees, spans):
+        size = size + np.where(degree > 1, count * np.where(far, c.far_communicator_gb, c.communicator_gb), 0.0)
+    return size * 1e9
 
 
 def states(case: Case, dense: Number, expert: Number) -> Parts:
@@ -108,7 +117,10 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     """Activations and logits of the micro-batches in flight."""
     count, alone = in_flight(case, kind), case.pipeline == 1
     stored = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if case.framework.offloaded else kept.chosen
+    stored = stored * (1 - np.minimum(case.framework.host_layers / case.shape.layers, 1.0))
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
+    if case.framework.keeps_outputs and kind != "last":
+        entry = entry + np.where(alone, 0.0, activations.rows(case) * case.width)
     head, logits = activations.one_norm(case), activations.logits(case)
     if kind != "last":
         head, logits = np.where(alone, head, 0.0), np.where(alone, logits, 0.0)
@@ -146,6 +158,9 @@ def passing(case: Case) -> Number:
     return 2 * case.width * case.tokens * (case.shape.hidden + activations.inner_width(case) / case.tensor)
 
 
-def buffers(case: Case) -> Number:
-    """Communication buckets."""
-    return np.zeros_like(case.tokens) if case.framework.pooled else case.framework.bucket_bytes * (case.data > 1)
+def buffers(case: Case, parts: Parts) -> Number:
+    """Communication buckets, as far as they need more room than the activations that are gone when they are filled."""
+    f = case.framework
+    size = np.zeros_like(case.tokens) if f.pooled else f.bucket_bytes * (case.data > 1)
+    late = np.maximum(size - parts[ACTIVATIONS] - parts[LOGITS], 0.0)
+    return np.where(f.buckets_at_end & (case.pipeline > 1), late, size)

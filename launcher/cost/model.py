@@ -83,7 +83,8 @@ def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) 
 def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
     blocks, embedding, head = held.blocks, ends.embedding(case), ends.head(case)
-    ways = (total(one.forward), total(one.backward) + total(one.again))
+    slow = 1 + case.constants.jitter * np.log2(case.pipeline) if case.framework.lock_step else 1.0
+    ways = (total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow)
     alone, wait = case.pipeline == 1, blocking(case)
     return pipeline.Stages(
         first=tuple(blocks.first * way + embedding[i] + wait / 2 for i, way in enumerate(ways)),
@@ -130,7 +131,7 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
     cover = np.where(sharded & f.reduce_every_micro_batch, m, 1) * back
     hidden_reductions = np.minimum(reductions * hides, cover) if f.gradient_overlap else 0.0
     refresh = work.refresh
-    hidden_refresh = np.minimum(refresh * hides, ahead) if f.gather_overlap else 0.0
+    hidden_refresh = np.minimum(refresh * hides, ahead) if f.refresh_overlap else 0.0
     crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
     return {
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
@@ -142,7 +143,8 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
 
 
 def step_overhead(case: Case) -> float:
-    """Seconds per step for data, logging and scalar reductions: of this machine, if it was measured; a small one does less of it."""
+    """Seconds per step for data, logging and scalar reductions: of this machine, if it was measured; a small one does less of it, and so
+    does a trainer that reads nothing back."""
     if case.device.host and case.device.measured is not None:
         return case.device.measured.step_s
-    return (0.1 if case.device.host else 1.0) * case.constants.step
+    return (0.1 if case.device.host or not case.framework.reads_every_step else 1.0) * case.constants.step

@@ -37,8 +37,16 @@ def seconds(case: Case) -> tuple[Number, Number]:
         hidden = rows * s.hidden * 2 * (norm[way] + passes.residual[way])
         inner = case.tokens * inner_width(case) / case.tensor * (passes.gate if s.gated else passes.activation)[way]
         turned = case.tokens * (s.query_width + s.kv_width) / case.tensor * passes.rotary[way] if s.rotary else 0.0
-        times.append((hidden + inner + turned) * case.width / (case.device.bandwidth * case.constants.bandwidth))
+        times.append((hidden + inner + turned + sorted_tokens(case)) * case.width / (case.device.bandwidth * case.constants.bandwidth))
     return times[0], times[1]
+
+
+def sorted_tokens(case: Case) -> Number:
+    """Elements read and written to put tokens in the order of their experts and back: each copy twice each way."""
+    s = case.shape
+    if s.experts is None:
+        return 0.0
+    return 4 * case.tokens / case.sequence_split * s.experts.active * s.hidden * s.expert_layers / s.layers
 
 
 def inner_width(case: Case) -> Number:

@@ -46,7 +46,7 @@ def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
     p, layers = case.pipeline, case.shape.layers
     if split is not None:
         return _explicit(split, int(p[0]))
-    even = _even(p, layers)
+    even = _with_ends(p, layers) if case.framework.counts_ends else _even(p, layers)
     by_cost = _by_cost(p, layers, case.shape.vocab / (12 * case.shape.hidden))
     choose = (case.table["balance"] == BALANCES.index("cost")) & (p > 1)
     first, middle, last = (np.where(choose, b, e) for b, e in zip(by_cost, even))
@@ -65,6 +65,15 @@ def _even(p: Number, layers: Number) -> tuple[Number, Number, Number]:
     upper, lower = np.ceil(layers / p), np.floor(layers / p)
     ends = (layers % p != 0) & ((layers + 2) % p == 0)
     return np.where(ends, upper - 1, upper), upper, np.where(ends, upper - 1, lower)
+
+
+def _with_ends(p: Number, layers: Number) -> tuple[Number, Number, Number]:
+    """First, middle, last: embedding, blocks, norm and head are dealt out as equal items, earlier ranks get the ones too many."""
+    items = layers + 3
+    low = np.floor(items / p)
+    more = items - low * p
+    ends = [low + (more > 0) - 1, low + (more > 1), low - 2]
+    return tuple(np.where(p > 1, end, layers) for end in ends)  # type: ignore[return-value]
 
 
 def _by_cost(p: Number, layers: Number, head: Number) -> tuple[Number, Number, Number]:

@@ -47,7 +47,8 @@ def work(case: Case, held: Held) -> Work:
         refresh = refresh + _all(case, group, share * weights)
         share = share / size
     replicas = case.data_group(case.data / optimizer, optimizer)
-    reduce = reduce + collectives.all_reduce(case.device, case.constants, replicas, share * sent) + _expert_reduce(case, expert, sent)
+    reduce = reduce + collectives.all_reduce(case.device, case.constants, replicas, share * sent)
+    reduce = reduce + _expert_reduce(case, expert, sent)
     updated = 0 if case.shape.frozen else dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)
     return Work(gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 

@@ -17,6 +17,7 @@ MEGATRON_2021 = Framework(
     gathers_saved_inputs=True,
     gradient_overlap=False,
     gather_overlap=False,
+    refresh_overlap=False,
     blocking_sends=True,
     split_sends=True,
 )
@@ -25,8 +26,24 @@ MEGATRON_2022 = replace(
 )  # arXiv 2205.05198: backward's communication beside products
 MEGATRON_2023 = replace(MEGATRON_2022, name="Megatron-LM 2023", attention="flash2", causal_skip=True, blocking_sends=False)
 MEGATRON_DEEPSPEED = replace(
-    MEGATRON_2021, name="Megatron-DeepSpeed", accumulate_fused=False, split_sends=False, bucket_bytes=3e9
+    MEGATRON_2021,
+    name="Megatron-DeepSpeed",
+    accumulate_fused=False,
+    split_sends=False,
+    bucket_bytes=3e9,
+    buckets_at_end=True,
+    keeps_outputs=True,
+    lock_step=True,
+    communicators=(1, 3, 1, 1),
 )  # pipeline engine of DeepSpeed, ZeRO-1
+MEGATRON_PIPELINE = replace(
+    MEGATRON_DEEPSPEED,
+    name="Megatron-LM, spring 2021",
+    bucket_bytes=0.0,
+    buckets_at_end=False,
+    keeps_outputs=False,
+    communicators=(1, 2, 1, 1),
+)  # the same model code without DeepSpeed's engine: gradients are reduced in place
 BLOOM = replace(
     MEGATRON_DEEPSPEED, name="Megatron-DeepSpeed, BLOOM", launch_blocking=True
 )  # its notes: CUDA_LAUNCH_BLOCKING=1 against hangs
@@ -40,6 +57,7 @@ MEGATRON_CORE = Framework(
     fused_loss=True,
     logit_copies=(2, 0),
     saves_low_precision=True,
+    keeps_low_weights=True,  # Transformer Engine: is_first_microbatch
     gathers_saved_inputs=True,
     tensor_overlap="all",
 )
@@ -57,15 +75,20 @@ DEEPSPEED = Framework(
     can_offload=True,
 )
 ALEPH_ALPHA = Framework(
-    name="Aleph Alpha scaling",  # arXiv 2311.05610; whole logits and 2-byte gradients are inferred from its out-of-memory outcomes
-    pointwise="eager",
+    name="Aleph Alpha scaling",  # arXiv 2311.05610 and its code, Aleph-Alpha/scaling: lm_head (logits gathered, then 4-byte copies),
+    pointwise="eager",  # optimizer/allreduce (summed whole, in 4 bytes, in buckets of 5e8), communicator (plain sends)
     fused_norm=False,
     gradient_bytes=2,
     reduce_bytes=2,
+    lock_step=True,
+    counts_ends=True,  # pipeline_partitioning: uniform
+    blocking_sends=True,
     sharded_logits=False,
+    loss_passes=(4.0, 4.0),
     logit_copies=(1, 4),
     gradient_overlap=False,
     gather_overlap=False,
+    refresh_overlap=False,
 )
 FSDP = Framework(
     name="PyTorch FSDP",
@@ -80,10 +103,14 @@ FSDP = Framework(
     reduce_every_micro_batch=True,
 )
 LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=True, logit_copies=(2, 0))
-TORCHTITAN = replace(FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True)
+TORCHTITAN = replace(
+    FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True, reads_every_step=False
+)  # reads losses back when it logs, every tenth step
 TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
-INTERNEVO = replace(Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2)
+INTERNEVO = replace(
+    Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2, reduce_every_micro_batch=True
+)  # AMSP (arXiv 2311.00257), section 4: T_p has a gather for each pass and a reduce-scatter, all in every micro-batch
 JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True)
 NANOTRON = replace(
-    Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False
+    Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False, refresh_overlap=False
 )  # bf16 gradients and their 4-byte sum

@@ -3,7 +3,8 @@
 error        |predicted / measured - 1|; bias is the geometric mean of predicted / measured
 correlation  Spearman's, of predicted and measured time within a sweep
 regret       how much slower than the sweep's best the layout is that was predicted fastest
-AUC          the chance that a run that had too little memory is predicted to need more than one that ran
+AUC          the chance that a run that had too little memory is predicted to need more than one that ran: in bytes, so that runs on devices
+             of different size are held against each other as they are, or in shares of the device
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ class Verdicts:
     missed: int
     rest: int
     auc: float | None
+    auc_of_shares: float | None
 
     @classmethod
-    def of(cls, triples: Sequence[tuple[bool, bool, float]]) -> Verdicts:
-        """Of (predicted shortage, real shortage, predicted bytes)."""
-        hits = sum(p and r for p, r, _ in triples)
-        alarms = sum(p and not r for p, r, _ in triples)
-        missed = sum(r and not p for p, r, _ in triples)
-        area = auc([size for _, r, size in triples if r], [size for _, r, size in triples if not r])
-        return cls(hits, alarms, missed, len(triples) - hits - alarms - missed, area)
+    def of(cls, told: Sequence[tuple[bool, bool, float, float]]) -> Verdicts:
+        """Of (predicted shortage, real shortage, predicted bytes, predicted bytes / the device's)."""
+        hits = sum(t[0] and t[1] for t in told)
+        alarms = sum(t[0] and not t[1] for t in told)
+        missed = sum(t[1] and not t[0] for t in told)
+        area, of_shares = (auc([t[i] for t in told if t[1]], [t[i] for t in told if not t[1]]) for i in (2, 3))
+        return cls(hits, alarms, missed, len(told) - hits - alarms - missed, area, of_shares)
 
     @property
     def precision(self) -> float | None:

@@ -26,12 +26,13 @@ class Publisher:
     sharding: str = ""  # where the cell is blank
     recompute: str = ""  # where the cell is blank
     since: int = 0  # year of the first row that this describes
+    offloads: bool = False  # its runs with sharded parameters may use host memory without saying so
     reports: str = "allocated"  # what its peak memory counts: allocated or reserved by the trainer, or all of the device
 
 
 PUBLISHERS = (
     Publisher(r"BigScience BLOOM", trainers.BLOOM, vocab=250000, reports="device"),
-    Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257, reports="device"),
+    Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257, offloads=True, reports="device"),
     Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY),
     Publisher(r"Efficient Parallelization Layouts", trainers.ALEPH_ALPHA, vocab=128000),
     Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", trainers.NEMO, True, sharding="ZeRO-1"),
@@ -44,7 +45,7 @@ PUBLISHERS = (
     Publisher(r"Korthikanti", trainers.MEGATRON_2022, dropout=True),
     Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
     Publisher(r"Vocabulary Parallelism|Zero Bubble|MegaScale", trainers.MEGATRON_2023),
-    Publisher(r"DeepSpeed", trainers.DEEPSPEED),
+    Publisher(r"DeepSpeed", trainers.DEEPSPEED, offloads=True),
     Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
     Publisher(r"JAX|Pax|MaxText", trainers.JAX),
     Publisher(r"nanotron", trainers.NANOTRON, True),
@@ -58,7 +59,8 @@ def publisher(row: Row) -> Publisher:
     """The publisher of a row, with what the row itself says of the trainer."""
     year = row.whole("year") or 0
     found = next((p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
-    return replace(found, framework=_as_noted(row, found.framework))
+    framework = _as_noted(row, found.framework)
+    return replace(found, framework=replace(framework, can_offload=framework.can_offload and found.offloads))
 
 
 def _as_noted(row: Row, framework: Framework) -> Framework:
@@ -68,6 +70,8 @@ def _as_noted(row: Row, framework: Framework) -> Framework:
         framework = trainers.JAX
     if "zero-3" in row.text("zero_stage_or_sharding").lower() and framework.name.startswith("Megatron"):
         framework = trainers.DEEPSPEED
+    elif re.search("Megatron-LM", row.notes):
+        framework = trainers.MEGATRON_PIPELINE if framework is trainers.MEGATRON_DEEPSPEED else framework
     kernel = row.kernel
     if kernel:
         changes["attention"] = _kernel(kernel)
@@ -77,10 +81,32 @@ def _as_noted(row: Row, framework: Framework) -> Framework:
     for words, change in NOTES:
         if re.search(words, notes):
             changes |= change
+    if found := re.search(r"container (\d+)\.(\d+)", row.notes):
+        changes |= _recipe(row, (int(found.group(1)), int(found.group(2))))
     for words, kind in SELECTIVE:
         if re.search(words, row.text("recompute").lower()):
             changes["selective"] = kind
     return replace(framework, **changes)  # type: ignore[arg-type]
+
+
+HOST_LAYERS = (("70B", "GB200", 40), ("70B", "GB300", 20), ("405B", "GB200", 92), ("405B", "GB300", 10))
+"""``cpu_offloading_num_layers`` of those recipes for fully sharded pre-training, by model and GPU."""
+
+
+def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
+    """What the performance recipes of Megatron-Bridge switch on for mixtures of experts, by GPU and container (its perf_recipes folder)."""
+    gpu, low = row.text("gpu"), "mxfp8" in row.text("precision").lower()
+    if row.text("arch") != "moe":
+        sharded = "fsdp" in row.text("zero_stage_or_sharding").lower()
+        layers = next((n for model, name, n in HOST_LAYERS if sharded and model in row.text("model") and gpu.startswith(name)), 0)
+        return {"host_layers": layers}
+    if gpu.startswith("H100"):
+        return {"expert_overlap": (row.whole("pp") or 1) > 1}
+    if container >= (26, 6) and low:  # one CUDA graph of the whole step, HybridEP beside another micro-batch
+        return {"kernels_per_block": 0, "kernels_per_mixture": 0, "expert_overlap": True, "dispatch_by_domain": True}
+    if gpu.startswith("GB"):  # CUDA graphs of attention and router, HybridEP
+        return {"kernels_per_block": 2, "kernels_per_mixture": 60, "dispatch_by_domain": True}
+    return {}
 
 
 def _kernel(name: str) -> str:
@@ -94,10 +120,11 @@ NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"mxfp8|rowwise|blockwise", {"block_scaled": True}),
     (r"\beager\b", {"pointwise": "eager"}),
     (r"async tp", {"tensor_overlap": "all"}),
-    (r"no overlap", {"gradient_overlap": False, "gather_overlap": False}),
-    (r"no all-reduce overlap", {"gradient_overlap": False, "gather_overlap": False}),
-    (r"no broadcast overlap", {"gather_overlap": False}),
+    # AMSP, section 6.4, adds them one by one: gathers of sharded parameters, then the gradients' all-reduce, then the broadcast of updates
+    (r"no overlap", {"gradient_overlap": False, "gather_overlap": False, "refresh_overlap": False}),
+    (r"no all-reduce overlap", {"gradient_overlap": False, "refresh_overlap": False}),
+    (r"no broadcast overlap", {"refresh_overlap": False}),
     (r"fp32 grad accumulation|bf16optimizer", {"gradient_bytes": 6, "reduce_bytes": 4}),  # bf16 gradients and their 4-byte sum
 )
-SELECTIVE = ((r"per-op|default policy|graph pass", "per_op"), (r"layernorm|moe_act|mla_up_proj", "norms"))
+SELECTIVE = ((r"default policy", "products"), (r"per-op|graph pass", "per_op"), (r"layernorm|moe_act|mla_up_proj", "norms"))
 """What the words of the recompute column mean."""

@@ -36,6 +36,12 @@ class Judged:
         cells = ("layers", "hidden", "seq", "gpu", "gpus", "tp", "pp", "mbs", "gbs", "recompute")
         return self.row.text("arch") in ("gpt", "llama") and all(self.row.text(name) for name in cells)
 
+    @property
+    def comparable(self) -> bool:
+        """Such a row in 16 bits on a V100, A100 or H100 without context parallelism: what public cost models were scored on."""
+        narrow = self.question is not None and bits(self.question.precision) == "16" and self.question.layout["context"] == 1
+        return self.whole and narrow and self.row.text("gpu").startswith(("V100", "A100", "H100"))
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -92,8 +98,15 @@ def summary(judged: Sequence[Judged]) -> Summary:
     known = [j for j in judged if j.answer is not None]
     times = [(j.answer.step_time_s, j.step_seconds) for j in known if j.answer and j.step_seconds]
     sizes = [(j.answer.reported_bytes, j.peak_bytes) for j in known if j.answer and j.peak_bytes]
-    flags = [(j.answer.fits < 0.5, flag, j.answer.memory_bytes) for j in known if j.answer and (flag := j.row.yes("oom")) is not None]
+    flags = [told for j in known if (told := _verdict(j)) is not None]
     return Summary(len(judged), len(known), Errors.of(times), Errors.of(sizes), Verdicts.of(flags) if flags else None, tuple(sweeps(known)))
+
+
+def _verdict(judged: Judged) -> tuple[bool, bool, float, float] | None:
+    flag, answer = judged.row.yes("oom"), judged.answer
+    if flag is None or answer is None or judged.question is None:
+        return None
+    return answer.fits < 0.5, flag, answer.reported_bytes, answer.memory_bytes / judged.question.device.memory
 
 
 def by_source(judged: Sequence[Judged]) -> dict[str, Summary]:
@@ -112,10 +125,11 @@ def unanswered(judged: Sequence[Judged]) -> Counter[str]:
 def sweeps(judged: Sequence[Judged]) -> list[Sweep]:
     """Groups of one model, sequence length and cluster with enough measured rows and three different layouts."""
     groups: dict[tuple[str, ...], list[Judged]] = defaultdict(list)
-    keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gpu", "gpus")
+    keys = ("model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gpu", "gpus")
     for j in judged:
         if j.answer and j.question and j.step_seconds and all(j.row.text(name) for name in ("tp", "pp", "mbs")):
-            groups[(*(j.row.text(key) for key in keys), bits(j.question.precision))].append(j)
+            width = bits(j.question.precision) if j.row.text("precision") else ""
+            groups[(j.row.source.split(" (")[0], *(j.row.text(key) for key in keys), width)].append(j)
     ranked = (_ranked(members) for members in groups.values() if len(members) >= MIN_SWEEP)
     return [sweep for sweep in ranked if sweep is not None]
 

@@ -108,5 +108,5 @@ def test_newer_devices_are_faster_and_a_slower_network_is_slower() -> None:
 
 def test_more_of_everything_takes_longer() -> None:
     base = asked(GPT_22B, 64, 64, 8, 1, **SAVING).step_time_s
-    assert asked(GPT_22B, 128, 64, 8, 1, **SAVING).step_time_s > 1.8 * base
+    assert asked(GPT_22B, 128, 64, 8, 1, **SAVING).step_time_s > 1.75 * base
     assert asked(GPT_22B, 64, 64, 8, 1, sequence_parallel=True, recompute="full").step_time_s > 1.15 * base

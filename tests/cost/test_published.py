@@ -19,8 +19,8 @@ from trainer.config import ConfigError
 
 TABLE = Path(__file__).parent / "data" / "training.csv"
 MEDIANS = {  # greatest median error of the step time, by source
-    "Korthikanti": 0.05, "Megatron-LM SC21": 0.05, "Efficient Parallelization Layouts": 0.06, "MosaicML llm-foundry": 0.05, "AMSP": 0.09,
-    "NVIDIA Megatron-Bridge": 0.08, "NeMo Framework Launcher CI": 0.08, "BigScience BLOOM": 0.15, "MT-NLG": 0.2,
+    "Korthikanti": 0.05, "Megatron-LM SC21": 0.05, "Efficient Parallelization Layouts": 0.06, "MosaicML llm-foundry": 0.05, "AMSP": 0.07,
+    "NVIDIA Megatron-Bridge": 0.055, "NeMo Framework Launcher CI": 0.06, "BigScience BLOOM": 0.14, "BigScience GPT2 V100": 0.13, "MT-NLG": 0.16,
 }  # fmt: skip
 
 
@@ -46,14 +46,20 @@ def test_step_times_of_each_source(source: str, judged: list[Judged]) -> None:
 
 
 def test_sweeps_are_ranked_and_their_best_is_nearly_found(figures: Summary) -> None:
-    assert figures.correlation is not None and figures.correlation > 0.75
-    assert figures.regret is not None and figures.regret < 0.04
+    assert figures.correlation is not None and figures.correlation > 0.8
+    assert figures.regret is not None and figures.regret < 0.033
 
 
 def test_shortage_of_memory_is_foreseen(figures: Summary) -> None:
     assert figures.verdicts is not None
-    assert (figures.verdicts.f1 or 0) > 0.89 and (figures.verdicts.auc or 0) > 0.9
-    assert figures.memory is not None and figures.memory.median < 0.1
+    assert (figures.verdicts.f1 or 0) > 0.895 and (figures.verdicts.auc_of_shares or 0) > 0.985
+    assert figures.memory is not None and figures.memory.median < 0.075
+
+
+def test_shortage_is_foreseen_on_the_devices_that_public_models_were_scored_on(judged: list[Judged]) -> None:
+    """Bytes are comparable there: every device of those rows but a few has 80 GB."""
+    found = summary([j for j in judged if j.comparable]).verdicts
+    assert found is not None and (found.auc or 0) > 0.98 and (found.f1 or 0) > 0.9
 
 
 def test_validate_writes_a_line_for_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,189 @@
+"""How the cost model's constants were got, and how well they do on sources that they were not fitted to.
+
+    python -m benchmarks.fit TABLE.csv              constants and reached matrix rates that a refit would choose, and what it gains
+    python -m benchmarks.fit TABLE.csv --leave-out  for each source: the error with constants fitted to all other sources
+
+TABLE.csv is a table of measured runs in the format that ``trireme validate`` reads. The fitted numbers are the seconds of ``launcher.cost.constants``
+and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is documented, not fitted.
+The fit is a Gauss-Newton step in the logarithms of the parameters over the logarithms of predicted / measured step times. Sources weigh by
+the root of their rows, rows far off count linearly (Huber), and parameters that no row determines stay where they are (ridge).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from launcher.config.hardware import hardware_files
+from launcher.cost.case import Case
+from launcher.cost.constants import FITTED, Constants
+from launcher.cost.device import Device
+from launcher.cost.model import estimate
+from launcher.results.answers import answers, cases
+from launcher.results.measured import step_seconds
+from launcher.results.published import read
+from launcher.results.questions import Question, Unanswerable, question
+
+SCALARS = (
+    "ramp_k", "wave_weight", "small_tile", "grouped", "streaming", "jitter", "bandwidth", "kernel", "host", "flash_ramp", "exponentials", "cast_bytes", "link", "network", "ramp",
+    "launch", "crowd", "skew", "tensor_hidden", "sends_hidden", "data_hidden", "contention", "step",
+)  # fmt: skip
+PAIRS = ("flash1", "flash2", "loss_passes", "eager_norm")
+CHIPS = {"A100": ("A100", "A800"), "V100": ("V100",), "H100-96": ("H100-96",), "H100": ("H100", "H200"), "B200": ("B200",), "B300": ("B300",),
+         "GB200": ("GB200",), "GB300": ("GB300",)}  # fmt: skip
+LARGEST = {
+    "wave_weight": 1.0,
+    "tensor_hidden": 0.95,
+    "sends_hidden": 0.95,
+    "data_hidden": 0.95,
+    "bandwidth": 0.92,
+    "link": 0.95,
+    "network": 0.95,
+}
+HUBER, STIFFNESS, STEP = 0.08, 0.2, 0.02
+
+Parameters = dict[str, float]
+"""Factors on today's values by name: a constant, one of a pair ("flash1.0") or the rate of a chip ("H100 fp8")."""
+
+
+def chip(device: Device) -> str:
+    """The chip whose reached rates a device shares."""
+    return next((name for name, starts in CHIPS.items() if device.name.startswith(starts)), device.name)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Measured rows as few cases, with their sources."""
+
+    cases: list[tuple[Case, list[int]]]
+    measured: np.ndarray
+    sources: list[str]
+
+    @classmethod
+    def of(cls, path: str) -> Problem:
+        asked, measured = _asked(path)
+        told = answers(asked)
+        chosen = [(q.saving_memory() or q) if a.fits < 0.1 else q for q, a in zip(asked, told)]  # as ``answers`` reads tight rows
+        return cls(cases(chosen), np.array(measured), [q.row.source for q in chosen])
+
+    def errors(self, parameters: Parameters) -> np.ndarray:
+        """Logarithm of predicted / measured of each row."""
+        out = np.empty(len(self.measured))
+        constants = _constants(parameters)
+        for case, members in self.cases:
+            changed = replace(case, constants=constants, device=_device(case.device, parameters))
+            out[members] = np.log(np.broadcast_to(estimate(changed).step_time, len(members)))
+        return out - np.log(self.measured)
+
+    def names(self) -> list[str]:
+        """All parameters."""
+        pairs = [f"{name}.{way}" for name in PAIRS for way in (0, 1)]
+        rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases}
+        return [*SCALARS, *pairs, *sorted(rates)]
+
+
+def _precision(case: Case) -> str:
+    """Formats of one width share a rate."""
+    return {"bf16": "16 bit", "fp16": "16 bit"}.get(case.precision, case.precision)
+
+
+def _asked(path: str) -> tuple[list[Question], list[float]]:
+    files, asked, measured = hardware_files(), [], []
+    for row in read(path):
+        seconds = step_seconds(row)
+        try:
+            found = question(row, files)
+        except Unanswerable:
+            continue
+        if seconds:
+            asked.append(found)
+            measured.append(seconds)
+    return asked, measured
+
+
+def _constants(parameters: Parameters) -> Constants:
+    values: dict[str, object] = {name: getattr(FITTED, name) * parameters.get(name, 1.0) for name in SCALARS}
+    for name in PAIRS:
+        values[name] = tuple(v * parameters.get(f"{name}.{way}", 1.0) for way, v in enumerate(getattr(FITTED, name)))
+    return replace(FITTED, **values)  # type: ignore[arg-type]
+
+
+def _device(device: Device, parameters: Parameters) -> Device:
+    wide = parameters.get(f"{chip(device)} 16 bit", 1.0)
+    rates = {
+        name: rate * (wide if name in ("bf16", "fp16") else parameters.get(f"{chip(device)} {name}", 1.0))
+        for name, rate in device.reached.items()
+    }
+    return dataclasses.replace(device, reached=rates)
+
+
+def jacobian(problem: Problem, names: Sequence[str], base: np.ndarray) -> np.ndarray:
+    """Change of each row's error with the logarithm of each parameter."""
+    moved = [problem.errors({name: float(np.exp(STEP))}) - base for name in names]
+    return np.stack(moved, axis=1) / STEP
+
+
+def solve(problem: Problem, names: Sequence[str], base: np.ndarray, slopes: np.ndarray, without: str = "") -> Parameters:
+    """The parameters of the least weighted error over all sources but ``without``, by reweighted least squares."""
+    counts = {source: problem.sources.count(source) for source in set(problem.sources)}
+    shares = np.array([0.0 if source == without else counts[source] ** -0.5 for source in problem.sources])
+    change = np.zeros(len(names))
+    for _ in range(20):
+        left = base + slopes @ change
+        weights = shares * np.minimum(1.0, HUBER / np.maximum(np.abs(left), 1e-9))
+        normal = slopes.T @ (weights[:, None] * slopes) + STIFFNESS * np.eye(len(names))
+        change = np.linalg.solve(normal, -slopes.T @ (weights * base))
+    found = {name: float(np.exp(np.clip(move, -0.4, 0.4))) for name, move in zip(names, change)}
+    return {name: min(factor, LARGEST[name] / getattr(FITTED, name)) if name in LARGEST else factor for name, factor in found.items()}
+
+
+def median_error(errors: np.ndarray) -> float:
+    """Median of |predicted / measured - 1|."""
+    return statistics.median(abs(np.expm1(errors)).tolist())
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("table", metavar="TABLE.csv")
+    arguments.add_argument("--leave-out", action="store_true", help="errors of sources left out of the fit")
+    given = arguments.parse_args()
+    problem = Problem.of(given.table)
+    names, base = problem.names(), problem.errors({})
+    slopes = jacobian(problem, names, base)
+    if given.leave_out:
+        _leave_out(problem, names, base, slopes)
+    else:
+        _refit(problem, names, base, slopes)
+
+
+def _refit(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
+    found = solve(problem, names, base, slopes)
+    after = problem.errors(found)
+    print(
+        f"median error {median_error(base):.2%} -> {median_error(after):.2%}, mean |log| {abs(base).mean():.4f} -> {abs(after).mean():.4f}"
+    )
+    for name, factor in found.items():
+        if abs(factor - 1) > 0.01:
+            print(f"  {name:16s} x {factor:.3f}")
+
+
+def _leave_out(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
+    print("rows  as fitted  left out  source")
+    pooled = []
+    for source in dict.fromkeys(problem.sources):
+        mine = np.array([s == source for s in problem.sources])
+        if mine.sum() < 5:
+            continue
+        unseen = problem.errors(solve(problem, names, base, slopes, source))[mine]
+        pooled.append(unseen)
+        print(f"{mine.sum():4d}  {median_error(base[mine]):9.1%}  {median_error(unseen):8.1%}  {source}")
+    print(f"{sum(map(len, pooled)):4d}  {median_error(base):9.1%}  {median_error(np.concatenate(pooled)):8.1%}  all of these")
+
+
+if __name__ == "__main__":
+    main()
