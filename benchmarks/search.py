@@ -31,7 +31,7 @@ from launcher.search.contest import Contest, contest
 from launcher.search.naming import name_of, overrides_of
 from launcher.search.plan import plan
 from launcher.search.policy import Trial
-from launcher.search.wanted import columns_wanted
+from launcher.search.wanted import columns_wanted, spanning
 from launcher.sweep.errand import run_errand
 from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.search import Found, measurement, search
@@ -65,7 +65,8 @@ def main() -> None:
         config = compose([*MODEL, *RUN, *place, *arguments.overrides])
         if not arguments.hardware:
             config = measured(config)
-        candidates = contest(config, plan(config), columns_wanted(GRID))
+        wanted = columns_wanted(GRID)
+        candidates = contest(config, plan(config, spanning(wanted, config.search.space), wanted))
         found = search("search", candidates)
         rounds = [exhaustive(candidates, number) for number in range(arguments.rounds)]
         busy = busy_steps(candidates, rounds) if arguments.busy else None

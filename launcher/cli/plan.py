@@ -28,10 +28,12 @@ HELP = "predict every layout of a model on a cluster"
 DESCRIPTION = """\
 Predicts step time and memory of every layout that obeys the rules: tensor x pipeline x virtual pipeline x micro-batch x schedule x
 recomputation x sequence parallelism x state sharding. Nothing is run. Layouts that no other one with the same ranks beats in both
-time and memory are listed, fastest first. Those that fit into memory with a probability below 50 % are listed apart.
+time and memory are listed, fastest first. Those that fit into memory with a probability below 50 % are listed apart. Values of layout
+keys keep to layouts that have them.
 
-example:
+examples:
   trireme plan recipe=gpt3_175b
+  trireme plan recipe=gpt3_175b layout.tensor=4,8 layout.schedule=1f1b
   trireme plan hardware=h100 cluster.nodes=16 cluster.gpus_per_node=8 model.layers=40 model.hidden=5120 model.heads=40 \\
       model.vocab=51200 model.seq=2048 run.global_batch=1024 run.precision=bf16 --explain 1
 """
@@ -40,15 +42,18 @@ example:
 def main(argv: list[str]) -> int:
     """0 when a layout fits, 1 when none is likely to."""
     arguments = parser().parse_args(argv)
+    from launcher.cli.layouts import layouts_asked
     from launcher.config import compose
     from launcher.search.plan import plan
+    from launcher.search.wanted import spanning
 
     if arguments.top < 1:
         raise ConfigError(f"--top={arguments.top} must be 1 or more")
 
     started = time.perf_counter()
-    config = limited(compose(arguments.overrides), arguments.limit)
-    planned = plan(config)
+    wanted, others = layouts_asked(arguments.overrides)
+    config = limited(compose(others), arguments.limit)
+    planned = plan(config, spanning(wanted, config.search.space), wanted)
     seconds = time.perf_counter() - started
     if arguments.explain:
         return explain(config, planned, arguments)

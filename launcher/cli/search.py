@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
+from launcher.cli.layouts import layouts_asked, typed
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ DESCRIPTION = """\
 Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, corrects the cost
 model by what was measured, and ends when no untried layout can plausibly beat the best by more than search.tolerance (2 %), or at
 search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured
-again at full size. The winner becomes a recipe. It can be stopped at any time: the same command goes on.
+again at full size. The winner becomes a recipe. It can be stopped at any time: the same command goes on. Values of layout keys
+(layout.tensor=2,4) keep the search to layouts that have them.
 
 With --replay a table of measured trials (published format) stands for the cluster.
 
@@ -46,7 +48,8 @@ def main(argv: list[str]) -> int:
 
     if arguments.replay:
         return replay(arguments)
-    return run(compose(arguments.overrides), compose([]), arguments.overrides, as_json=arguments.json)
+    wanted, others = layouts_asked(arguments.overrides)
+    return run(compose(others), compose([]), arguments.overrides, wanted, as_json=arguments.json)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,31 +70,32 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
 
     from launcher.config import to_config
     from launcher.config.compose import plain_errors
-    from launcher.search.wanted import columns_wanted
+    from launcher.search.wanted import columns_wanted, fixed
 
     with plain_errors():
         parsed = list(zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True))
-        swept = {o.key_or_group: list(o.sweep_iterator()) for _, o in parsed if o.is_sweep_override()}
-        fixed = [text for text, o in parsed if not o.is_sweep_override()]
-        config, default = (to_config(context.config_loader.load_sweep_config(base, words)) for words in (fixed, []))
-    return run(config, default, list(arguments), columns_wanted(swept))
+        swept = {o.key_or_group: [typed(value) for value in o.sweep_iterator()] for _, o in parsed if o.is_sweep_override()}
+        others = [text for text, o in parsed if not o.is_sweep_override()]
+        config, default = (to_config(context.config_loader.load_sweep_config(base, words)) for words in (others, []))
+    return run(config, default, list(arguments), fixed(config.layout, columns_wanted(swept)) if swept else None)
 
 
 def run(
-    config: Config, default: Config, overrides: Sequence[str], wanted: Mapping[str, Sequence[Any]] | None = None, as_json: bool = False
+    config: Config, default: Config, overrides: Sequence[str], wanted: Mapping[str, list[Any]] | None = None, as_json: bool = False
 ) -> int:
     """Search and report. ``default`` is the configuration without overrides; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.config import locate_data
     from launcher.results.tracking import MlflowMirror
     from launcher.search.contest import contest
     from launcher.search.plan import plan
+    from launcher.search.wanted import spanning
     from launcher.sweep.dry_run import print_requests
     from launcher.sweep.multirun import sweep_name
     from launcher.sweep.search import first_points, search
 
     config = locate_data(config)
-    planned = plan(config)
-    candidates = contest(config, planned, wanted)
+    planned = plan(config, spanning(wanted or {}, config.search.space), wanted)
+    candidates = contest(config, planned)
     name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
     say(f"search {name}: {len(planned.space.table):,} layouts, {len(candidates.candidates):,} of them candidates")
     base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -64,16 +63,11 @@ class Contest:
         return self.small.parts[trial.index], float(self.small.memory[trial.index])
 
 
-def contest(config: Config, planned: Plan, wanted: Mapping[str, Sequence[Any]] | None = None) -> Contest:
-    """Candidates for the layouts of ``planned``; ``wanted`` keeps only those with given values, by column."""
+def contest(config: Config, planned: Plan) -> Contest:
+    """Candidates for the layouts of ``planned``."""
     table = planned.space.table
-    keep = np.ones(len(table), dtype=bool)
-    for name, values in (wanted or {}).items():
-        keep &= np.isin(table[name], list(values))
-    if not keep.any():
-        raise ConfigError("no layout that obeys the rules has the values asked for; ask for more of them")
     seconds, fits = planned.seconds, planned.estimate.fits
-    hopeful = keep & (fits >= HOPELESS)
+    hopeful = fits >= HOPELESS
     if not hopeful.any():
         raise ConfigError(
             "no layout is likely to fit into memory; use more devices, a smaller model, or recompute more (trireme plan shows by how much)"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +17,13 @@ from launcher.cost.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import Prediction, case_of, explain
 from launcher.search.space import Space, space
-from trainer.config import LayoutConfig
+from trainer.config import ConfigError, LayoutConfig
 
 FITS, EDGE = 0.5, 0.02
 """A layout with a smaller chance to fit than FITS is at the edge of memory, with a smaller one than EDGE it is out."""
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
+ASKED = "asked: has not the values given to layout keys"
 VERDICTS = (
     "in",
     "edge: may not fit into memory",
@@ -76,12 +79,26 @@ class Plan:
         return int(rows[0]) if len(rows) else None
 
 
-def plan(config: Config, limits: SpaceConfig | None = None) -> Plan:
-    """Plan the model, global batch, precision and cluster of ``config``; its layout is not looked at."""
+def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str, Sequence[Any]] | None = None) -> Plan:
+    """Plan the model, global batch, precision and cluster of ``config``; its layout is not looked at.
+
+    ``wanted`` keeps only layouts with given values, by column. ``ConfigError`` when there is none.
+    """
     found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
+    found = narrowed(found, wanted or {})
     case = case_of(config.model, found.table, config.run, config.cluster)
     predicted = estimate(case)
     return Plan(found, case, predicted, judge(found.table, predicted))
+
+
+def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:
+    """The layouts of ``found`` that have the values asked for."""
+    keep = np.ones(len(found.table), dtype=bool)
+    for name, values in wanted.items():
+        keep &= np.isin(found.table[name], list(values))
+    if not keep.any():
+        raise ConfigError("no layout that obeys the rules has the values asked for; ask for more of them")
+    return Space(found.table[keep], found.dropped | ({ASKED: int((~keep).sum())} if not keep.all() else {}))
 
 
 def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:

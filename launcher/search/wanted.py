@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.cost.layouts import LAYOUT_DTYPE, SHARDED, WORDS
-from trainer.config import ConfigError
+from launcher.config.search import SpaceConfig
+from launcher.cost.layouts import LAYOUT_DTYPE, SHARDED, WORDS, to_table
+from trainer.config import ConfigError, LayoutConfig
 from trainer.config.errors import listed, nearest
+from trainer.config.schema import RECOMPUTE, SCHEDULES
+
+FREE = ("data", "balance")
+"""Columns that follow from the others: replicas from the cluster, uneven stages from layers that do not divide."""
 
 
 def columns_wanted(sweeps: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -22,3 +28,26 @@ def columns_wanted(sweeps: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
             raise ConfigError(f"{key}={strange[0]} is not one of {listed(words)}{nearest(str(strange[0]), words)}")
         found[known[key]] = [words.index(value) if words else value for value in values]
     return found
+
+
+def fixed(layout: LayoutConfig, wanted: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """``wanted``, and of all columns that it does not name the value that ``layout`` has: the grid that a sweep would run."""
+    row = to_table([layout if layout.data else dataclasses.replace(layout, data=1)])[0]
+    return {name: wanted.get(name, [row[name].item()]) for name in LAYOUT_DTYPE.names or () if name in wanted or name not in FREE}
+
+
+def spanning(wanted: Mapping[str, list[Any]], limits: SpaceConfig) -> SpaceConfig:
+    """``limits`` with what ``wanted`` names in place of their own values, so that what was asked for is looked at."""
+    found: dict[str, Any] = {}
+    for limit, name in (("tensor", "tensor"), ("pipeline", "pipeline"), ("virtual", "virtual_pipeline"), ("micro_batch", "micro_batch")):
+        if name in wanted:
+            found[f"max_{limit}"] = max(wanted[name])
+    if "schedule" in wanted:
+        found["schedules"] = [SCHEDULES[code] for code in wanted["schedule"]]
+    if "recompute" in wanted:
+        found["recompute"] = [RECOMPUTE[code] for code in wanted["recompute"]]
+    if "sequence_parallel" in wanted:
+        found["sequence_parallel"] = list(wanted["sequence_parallel"])
+    if any(name in wanted for name in SHARDED):
+        found["sharding"] = "all"
+    return dataclasses.replace(limits, **found)

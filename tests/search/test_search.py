@@ -207,10 +207,10 @@ def test_where_fewer_replicas_would_not_fit_more_are_kept(tmp_path: Path) -> Non
 def test_only_the_layouts_asked_for_are_candidates(tmp_path: Path) -> None:
     config = dataclasses.replace(BASE, sweep=SweepConfig(dir=str(tmp_path)))
     wanted = columns_wanted({"layout.tensor": [1, 2], "layout.recompute": ["none"], "layout.sharding.optimizer": [1]})
-    table = contest(config, plan(config), wanted).table
+    table = contest(config, plan(config, wanted=wanted)).table
     assert set(table["tensor"].tolist()) == {1, 2} and set(table["recompute"].tolist()) == {0} and set(table["optimizer"].tolist()) == {1}
     with pytest.raises(ConfigError, match="no layout that obeys the rules"):
-        contest(config, plan(config), {"tensor": [3]})
+        plan(config, wanted={"tensor": [3]})
 
 
 @pytest.mark.parametrize(

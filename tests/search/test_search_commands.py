@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.cli.layouts import layouts_asked
 from launcher.cli.main import main
 from launcher.config import compose, resolve
+from launcher.search.plan import plan
+from launcher.search.wanted import columns_wanted, fixed, spanning
+from trainer.config import LayoutConfig, ShardingConfig
 
 CSV = str(Path(__file__).parent / "layouts_13b.csv")
 SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
@@ -55,6 +59,23 @@ def test_plan_explains_a_layout_by_place_or_name_with_a_picture(trireme: Any) ->
     assert drawn.tag.endswith("svg") and {"forward", "backward"} <= {node.get("class") for node in drawn.iter()}
     code, out, _ = trireme("plan", *SMALL, "--explain", "1", "--json")
     assert code == 0 and json.loads(out)["timeline"] == "timeline.svg" and Path("timeline.svg").exists()
+
+
+def test_layout_keys_keep_plan_and_search_to_layouts_that_have_their_values(trireme: Any) -> None:
+    code, out, _ = trireme("plan", *SMALL, "layout.tensor=2,4", "layout.schedule=gpipe", "--top", "500", "--json")
+    layouts = [entry["layout"] for entry in json.loads(out)["layouts"]]
+    assert code == 0 and {layout["tensor"] for layout in layouts} == {2, 4} and {layout["schedule"] for layout in layouts} == {"gpipe"}
+    wanted, others = layouts_asked(["layout.recompute=none", "layout.sharding.optimizer=1,8", "run.steps=3"])
+    assert others == ["run.steps=3"] and wanted == {"recompute": [0], "optimizer": [1, 8]}
+
+
+def test_a_sweep_is_searched_over_the_grid_that_it_would_run() -> None:
+    layout = LayoutConfig(tensor=1, micro_batch=2, schedule="1f1b", sharding=ShardingConfig(1, 1, 2))
+    wanted = fixed(layout, columns_wanted({"layout.tensor": [1, 2], "layout.pipeline": [1, 2]}))
+    config = compose(SMALL)
+    table = plan(config, spanning(wanted, config.search.space), wanted).space.table
+    assert {(row["tensor"], row["pipeline"]) for row in table} == {(1, 1), (1, 2), (2, 1), (2, 2)} and len(table) == 4
+    assert {(row["micro_batch"], row["optimizer"], row["recompute"]) for row in table} == {(2, 2, 0)}
 
 
 def test_plan_for_less_memory_is_slower_and_says_when_nothing_fits(trireme: Any) -> None:
@@ -107,6 +128,10 @@ def test_replay_reports_every_table(trireme: Any) -> None:
         (["plan", *SMALL, "--explain", "t3 p1 d2 mb1"], "layout.tensor=3"),
         (["plan", *SMALL, "--explain", "t1 p1 d8 mb8 shard-4/8/8"], "search.space"),
         (["plan", *SMALL, "--limit", "-1"], "--limit"),
+        (["plan", *SMALL, "--top", "0"], "--top=0"),
+        (["plan", *SMALL, "layout.tensr=2"], "layout.tensor"),
+        (["plan", *SMALL, "layout.tensor=3"], "has the values asked for"),
+        (["search", *SMALL, "layout.schedule=2f2b"], "1f1b"),
         (["plan", *SMALL, "search.space.max_tensor=0"], "search.space.max_tensor"),
         (["plan", *SMALL, "run.global_batch=63", "search.space.max_pipeline=1", "search.space.max_tensor=1"], "no layout fits"),
         (["plan", "hardware=h1000"], "h100"),

@@ -1,0 +1,28 @@
+"""Overrides of layout keys, where they say which layouts are looked at: ``layout.tensor=2,4``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
+    """What the overrides of layout keys allow, by column of a table of layouts, and all other overrides. ``ConfigError`` for wrong ones."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from launcher.config.compose import plain_errors
+    from launcher.search.wanted import columns_wanted
+
+    words = [word for word in overrides if word.lstrip("+").startswith("layout.")]
+    with plain_errors():
+        parsed = OverridesParser.create().parse_overrides(words)
+        asked = {o.key_or_group: list(o.sweep_iterator()) if o.is_sweep_override() else [o.value()] for o in parsed}
+    typed_values = {key: [typed(value) for value in values] for key, values in asked.items()}
+    return columns_wanted(typed_values), [word for word in overrides if word not in words]
+
+
+def typed(value: Any) -> Any:
+    """A value as Python has it: a sweep's are words of Hydra's grammar."""
+    import yaml
+
+    return yaml.safe_load(value) if isinstance(value, str) else value
