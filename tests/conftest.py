@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--layout-seed", type=int, default=1, help="seed of the matrix")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere."""
     for item in items:
