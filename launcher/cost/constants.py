@@ -23,7 +23,7 @@ class Constants:
     streaming: float = 0.88  # and by kernels that only add one long array to another
     kernel: float = 3.5e-06  # seconds between two kernels of a busy device
     host: float = 1.7e-05  # seconds the host needs to launch one kernel
-    blocking: float = 4e-5  # seconds that a kernel costs more when the host waits for it
+    blocking: float = 4e-05  # seconds that a kernel costs more when the host waits for it
     # attention kernels: fraction of the matrix peak in forward and backward, before the exponentials
     flash1: tuple[float, float] = (0.455, 0.3)
     flash2: tuple[float, float] = (0.76, 0.365)

@@ -106,6 +106,7 @@ LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=T
 TORCHTITAN = replace(
     FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True, reads_every_step=False
 )  # reads losses back when it logs, every tenth step
+TORCHTITAN_2026 = replace(TORCHTITAN, name="torchtitan 2026", hopper_attention=True)  # models/common/attention: cuDNN before flash
 TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
 INTERNEVO = replace(
     Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2, reduce_every_micro_batch=True

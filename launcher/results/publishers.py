@@ -38,6 +38,7 @@ PUBLISHERS = (
     Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", trainers.NEMO, True, sharding="ZeRO-1"),
     Publisher(r"Megatron-LM CI", trainers.MEGATRON_CORE, True, sharding="ZeRO-1"),
     Publisher(r"Megatron-LM repository", trainers.MEGATRON_CORE, True, sharding="ZeRO-1", since=2023),
+    Publisher(r"torchtitan", trainers.TORCHTITAN_2026, True, recompute="selective (per-op)", since=2026, reports="reserved"),
     Publisher(r"torchtitan", trainers.TORCHTITAN, True, recompute="selective (per-op)", reports="reserved"),
     Publisher(r"MT-NLG", trainers.MEGATRON_DEEPSPEED, dropout=True),
     Publisher(r"Megatron-LM SC21", trainers.MEGATRON_2021, dropout=True),
