@@ -68,7 +68,7 @@ def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
             time.sleep(backend.poll_seconds)
         backend.collect(job, handle)
     except BaseException:
-        _end(backend, handle or backend.find([job]).get(job.name))
+        _end(backend, job, handle or backend.find([job]).get(job.name))
         raise
     result = read_json(job.directory / "result.json")
     verdict = decide(job.attempt, state, result, failures_in(job.directory))
@@ -77,14 +77,15 @@ def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
     return result
 
 
-def _end(backend: Backend, handle: Handle | None) -> None:
-    """Cancel the job and wait until it has ended, so that its folder can go."""
+def _end(backend: Backend, job: Job, handle: Handle | None) -> None:
+    """Cancel the job and wait until it has ended, so that its folder and whatever else is its own can go."""
     if handle is None:
         return
     backend.cancel([handle])
     deadline = time.monotonic() + _END_SECONDS
     while not backend.poll([handle])[0].status.final and time.monotonic() < deadline:
         time.sleep(min(backend.poll_seconds, 0.5))
+    backend.collect(job, handle)
 
 
 def _words(job: Job, verdict: Verdict) -> str:
