@@ -1,0 +1,183 @@
+"""What trainers do differently, each difference alone: the same question with one property of the trainer changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from launcher.cost import Framework, Prediction, activations, block, collectives, memory, predict, stages, trainers
+from launcher.cost.case import Case
+from launcher.cost.collectives import Group
+from launcher.cost.constants import FITTED
+from launcher.cost.device import Device
+from launcher.cost.layouts import to_table
+from launcher.cost.model import GATHER
+from launcher.cost.prediction import case_of
+from launcher.cost.shape import Experts
+from launcher.results.published import Row
+from launcher.results.publishers import publisher
+from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
+from trainer.config import LayoutConfig, ModelConfig, ShardingConfig
+
+LLAMA_13B = ModelConfig(family="llama", layers=40, hidden=5120, heads=40, ffn=13824, vocab=128000, seq=2048)
+BASE = trainers.MEGATRON_2023
+
+
+def asked(one: LayoutConfig, framework: Framework, batch: int = 256, model: ModelConfig = GPT_22B) -> Prediction:
+    gpus = one.tensor * one.pipeline * (one.data or 1)
+    return predict(model, one, mixed(batch), cluster(gpus), framework)
+
+
+def cases(one: LayoutConfig, framework: Framework, batch: int = 64, precision: str = "bf16", hardware: str = "h100") -> Case:
+    return case_of(GPT_22B, to_table([one]), mixed(batch, precision), cluster(64, hardware), framework)
+
+
+@pytest.mark.parametrize(("ranks", "first", "middle", "last"), [(2, 21, 21, 19), (4, 10, 11, 8), (8, 5, 6, 3)])
+def test_stages_that_count_their_ends_as_blocks(ranks: int, first: int, middle: int, last: int) -> None:
+    """43 items of a model of 40 blocks: embedding before them, norm and head behind them."""
+    counting = replace(BASE, counts_ends=True)
+    table = to_table([layout(1, ranks, 1)])
+    found = stages.blocks(case_of(LLAMA_13B, table, mixed(64), cluster(8), counting))
+    assert (found.first[0], found.last[0]) == (first, last)
+    assert ranks == 2 or found.middle[0] == middle
+
+
+def test_without_a_pipeline_the_ends_do_not_matter() -> None:
+    found = stages.blocks(case_of(LLAMA_13B, to_table([layout(8)]), mixed(64), cluster(8), replace(BASE, counts_ends=True)))
+    assert found.first[0] == found.last[0] == 40
+
+
+def test_each_overlap_hides_its_own_communication() -> None:
+    """Gathers of sharded parameters, and updated parameters on their way back, hide independently of each other."""
+    sharded = layout(1, 1, 64, sharding=ShardingConfig(8, 8, 64))
+    base = replace(BASE, gather_overlap=True, refresh_overlap=True)
+    shown = [asked(sharded, replace(base, gather_overlap=g, refresh_overlap=r)).time[GATHER] for g in (True, False) for r in (True, False)]
+    both, refresh_shown, gathers_shown, neither = shown
+    assert both < refresh_shown < neither and both < gathers_shown < neither
+    assert neither - both == pytest.approx((refresh_shown - both) + (gathers_shown - both))
+
+
+def test_weights_that_stay_in_8_bits_are_cast_once_for_all_micro_batches() -> None:
+    keeps = replace(trainers.MEGATRON_CORE, keeps_low_weights=True)
+    casts_again = replace(keeps, keeps_low_weights=False)
+    one = layout(8, 1, 8, micro_batch=1)
+    assert block.casts(cases(one, keeps, 64, "fp8"))[0] < 0.9 * block.casts(cases(one, casts_again, 64, "fp8"))[0]
+    assert block.casts(cases(one, keeps, 8, "fp8"))[0] == pytest.approx(block.casts(cases(one, casts_again, 8, "fp8"))[0])
+
+
+def test_a_token_goes_to_each_domain_once_where_copies_are_made_there() -> None:
+    """8 experts of 16 ranks on two nodes: half of 8 copies leave the node, or at most one."""
+    device = Device.of(HARDWARE["h100"], 8)
+    group, payload = Group(16, 8, 8), 1e9
+    copies = float(collectives.all_to_all(device, FITTED, group, payload))
+    once = float(collectives.all_to_all(device, FITTED, group, payload, 2 / 8 * (1 - 0.5**8)))
+    assert 3 < copies / once < 4.5
+
+
+def test_tokens_hide_behind_another_micro_batch_only_where_the_trainer_overlaps_them() -> None:
+    shape = replace(cases(layout(1, 1, 64), BASE).shape, experts=Experts(64, 8, 2048))
+    table = to_table([layout(1, 1, 64)])
+    table["expert"] = 16
+    asking = [replace(cases(layout(1, 1, 64), replace(BASE, expert_overlap=o)), shape=shape, table=table) for o in (False, True)]
+    shown, hidden = (block.times(each).forward[block.EXPERT][0] for each in asking)
+    assert hidden < 0.95 * shown
+
+
+def test_products_of_several_experts_run_below_the_rate_of_one() -> None:
+    shape = replace(cases(layout(1, 1, 64), BASE).shape, experts=Experts(64, 8, 2048))
+    asking = replace(cases(layout(1, 1, 64), BASE), shape=shape)
+    slow, fast = (block.matrix_seconds(replace(asking, constants=replace(FITTED, grouped=g)))[0][0] for g in (0.5, 1.0))
+    assert slow > 1.2 * fast
+
+
+def test_buckets_that_are_filled_at_the_end_take_the_room_of_activations() -> None:
+    deep = layout(8, 2, 4, recompute="full", micro_batch=4)
+    early = replace(trainers.MEGATRON_DEEPSPEED, buckets_at_end=False)
+    late = trainers.MEGATRON_DEEPSPEED
+    assert asked(deep, early).memory[memory.BUFFERS] == pytest.approx(3e9)
+    assert asked(deep, late).memory[memory.BUFFERS] < 1e9
+    assert asked(layout(8, 1, 4, recompute="full"), late).memory[memory.BUFFERS] == pytest.approx(3e9)
+
+
+def test_blocks_in_host_memory_free_their_share_of_the_activations() -> None:
+    one = layout(8, 1, 8, sequence_parallel=True)
+    all_here, half = (asked(one, replace(BASE, host_layers=n)).memory[memory.ACTIVATIONS] for n in (0, 24))
+    assert half == pytest.approx(all_here / 2, rel=0.1)
+
+
+def test_communicators_across_the_network_take_more_and_each_counts() -> None:
+    near, far = (asked(layout(1, 1, n), BASE).memory[memory.CONTEXT] for n in (8, 16))
+    assert far - near == pytest.approx((FITTED.far_communicator_gb - FITTED.communicator_gb) * 1e9)
+    three = replace(BASE, communicators=(1, 3, 1, 1))
+    deep = layout(8, 4, 1)
+    assert asked(deep, three).memory[memory.CONTEXT] - asked(deep, BASE).memory[memory.CONTEXT] == pytest.approx(
+        2e9 * FITTED.far_communicator_gb
+    )
+
+
+def test_lock_step_costs_a_deep_pipeline_more_and_a_single_stage_nothing() -> None:
+    lock_step = replace(BASE, lock_step=True)
+    slower = [asked(layout(8, p, 1), lock_step, 64).step_time_s / asked(layout(8, p, 1), BASE, 64).step_time_s for p in (1, 2, 8)]
+    assert slower[0] == pytest.approx(1) and 1 < slower[1] < slower[2]
+
+
+def test_more_exponentials_a_second_shorten_attention_alone() -> None:
+    one = cases(layout(8, 1, 8), BASE, hardware="gb200")
+    faster = replace(one, device=replace(one.device, exponentials=2.0))
+    before, after = (block.times(each).forward for each in (one, faster))
+    assert after[block.ATTENTION][0] < before[block.ATTENTION][0]
+    assert after[block.MATRICES][0] == before[block.MATRICES][0]
+
+
+def row(**cells: str) -> Row:
+    return Row(1, cells)
+
+
+@pytest.mark.parametrize(
+    ("cells", "changed"),
+    [
+        ({"source": "AMSP", "notes": "no broadcast overlap"}, {"refresh_overlap": False, "gradient_overlap": True, "gather_overlap": True}),
+        (
+            {"source": "AMSP", "notes": "no all-reduce overlap"},
+            {"refresh_overlap": False, "gradient_overlap": False, "gather_overlap": True},
+        ),
+        ({"source": "AMSP", "notes": "no overlap"}, {"refresh_overlap": False, "gradient_overlap": False, "gather_overlap": False}),
+        ({"source": "BigScience GPT2 V100", "notes": "Megatron-LM"}, {"bucket_bytes": 0.0, "can_offload": False}),
+        ({"source": "Megatron-LM SC21", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": False}),
+        ({"source": "DeepSpeed blogs", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": True}),
+        ({"source": "torchtitan", "year": "2025"}, {"hopper_attention": False}),
+        ({"source": "torchtitan", "year": "2026"}, {"hopper_attention": True}),
+        ({"source": "torchtitan", "recompute": "selective (default policy)"}, {"selective": "products"}),
+        (
+            {"source": "Megatron-Bridge", "arch": "moe", "gpu": "GB200", "precision": "mxfp8", "notes": "container 26.06"},
+            {"kernels_per_block": 0, "expert_overlap": True},
+        ),
+        ({"source": "Megatron-Bridge", "arch": "moe", "gpu": "GB200", "notes": "container 26.02"}, {"kernels_per_mixture": 60}),
+        (
+            {
+                "source": "Megatron-Bridge",
+                "model": "LLAMA3_70B",
+                "gpu": "GB200",
+                "zero_stage_or_sharding": "FSDP 64",
+                "notes": "container 26.04",
+            },
+            {"host_layers": 40},
+        ),
+    ],
+)
+def test_rows_say_what_their_trainer_did(cells: dict[str, str], changed: dict[str, object]) -> None:
+    found = publisher(row(**cells)).framework
+    assert {name: getattr(found, name) for name in changed} == changed
+
+
+def test_bytes_kept_by_policies_are_ordered() -> None:
+    """Keeping every second product saves more than keeping all of them; both keep less than everything and more than the block's input."""
+    kept = []
+    for kind in ("per_op", "products"):
+        one = cases(layout(1, 1, 8, recompute="selective"), replace(trainers.TORCHTITAN, selective=kind))
+        kept.append(activations.block(one))
+    everything = float(np.asarray(kept[0].everything)[0])
+    per_op, products = (float(np.asarray(each.chosen)[0]) for each in kept)
+    assert 0 < per_op < products < everything
