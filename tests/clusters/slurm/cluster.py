@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.clusters.slurm.configuration import Settings, files
+from tests.clusters.slurm.configuration import FIRST_JOB, Settings, files
 from tests.clusters.slurm.process import Daemon, succeeds, wait_for
 
 NODE = """\
@@ -22,7 +22,7 @@ mount -t proc proc /proc && hostname "$1" && mount --bind "$2" /etc/hosts || exi
 slurmd -D -N "$1" & wait $!  # the shell stays: process 1 of a node has to reap what ended jobs leave
 """
 CONTAINER = Path(__file__).with_name("container.c")
-UP = {"idle", "allocated", "mixed", "completing"}
+UP = {"idle", "allocated", "mixed", "completing", "planned"}
 
 
 class Cluster:
@@ -87,7 +87,10 @@ class Cluster:
 
     def boot(self, name: str) -> None:
         """Start a daemon or a node (again)."""
-        self.daemon(name).start(self.env, self.with_parent)
+        daemon = self.daemon(name)
+        if name == "slurmctld" and daemon.pid() is None:
+            self._new_job_ids()
+        daemon.start(self.env, self.with_parent)
 
     def cut(self, node: str) -> None:
         """Unplug a node's cable: its tasks run on."""
@@ -102,9 +105,9 @@ class Cluster:
         def up() -> bool:
             states = self.node_states()
             for node, state in states.items():
-                if state in ("down", "drained", "draining"):
+                if state.startswith(("down", "drain")):
                     self.output("scontrol", "update", f"nodename={node}", "state=resume")
-            return UP.issuperset(states.values())
+            return UP.issuperset(state.rstrip("-") for state in states.values())  # "-": the scheduler has plans for it
 
         try:
             wait_for(up, "all nodes to be up")
@@ -198,6 +201,8 @@ class Cluster:
             path = s.directory / "etc" / name
             path.write_text(text)
             path.chmod(0o600 if name == "slurmdbd.conf" else 0o644)
+        if not (s.directory / "etc" / FIRST_JOB).exists():
+            self._new_job_ids()
         for i in range(s.gpus):  # slurmd wants character devices with distinct names
             device = s.directory / "dev" / f"gpu{i}"
             if not device.is_symlink():
@@ -210,6 +215,15 @@ class Cluster:
             subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", s.directory / "container.so", CONTAINER], check=True)
         if not (s.directory / "db" / "mysql").exists():
             self._create_database()
+
+    def _new_job_ids(self) -> None:
+        """A controller that crashes forgets the jobs of its last seconds, and would give their ids to others.
+
+        Nodes that remember the former job of an id refuse the latter, and Slurm then drains them: "Duplicate jobid".
+        """
+        path = self.settings.directory / "etc" / FIRST_JOB
+        before = int(path.read_text().partition("=")[2]) if path.exists() else 0
+        path.write_text(f"FirstJobId={before // 10000 * 10000 + 10001}\n")
 
     def _create_database(self) -> None:
         command = [

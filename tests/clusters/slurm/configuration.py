@@ -6,6 +6,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+FIRST_JOB = "first_job.conf"
+"""The file that gives every start of the controller job ids of its own."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -145,6 +148,8 @@ ReturnToService=2
 JobRequeue=1
 MaxArraySize={settings.max_array_size}
 MaxJobCount=20000
+Include {directory}/etc/{FIRST_JOB}
+DebugFlags=NO_CONF_HASH
 SlurmdTimeout=10
 SlurmctldTimeout=10
 MessageTimeout=20
