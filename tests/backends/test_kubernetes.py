@@ -127,7 +127,7 @@ def test_a_pod_that_is_told_to_end_saves_and_the_next_attempt_goes_on_from_there
     real_node.core().delete_namespaced_pod(f"{job.name}-1", handle["namespace"])
     state = ground.end(job, handle)
     stopped = read_json(job.directory / "result.json") or {}
-    assert (state.status, stopped["status"]) == (Status.STOPPED, "stopped")
+    assert (state.status, stopped["status"]) == (Status.STOPPED, "stopped"), state
     reached = _last_step(job)
     later = dataclasses.replace(job, attempt=1)
     (handle,) = ground.submit(later)

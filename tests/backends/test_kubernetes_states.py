@@ -268,6 +268,16 @@ def test_a_pod_that_failed_explains_those_that_were_deleted_after_it() -> None:
     assert told.reason is None and "j-1 on n1: exit code 3" in told.detail
 
 
+def test_a_deleted_pod_whose_kubelet_forgot_how_it_ended_explains_nothing_and_blames_no_node() -> None:
+    """Seen on 1.20: phase Failed, deleted, and no word of its container."""
+    forgotten = pod(1, "Failed", deleted=-50)
+    told = state(ended(0, 75), forgotten)
+    assert (told.status, told.reason, told.bad_nodes) == (Status.STOPPED, Reason.PREEMPTED, ())
+    assert state(works(0), pod(1, "Failed", deleted=5)).status is Status.RUNNING, "its peer is about to stop as well"
+    alone = state(forgotten, count=1)
+    assert (alone.reason, alone.bad_nodes) == (Reason.NODE, ()) and "was deleted" in alone.detail
+
+
 def test_of_equals_the_first_to_end_is_named() -> None:
     assert "j-1" in state(ended(0, 1, ago=5), ended(1, 1, ago=9)).detail
 

@@ -140,13 +140,16 @@ def cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, faul
         return Cause(OWN, reason, _told(pod, words), end.get("exitCode") == STOPPED, at, bad_node)
     if end:
         return _end(pod, end, gone, at)
-    if (pod.get("status") or {}).get("phase") == "Failed":
-        status = pod["status"]
+    deleted = seconds(pod["metadata"].get("deletionTimestamp"))
+    status = pod.get("status") or {}
+    failed = status.get("phase") == "Failed"
+    if gone or (
+        failed and deleted is not None and not status.get("reason")
+    ):  # a kubelet may forget the container before it says how it ended
+        return Cause(DELETED, Reason.NODE, _told(pod, "was deleted"), ended=deleted)
+    if failed:
         words = f"{status.get('reason') or 'failed'}: {line(status.get('message')) or 'its node gave no reason'}"
         return Cause(OWN, Reason.NODE, _told(pod, words), bad_node=pod["spec"].get("nodeName"))
-    deleted = seconds(pod["metadata"].get("deletionTimestamp"))
-    if gone:
-        return Cause(DELETED, Reason.NODE, _told(pod, "was deleted"), ended=deleted)
     if lost(pod, now):
         words = "its node does not answer, and did not confirm that the pod has ended"
         return Cause(OWN, Reason.NODE, _told(pod, words), ended=deleted, bad_node=pod["spec"].get("nodeName"))
