@@ -16,7 +16,7 @@ from launcher.config.schema import ClusterConfig, Config
 from launcher.sweep.files import last_json_line, read_json
 from launcher.sweep.identity import digest
 from launcher.sweep.outcome import Verdict, decide, failures_in
-from trainer.config import ConfigError, Status, save, to_dict, world_size_of
+from trainer.config import Status, save, to_dict, world_size_of
 
 Tell = Callable[[JobState, dict[str, Any] | None], None]
 
@@ -115,6 +115,3 @@ def _ended_by_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-__all__ = ["ConfigError", "ErrandError", "run_errand"]

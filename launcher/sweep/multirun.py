@@ -124,6 +124,8 @@ def sweep_name(overrides: Sequence[str]) -> str:
 def _point(overrides: Sequence[str], config: Config) -> Point:
     """A job whose values do not fit together, or into memory, is a pruned point of the sweep, not the end of it."""
     try:
+        if config.run.task != "train":
+            raise ConfigError(f"run.task={config.run.task} measures a machine and trains nothing; run 'trireme doctor'")
         config = locate_data(resolve(config))
     except ConfigError as error:
         return Point(tuple(overrides), None, str(error))

@@ -177,6 +177,12 @@ def test_ranks_that_fail_say_why(tmp_path: Path, monkeypatch: Any, capsys: Any) 
     assert not list(tmp_path.rglob("*.yaml"))
 
 
+def test_a_probe_is_no_training(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "run.task=probe", "data=synthetic"]) == 2
+    assert "trireme doctor" in capsys.readouterr().err
+
+
 def test_a_name_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="cannot name a file"):
         doctor.target(".hidden")
