@@ -86,9 +86,9 @@ class Submission:
         folder = _arrays(jobs[0]) / name
         intents = [{"array": name, "index": index, "code": code} for index in range(len(jobs))]
         for request, intent in zip(requests, intents):
+            _write_first(_intent_path(request.job), json.dumps(intent))
             if not request.job.request_path.exists():  # else whoever had it rendered has kept it
-                write_text(request.job.request_path, request.text)
-            _intent_path(request.job).write_text(json.dumps(intent))  # whole, or never followed by sbatch
+                _write_first(request.job.request_path, request.text)
         # sweep.max_parallel holds over all arrays of a sweep: one after the other
         after = f"afterany:{self._last_array}" if self._last_array and jobs[0].max_parallel else None
         write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after))
@@ -132,6 +132,15 @@ class Submission:
             "sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-90days", f"--name={name}", "--format=JobID"
         )
         return text.split("_")[0].strip() or None
+
+
+def _write_first(path: Path, text: str) -> None:
+    """Write a file that nobody reads before sbatch has been called: whole by then, and written again by whoever starts anew."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def _equal(requests: Iterable[Request]) -> Iterator[list[Request]]:
