@@ -152,7 +152,7 @@ def test_metrics_arrive_while_the_rank_still_runs(tmp_path: Path) -> None:
     pod = Pod(tmp_path, do, per_node=1).start()
     assert pod.process.stdout is not None
     assert pod.process.stdout.readline() == b'#trireme metrics.jsonl + {"step": 1}\n'
-    pod.process.kill()
+    pod.process.terminate()  # which ends the rank as well
     pod.process.communicate()
 
 
