@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -23,6 +24,19 @@ class TriremeLauncher(Launcher):
         return launch(self.context, self.task_function, self.config, job_overrides, initial_job_idx)
 
 
+class GridSweeper(BasicSweeper):
+    """Hydra's own sweeper, which would compose every job twice: once to see whether that works, and once to run it."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """The launcher composes all jobs of a batch before it starts any."""
+
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="grid",
+    node={"_target_": "hydra_plugins.trireme.GridSweeper", "max_batch_size": None, "params": None},
+    provider="trireme",
+)
 ConfigStore.instance().store(
     group="hydra/launcher", name="trireme", node={"_target_": "hydra_plugins.trireme.TriremeLauncher"}, provider="trireme"
 )
