@@ -54,10 +54,8 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 
 def serve(root: Path, port: int, experiment: str, view: str) -> int:
     """Run the server in the foreground: Ctrl-C or SIGTERM ends it and all its processes."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a parent may have left SIGINT ignored, as shells do for what they start in the background
+    # A parent may have left SIGINT ignored, as shells do for what they start in the background.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
         with LocalServer(root, port) as server:

@@ -105,13 +105,10 @@ def _remove_if_empty(folder: Path) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """While inside, SIGTERM ends the errand as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    """While inside, SIGTERM ends the errand as Ctrl-C does, and Ctrl-C does so even where a parent had it ignored."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
