@@ -68,7 +68,7 @@ class Cluster:
             self.plug(node)
         self.start()
         for job in self.output("squeue", "-h", "-o", "%F").split():
-            self.output("scancel", job)
+            succeeds(["scancel", job], self.env)  # not if it has just ended
         wait_for(lambda: not self.output("squeue", "-h"), "all jobs to end")
         self._wait_until_up()
 
@@ -106,7 +106,7 @@ class Cluster:
             states = self.node_states()
             for node, state in states.items():
                 if state.startswith(("down", "drain")):
-                    self.output("scontrol", "update", f"nodename={node}", "state=resume")
+                    succeeds(["scontrol", "update", f"nodename={node}", "state=resume"], self.env)  # not if it has just come back by itself
             return UP.issuperset(state.rstrip("-") for state in states.values())  # "-": the scheduler has plans for it
 
         try:
