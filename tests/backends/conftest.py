@@ -1,6 +1,23 @@
 """Fixtures of the backends' tests: a real Slurm, a real Kubernetes."""
 
-from tests.clusters.kubernetes.fixture import kubernetes, namespace, played_nodes, real_node
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.kubernetes.fixture import Kubernetes, kubernetes, namespace, played_nodes, real_node
+from tests.clusters.kubernetes.stage import Stage
 from tests.clusters.slurm.fixture import slurm, whole
 
 __all__ = ["kubernetes", "namespace", "played_nodes", "real_node", "slurm", "whole"]
+
+
+@pytest.fixture
+def stage(played_nodes: Kubernetes, namespace: str, tmp_path: Path) -> Iterator[Stage]:
+    """A namespace with played pods, and backends that are closed after the test."""
+    made = Stage(played_nodes, namespace, tmp_path)
+    yield made
+    for backend in made.opened:
+        backend.close()

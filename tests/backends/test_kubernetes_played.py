@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,9 @@ from launcher.backends.base import BackendError
 from launcher.backends.kubernetes import causes, states
 from launcher.config.kubernetes import VolumeConfig
 from launcher.sweep.files import read_json
-from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
 from trainer.config import ConfigError, Reason, Status
-
-
-@pytest.fixture
-def stage(played_nodes: Kubernetes, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(played_nodes, namespace, tmp_path)
-    yield made
-    for backend in made.opened:
-        backend.close()
-
 
 # -- the life of a gang ----------------------------------------------------------------------------------------------------------
 

@@ -34,14 +34,6 @@ from trainer.config import ConfigError, DataConfig, LayoutConfig, ModelConfig, R
 RBAC = PROJECT / "deploy" / "kubernetes" / "rbac.yaml"
 
 
-@pytest.fixture
-def stage(played_nodes: Kubernetes, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(played_nodes, namespace, tmp_path)
-    yield made
-    for backend in made.opened:
-        backend.close()
-
-
 def points(cluster: KubernetesCluster, count: int) -> list[Point]:
     """``count`` trials that differ in their seed."""
     model, data, layout = (
@@ -133,23 +125,23 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once
 
 
 def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage) -> None:
-    """After its restart the server does not remember the version from which the watch would go on: 410 Gone."""
-    backend = stage.backend()
-    lists = []
-    mirror = Mirror(backend._client, "api/v1/namespaces/{namespace}/configmaps")
-    original = mirror._list
-    mirror._list = lambda: lists.append(1) or original()  # type: ignore[method-assign,func-returns-value]
-    mirror.start()
-    mirror.objects()
-    core = stage.kubernetes.core()
-    core.create_namespaced_config_map(stage.namespace, {"metadata": {"name": "before"}})
-    wait_for(lambda: "before" in [item["metadata"]["name"] for item in mirror.objects()], "the first change")
+    """A restarted server does not remember the first version of all: it answers 410 Gone, and everything is listed again."""
     control = stage.kubernetes.own.control  # type: ignore[union-attr]
     control.api_server.kill()
     control.start_again()
-    for number in range(5):  # newer versions than the restarted server's memory begins with
-        core.create_namespaced_config_map(stage.namespace, {"metadata": {"name": f"after-{number}"}})
-    wait_for(lambda: "after-4" in [item["metadata"]["name"] for item in mirror.objects()], "the change after the restart")
+    mirror = Mirror(stage.backend()._client, "api/v1/namespaces/{namespace}/configmaps")
+    listed: list[str] = []
+    original = mirror._list
+
+    def forgetful() -> str:
+        listed.append(original())
+        return "1" if len(listed) == 1 else listed[-1]
+
+    mirror._list = forgetful  # type: ignore[method-assign]
+    mirror.start()
+    wait_for(lambda: len(listed) > 1, "everything to be listed anew")
+    stage.kubernetes.core().create_namespaced_config_map(stage.namespace, {"metadata": {"name": "later"}})
+    wait_for(lambda: "later" in [item["metadata"]["name"] for item in mirror.objects()], "a change after that")
     mirror.close()
 
 
