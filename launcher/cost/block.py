@@ -151,7 +151,7 @@ def times(case: Case) -> Times:
     kernels = case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture
     ahead[HOST] = launching(case, kernels, total(ahead))
     back[HOST] = launching(case, 2 * kernels, total(back))
-    return Times(ahead, back, repeated(case, ahead))
+    return Times(ahead, back, repeated(case, ahead, ending(case, tensor_forward)))
 
 
 def launching(case: Case, kernels: Number, busy: Number) -> Number:
@@ -165,12 +165,22 @@ def launching(case: Case, kernels: Number, busy: Number) -> Number:
     return np.maximum(kernels * case.constants.host - busy, 0.0)
 
 
-def repeated(case: Case, forward: Parts) -> Parts:
-    """Forward work done again before backward: everything (full), or what the trainer's selective mode says."""
+def ending(case: Case, spread: Number) -> Parts:
+    """What a trainer that stops early leaves out when it recomputes a block: the second product of a dense MLP, whose result nothing in
+    backward asks for, and its sum over the tensor ranks, a part of the block's forward communication ``spread``."""
+    if not case.framework.stops_early:
+        return {}
+    s = case.shape
+    last = matmul.seconds(case.device, case.precision, case.constants, case.tokens, s.hidden, s.ffn / case.tensor)
+    return {MATRICES: (1 - s.expert_layers / s.layers) * last, TENSOR: spread * np.where(case.table["sequence_parallel"], 0.25, 0.5)}
+
+
+def repeated(case: Case, forward: Parts, spared: Parts) -> Parts:
+    """Forward work done again before backward: everything but what is ``spared`` (full), or what the trainer's selective mode says."""
     full = case.recomputed_blocks
     chosen = np.where(case.recomputes("selective"), 1.0, 0.0)
     selective = SELECTIVE[case.framework.selective]
-    return {name: value * (full + chosen * selective.get(name, 0.0)) for name, value in forward.items()}
+    return {name: (value - spared.get(name, 0.0)) * full + value * chosen * selective.get(name, 0.0) for name, value in forward.items()}
 
 
 SELECTIVE: dict[str, dict[str, float]] = {

@@ -69,6 +69,12 @@ class Case:
         return np.maximum(self.global_batch / (self.micro_batch * self.data), 1.0)
 
     @cached_property
+    def drains(self) -> Number:
+        """How often the pipeline runs empty in a step."""
+        after = self.framework.drains_after
+        return np.clip(self.global_batch / after, 1.0, self.micro_batches) if after else 1.0
+
+    @cached_property
     def interleaved(self) -> np.ndarray:
         return self.chunks > 1
 

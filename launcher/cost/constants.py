@@ -51,7 +51,7 @@ class Constants:
     step: float = 0.045  # seconds per step: data, logging, scalar reductions
     # memory
     gathered_logits: float = (
-        6.0  # bytes per logit where tensor ranks gather them: the whole in 16 bits, its gradient, and the shards of both
+        10.0  # further bytes per logit where tensor ranks gather them: pieces and the whole in 16 bits, and the gradients of both
     )
     communicator_gb: float = 0.4  # buffers of one communicator inside a link domain
     far_communicator_gb: float = 1.4  # and of one that crosses the network

@@ -8,6 +8,9 @@ from launcher.cost import collectives, matmul
 from launcher.cost.case import Case
 from launcher.cost.shape import Number
 
+Ways = tuple[Number, ...]
+"""Seconds forward and backward."""
+
 
 def embedding(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of the input embedding: a gather of rows, one reduction over the tensor ranks, a scatter."""
@@ -15,6 +18,24 @@ def embedding(case: Case) -> tuple[Number, Number]:
     move = payload / (case.device.bandwidth * case.constants.bandwidth)
     reduce = collectives.all_reduce(case.device, case.constants, case.tensor_group, payload)
     return 3 * move + reduce + issued(case), 6 * move + issued(case)
+
+
+def by_stage(case: Case) -> tuple[Ways, Ways, Ways]:
+    """Seconds of the model's ends on the first, a middle and the last pipeline rank. A single rank is the last one."""
+    front, back = embedding(case), head(case)
+    both = tuple(np.asarray(one) + other for one, other in zip(front, back))
+    if case.framework.spreads_vocabulary:
+        added = _added_up(case) if case.framework.vocabulary_waits else 0.0
+        each = tuple(way / case.pipeline + added for way in both)
+        return each, each, each
+    alone = case.pipeline == 1
+    return front, (0.0, 0.0), tuple(np.where(alone, whole, own) for whole, own in zip(both, back))
+
+
+def _added_up(case: Case) -> Number:
+    """Seconds, each way, to hand the hidden state to all pipeline ranks, or to add up its gradient over them."""
+    group = collectives.Group.placed(case.device, case.pipeline, case.tensor * case.context * case.data)
+    return collectives.all_reduce(case.device, case.constants, group, case.tokens * case.shape.hidden * case.width)
 
 
 def issued(case: Case) -> Number:

@@ -54,7 +54,14 @@ class Framework:
     communicators: tuple[int, int, int, int] = (1, 1, 1, 1)  # of a rank, where it has neighbours by tensor, pipeline, data, context
     # recompute
     selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms
+    stops_early: bool = False  # whole blocks are recomputed up to the last input that backward needs: without the product that ends them
     # stages
+    spreads_vocabulary: bool = False  # every pipeline rank computes an equal part of embedding and head (arXiv 2411.05288)
+    vocabulary_waits: bool = False  # and stands still while those parts are added up
+    more_in_flight: tuple[float, float] = (
+        0,
+        0,
+    )  # micro-batches that a pipeline rank holds beyond those of its schedule: so many, and per stage
     counts_ends: bool = False  # stages share out blocks, embedding, final norm and head evenly, each of them counting as one block
     # overlap and communication
     reads_every_step: bool = True  # the host waits for the loss of every step, to log it or to look for overflows
@@ -67,6 +74,7 @@ class Framework:
     blocking_sends: bool = False  # a rank stands still while it hands activations on
     lock_step: bool = False  # pipeline ranks meet their neighbours before and after every micro-batch (DeepSpeed's schedule)
     split_sends: bool = False  # tensor ranks each send a part of an activation that all of them hold
+    drains_after: int = 0  # sequences of a global batch after which the pipeline runs empty and fills again; 0: at the end of a step
     reduce_every_micro_batch: bool = False  # FSDP without no_sync: gradients are reduce-scattered after every micro-batch
     gather_again: bool = True  # sharded parameters are dropped after forward and gathered again for backward
 

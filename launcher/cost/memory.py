@@ -123,7 +123,9 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
         entry = entry + np.where(alone, 0.0, activations.rows(case) * case.width)
     head, logits = activations.one_norm(case), activations.logits(case)
     if kind != "last":
-        head, logits = np.where(alone, head, 0.0), np.where(alone, logits, 0.0)
+        head, logits = np.where(alone, head, 0.0), np.where(alone | case.framework.spreads_vocabulary, logits, 0.0)
+    if case.framework.spreads_vocabulary:
+        logits = logits / case.pipeline
     open_heads = np.where(case.scheduled("gpipe"), count, 1.0)  # elsewhere the last stage's backward follows at once
     again = kept.again
     if case.framework.frees_logits:  # the newest head is gone when the first recomputed block runs backward
@@ -138,7 +140,8 @@ def in_flight(case: Case, kind: str) -> Number:
     """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks."""
     p, v, m = case.pipeline, case.chunks, case.micro_batches
     rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]
-    plain = np.minimum(p - rank, m)
+    more = case.framework.more_in_flight
+    plain = np.minimum(p - rank + np.where(p > 1, more[0] + more[1] * p, 0.0), m)
     interleaved = np.minimum(2 * (p - 1 - rank) + (v - 1) * p + 1, m * v) / v
     held = np.where(v > 1, interleaved, plain)
     held = np.where(case.scheduled("gpipe"), m, held)

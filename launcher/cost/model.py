@@ -56,7 +56,8 @@ def step(case: Case, held: stages.Held) -> Parts:
     embedding, head = ends.embedding(case), ends.head(case)
     m, wait = case.micro_batches, blocking(case)
     kinds = stage_times(case, held, one)
-    run = pipeline.run(kinds, case.pipeline, case.chunks, m, case.scheduled("gpipe"), case.scheduled("zero_bubble"))
+    run = pipeline.run(kinds, case.pipeline, case.chunks, m / case.drains, case.scheduled("gpipe"), case.scheduled("zero_bubble"))
+    run = run.repeated(case.drains)
     per_rank = case.shape.layers / case.pipeline
     parts = scale(per_block, m * per_rank)
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
@@ -82,15 +83,15 @@ def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) 
 
 def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
-    blocks, embedding, head = held.blocks, ends.embedding(case), ends.head(case)
+    blocks, (first, middle, last) = held.blocks, ends.by_stage(case)
     slow = 1 + case.constants.jitter * np.log2(case.pipeline) if case.framework.lock_step else 1.0
     ways = (total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow)
-    alone, wait = case.pipeline == 1, blocking(case)
+    wait = blocking(case)  # 0 for a single rank
     return pipeline.Stages(
-        first=tuple(blocks.first * way + embedding[i] + wait / 2 for i, way in enumerate(ways)),
-        middle=tuple(blocks.middle * way + wait for way in ways),
-        typical=tuple(blocks.typical * way + wait for way in ways),
-        last=tuple(blocks.last * way + head[i] + np.where(alone, embedding[i], wait / 2) for i, way in enumerate(ways)),
+        first=tuple(blocks.first * way + first[i] + wait / 2 for i, way in enumerate(ways)),
+        middle=tuple(blocks.middle * way + middle[i] + wait for i, way in enumerate(ways)),
+        typical=tuple(blocks.typical * way + middle[i] + wait for i, way in enumerate(ways)),
+        last=tuple(blocks.last * way + last[i] + wait / 2 for i, way in enumerate(ways)),
         send=np.zeros_like(wait) if case.framework.blocking_sends else transfer(case),
     )
 

@@ -59,6 +59,10 @@ class Pipeline:
     total: Number
     transfers: Number  # what transfers between ranks add to it
 
+    def repeated(self, times: Number) -> Pipeline:
+        """The same again and again, the pipeline running empty in between."""
+        return Pipeline(self.total * times, self.transfers * times)
+
 
 def run(stages: Stages, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number) -> Pipeline:
     """One step. ``gpipe`` and ``zero_bubble`` say which layouts have that schedule; all others run (interleaved) 1F1B."""

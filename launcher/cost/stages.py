@@ -105,12 +105,14 @@ def held(case: Case, split: Sequence[int] | None = None) -> Held:
     head = s.vocab * s.hidden / t + s.norm_parameters
     single = counts.first * dense + embedding + np.where(s.tied, s.norm_parameters, head)
     alone = p == 1
+    shared = (embedding + head) / p
+    ends = (shared, shared, shared) if case.framework.spreads_vocabulary else (embedding, 0.0, head)
     return Held(
         counts,
         PerStage(
-            np.where(alone, single, counts.first * dense + embedding),
-            np.where(alone, single, counts.middle * dense),
-            np.where(alone, single, counts.last * dense + head),
+            np.where(alone, single, counts.first * dense + ends[0]),
+            np.where(alone, single, counts.middle * dense + ends[1]),
+            np.where(alone, single, counts.last * dense + ends[2]),
         ),
         PerStage(counts.first * routed, counts.middle * routed, counts.last * routed),
     )

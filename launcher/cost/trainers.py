@@ -25,17 +25,24 @@ MEGATRON_2022 = replace(
     MEGATRON_2021, name="Megatron-LM 2022", tensor_overlap="backward"
 )  # arXiv 2205.05198: backward's communication beside products
 MEGATRON_2023 = replace(MEGATRON_2022, name="Megatron-LM 2023", attention="flash2", causal_skip=True, blocking_sends=False)
+MEGASCALE = replace(
+    MEGATRON_2023, name="MegaScale", tensor_overlap="all", gradient_overlap=True, gather_overlap=True, refresh_overlap=True
+)  # Jiang et al. 2024, arXiv 2402.15627, section 3: communication of all three kinds beside computation
+VOCABULARY_1 = replace(
+    MEGATRON_2023, name="Vocabulary Parallelism 1", spreads_vocabulary=True, more_in_flight=(2, 0)
+)  # Yeung et al. 2024, arXiv 2411.05288: a fork of Megatron-LM, --fp16; README of sail-sg/VocabularyParallelism: p + 2 or p + 1 micro-batches
+VOCABULARY_2 = replace(VOCABULARY_1, name="Vocabulary Parallelism 2", more_in_flight=(1, 0))
+INTERLACED = replace(VOCABULARY_1, name="interlaced", vocabulary_waits=True, more_in_flight=(0, 0.5))
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_2021,
     name="Megatron-DeepSpeed",
     accumulate_fused=False,
-    split_sends=False,
     bucket_bytes=3e9,
     buckets_at_end=True,
     keeps_outputs=True,
     lock_step=True,
     communicators=(1, 3, 1, 1),
-)  # pipeline engine of DeepSpeed, ZeRO-1
+)  # pipeline engine of DeepSpeed (is_pipe_partitioned, is_grad_partitioned: sends are split where there are tensor ranks), ZeRO-1
 MEGATRON_PIPELINE = replace(
     MEGATRON_DEEPSPEED,
     name="Megatron-LM, spring 2021",
@@ -84,12 +91,15 @@ ALEPH_ALPHA = Framework(
     counts_ends=True,  # pipeline_partitioning: uniform
     blocking_sends=True,
     sharded_logits=False,
-    loss_passes=(4.0, 4.0),
-    logit_copies=(1, 4),
+    loss_passes=(2.0, 2.5),  # losses/cross_entropy: gathered shards joined and argmax for the accuracy; there and back, torch's own kernels
+    logit_copies=(1, 3),  # the loss keeps log-probabilities in 4 bytes; backward makes their gradient, then that of the logits
     gradient_overlap=False,
     gather_overlap=False,
     refresh_overlap=False,
 )
+ALEPH_ALPHA_DRAINING = replace(ALEPH_ALPHA, drains_after=256)
+"""Its later runs at 2,048 tokens. Inferred, not documented: with two stages their step times grow with the micro-batch as a bubble of
+(p - 1) / m does when m counts the micro-batches of 256 sequences, not of the whole 2,048, at every data- and tensor-parallel degree."""
 FSDP = Framework(
     name="PyTorch FSDP",
     pointwise="eager",
@@ -103,9 +113,12 @@ FSDP = Framework(
     reduce_every_micro_batch=True,
 )
 LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=True, logit_copies=(2, 0))
+LLM_FOUNDRY_2024 = replace(
+    LLM_FOUNDRY, stops_early=True
+)  # torch.utils.checkpoint without reentrance, which stops early from PyTorch 2.1 on
 TORCHTITAN = replace(
-    FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True, reads_every_step=False
-)  # reads losses back when it logs, every tenth step
+    FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True, reads_every_step=False, stops_early=True
+)  # reads losses back when it logs, every tenth step; the same checkpoints
 TORCHTITAN_2026 = replace(TORCHTITAN, name="torchtitan 2026", hopper_attention=True)  # models/common/attention: cuDNN before flash
 TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
 INTERNEVO = replace(

@@ -23,6 +23,8 @@ class Publisher:
     sequence_parallel: bool = False  # where the cell is blank
     vocab: int | None = None
     dropout: bool = False
+    tied: bool | None = None  # None: as the family usually is
+    balance: str = "equal"  # how blocks are dealt out to stages
     sharding: str = ""  # where the cell is blank
     recompute: str = ""  # where the cell is blank
     since: int = 0  # year of the first row that this describes
@@ -33,8 +35,9 @@ class Publisher:
 PUBLISHERS = (
     Publisher(r"BigScience BLOOM", trainers.BLOOM, vocab=250000, reports="device"),
     Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257, offloads=True, reports="device"),
+    Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY_2024, since=2024),
     Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY),
-    Publisher(r"Efficient Parallelization Layouts", trainers.ALEPH_ALPHA, vocab=128000),
+    Publisher(r"Efficient Parallelization Layouts", trainers.ALEPH_ALPHA, vocab=128000, tied=True),  # its weight_tying is on by default
     Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", trainers.NEMO, True, sharding="ZeRO-1"),
     Publisher(r"Megatron-LM CI", trainers.MEGATRON_CORE, True, sharding="ZeRO-1"),
     Publisher(r"Megatron-LM repository", trainers.MEGATRON_CORE, True, sharding="ZeRO-1", since=2023),
@@ -45,7 +48,8 @@ PUBLISHERS = (
     Publisher(r"Megatron-LM repository", trainers.MEGATRON_2021, dropout=True),
     Publisher(r"Korthikanti", trainers.MEGATRON_2022, dropout=True),
     Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
-    Publisher(r"Vocabulary Parallelism|Zero Bubble|MegaScale", trainers.MEGATRON_2023),
+    Publisher(r"Vocabulary Parallelism", trainers.MEGATRON_2023, tied=False),  # its script: --untie-embeddings-and-output-weights
+    Publisher(r"Zero Bubble|MegaScale", trainers.MEGATRON_2023),
     Publisher(r"DeepSpeed", trainers.DEEPSPEED, offloads=True),
     Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
     Publisher(r"JAX|Pax|MaxText", trainers.JAX),
@@ -60,25 +64,48 @@ def publisher(row: Row) -> Publisher:
     """The publisher of a row, with what the row itself says of the trainer."""
     year = row.whole("year") or 0
     found = next((p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
-    framework = _as_noted(row, found.framework)
-    return replace(found, framework=replace(framework, can_offload=framework.can_offload and found.offloads))
+    framework = _as_noted(row, _trainer(row, found.framework))
+    balance = "cost" if _method(row) == "redis" else found.balance
+    return replace(found, balance=balance, framework=replace(framework, can_offload=framework.can_offload and found.offloads))
+
+
+def _trainer(row: Row, usual: Framework) -> Framework:
+    """The trainer of a row where its source has several."""
+    if re.search("maxtext|paxml", row.text("model").lower()):
+        return trainers.JAX
+    if "zero-3" in row.text("zero_stage_or_sharding").lower() and usual.name.startswith("Megatron"):
+        return trainers.DEEPSPEED
+    if usual is trainers.MEGATRON_DEEPSPEED and "Megatron-LM" in row.notes:
+        return trainers.MEGATRON_PIPELINE
+    if usual is trainers.ALEPH_ALPHA and row.kernel.startswith("flash_attention2") and row.whole("seq") == 2048:
+        return trainers.ALEPH_ALPHA_DRAINING
+    if row.source.startswith("MegaScale") and "MegaScale" in row.notes + row.text("model") and "Megatron-LM" not in row.notes:
+        return trainers.MEGASCALE
+    return METHODS.get(_method(row), usual)
+
+
+METHODS = {"vocab-1": trainers.VOCABULARY_1, "vocab-2": trainers.VOCABULARY_2, "interlaced": trainers.INTERLACED}
+"""What the paper on vocabulary parallelism compares, beside a ``baseline`` and a balanced ``redis`` of Megatron-LM."""
+
+
+def _method(row: Row) -> str:
+    """Which of them a row of that paper is."""
+    if not row.source.startswith("Vocabulary Parallelism"):
+        return ""
+    words = f"{row.notes} {row.text('table_or_file')} {row.text('model')} {row.text('zero_stage_or_sharding')}".lower()
+    found = re.search(r"redis|vocab(?:ulary)?[- ]?[12]\b|interlaced", words)
+    return re.sub(r"vocab\w*[- ]?", "vocab-", found.group()) if found else "baseline"
 
 
 def _as_noted(row: Row, framework: Framework) -> Framework:
     """The kernels and modes that a row names in its notes and cells."""
     changes: dict[str, object] = {}
-    if re.search("maxtext|paxml", row.text("model").lower()):
-        framework = trainers.JAX
-    if "zero-3" in row.text("zero_stage_or_sharding").lower() and framework.name.startswith("Megatron"):
-        framework = trainers.DEEPSPEED
-    elif re.search("Megatron-LM", row.notes):
-        framework = trainers.MEGATRON_PIPELINE if framework is trainers.MEGATRON_DEEPSPEED else framework
     kernel = row.kernel
     if kernel:
         changes["attention"] = _kernel(kernel)
         changes["causal_skip"] = "flash" in kernel
         changes["fused_norm"] = "RMS" in kernel
-    notes = f"{row.notes.lower()}; {row.text('precision').lower()}; {row.text('zero_stage_or_sharding').lower()}"
+    notes = "; ".join([row.notes, *map(row.text, ("precision", "zero_stage_or_sharding", "recompute"))]).lower()
     for words, change in NOTES:
         if re.search(words, notes):
             changes |= change
@@ -119,7 +146,10 @@ def _kernel(name: str) -> str:
 NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"full cpu offload|pa_cpu=y|cpu offload variant: following", {"offloaded": True}),
     (r"mxfp8|rowwise|blockwise", {"block_scaled": True}),
-    (r"\beager\b", {"pointwise": "eager"}),
+    (r"\beager\b|aot_eager", {"pointwise": "eager"}),
+    # torchtitan's graph trainer before its memory policies, and what it was made of: README of then, "compiled with the aot_eager backend", buckets
+    # that make collectives overlap only on demand
+    (r"compiler toolkit|graph trainer.*(per-op|graph pass)", {"pointwise": "eager", "gradient_overlap": False, "gather_overlap": False}),
     (r"async tp", {"tensor_overlap": "all"}),
     # AMSP, section 6.4, adds them one by one: gathers of sharded parameters, then the gradients' all-reduce, then the broadcast of updates
     (r"no overlap", {"gradient_overlap": False, "gather_overlap": False, "refresh_overlap": False}),

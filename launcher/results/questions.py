@@ -17,7 +17,7 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.cost.device import Device
 from launcher.cost.framework import Framework
-from launcher.cost.layouts import LAYOUT_DTYPE
+from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.shape import Experts, LatentAttention, Shape
 from launcher.results.published import Row
 from launcher.results.publishers import Publisher, publisher
@@ -104,7 +104,7 @@ def shape_of(row: Row, who: Publisher) -> Shape:
         vocab=row.whole("vocab") or who.vocab or (32000 if llama else 51200),
         seq=seq,
         gated=llama,
-        tied=not llama,
+        tied=not llama if who.tied is None else who.tied,
         biases=not llama,
         scale_only_norm=llama,
         positions=0 if llama else seq,
@@ -166,7 +166,7 @@ def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
     virtual = virtual if pipeline > 1 else 1
     values: dict[str, Any] = {
         "tensor": tensor, "pipeline": pipeline, "virtual_pipeline": virtual, "data": data, "context": context,
-        "expert": row.whole("ep") or 1, "micro_batch": micro_batch, "order": 0, "balance": 0,
+        "expert": row.whole("ep") or 1, "micro_batch": micro_batch, "order": 0, "balance": BALANCES.index(who.balance),
         "schedule": SCHEDULES.index("interleaved" if virtual > 1 else "1f1b"),
         "sequence_parallel": tensor > 1 and (who.sequence_parallel if row.yes("sequence_parallel") is None else row.yes("sequence_parallel")),
     }  # fmt: skip
@@ -258,9 +258,9 @@ def _per_node(row: Row, links: str, config: HardwareConfig) -> int:
     return 4 if (config.link_domain or 8) > 8 else 8
 
 
-OMNI_PATH = 0.4
-"""Fraction of four 100 Gb/s Omni-Path ports that collectives of GPU memory reached on the cluster of the BigScience notes: collectives.csv
-has 28 GB/s of 50 on 4 nodes."""
+OMNI_PATH = 0.28
+"""Fraction of four 100 Gb/s Omni-Path ports that collectives of GPU memory reached on the cluster of the BigScience notes: its all-reduces of
+4 GB (collectives.csv, algorithm rates 7.5 and 4.9 GB/s) are bus rates of 14 GB/s of 50 on 4 nodes and 9.6 on 16."""
 
 
 def network_rate(links: str, per_node: int) -> float | None:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from launcher.cost import Framework, Prediction, activations, block, collectives, memory, predict, stages, trainers
+from launcher.cost.block import MATRICES, TENSOR
 from launcher.cost.case import Case
 from launcher.cost.collectives import Group
 from launcher.cost.constants import FITTED
 from launcher.cost.device import Device
 from launcher.cost.layouts import to_table
-from launcher.cost.model import GATHER
+from launcher.cost.memory import ACTIVATIONS, WEIGHTS
+from launcher.cost.model import BUBBLE, GATHER
 from launcher.cost.prediction import case_of
 from launcher.cost.shape import Experts
 from launcher.results.published import Row
@@ -181,3 +183,56 @@ def test_bytes_kept_by_policies_are_ordered() -> None:
     everything = float(np.asarray(kept[0].everything)[0])
     per_op, products = (float(np.asarray(each.chosen)[0]) for each in kept)
     assert 0 < per_op < products < everything
+
+
+def test_a_pipeline_that_runs_empty_in_between_pays_its_bubble_each_time() -> None:
+    """64 micro-batches of 4 stages: 3 of 67 turns idle; emptied four times, 12 of 76."""
+    one, model = layout(1, 4, 1, recompute="full"), replace(GPT_22B, vocab=512)  # stages as good as equal
+    at_once, emptied, rare = (asked(one, replace(BASE, drains_after=after), 64, model) for after in (0, 16, 128))
+    assert emptied.time[BUBBLE] == pytest.approx(4 * at_once.time[BUBBLE], rel=0.05)
+    assert emptied.time[MATRICES] == at_once.time[MATRICES] and emptied.memory == at_once.memory
+    assert rare.time == at_once.time, "a batch that is smaller empties the pipeline once"
+
+
+def test_recomputation_that_stops_early_leaves_out_the_product_that_ends_a_block() -> None:
+    """A third of a GPT block's products (4 h^2 of 12 h^2) and one of its two sums over tensor ranks."""
+    full, plain = layout(8, 1, 1, recompute="full"), layout(8, 1, 1)
+    whole, early, none = (
+        asked(how, replace(BASE, stops_early=stops), 8).time for how, stops in ((full, False), (full, True), (plain, True))
+    )
+    assert (whole[MATRICES] - early[MATRICES]) / (whole[MATRICES] - none[MATRICES]) == pytest.approx(1 / 3, abs=0.03)
+    assert (whole[TENSOR] - early[TENSOR]) / (whole[TENSOR] - none[TENSOR]) == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("trainer", [trainers.VOCABULARY_1, trainers.INTERLACED])
+def test_a_spread_vocabulary_makes_stages_equal(trainer: Framework) -> None:
+    """Embedding and head of 256 k tokens on 8 stages of 4 blocks: as much work as 14 blocks at the ends, or the same on every stage."""
+    model = ModelConfig(layers=32, hidden=3072, heads=24, vocab=256000, seq=2048)
+    one = layout(1, 8, 1)
+    piled, spread = (predict(model, one, mixed(128, "fp16"), cluster(8), how) for how in (BASE, trainer))
+    assert spread.time[BUBBLE] < 0.1 * spread.step_time_s < piled.time[BUBBLE]
+    assert spread.memory[WEIGHTS] < 0.7 * piled.memory[WEIGHTS], "the last stage no longer holds the whole head"
+    held = stages.held(case_of(model, to_table([one]), mixed(128), cluster(8), trainer))
+    assert held.dense.first[0] == held.dense.last[0] == pytest.approx(held.dense.middle[0])
+
+
+def test_more_micro_batches_in_flight_need_more_memory_and_no_more_time() -> None:
+    one, bare = layout(1, 8, 1), replace(trainers.VOCABULARY_1, more_in_flight=(0, 0))
+    few, more, most = (asked(one, replace(bare, more_in_flight=m), 64) for m in ((0, 0), (2, 0), (0, 0.5)))
+    assert few.memory[ACTIVATIONS] < more.memory[ACTIVATIONS] < most.memory[ACTIVATIONS]
+    assert few.step_time_s == more.step_time_s == most.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("notes", "name", "balance"),
+    [
+        ("method: Vocab-1; MFU", "Vocabulary Parallelism 1", "equal"),
+        ("vocab 2", "Vocabulary Parallelism 2", "equal"),
+        ("Interlaced", "interlaced", "equal"),
+        ("Redis", "Megatron-LM 2023", "cost"),
+        ("baseline of table 5", "Megatron-LM 2023", "equal"),
+    ],
+)
+def test_the_methods_of_the_paper_on_vocabulary_parallelism(notes: str, name: str, balance: str) -> None:
+    found = publisher(Row(1, {"source": "Vocabulary Parallelism (arXiv 2411.05288)", "notes": notes}))
+    assert (found.framework.name, found.balance, found.tied) == (name, balance, False)
