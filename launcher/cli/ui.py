@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.results.database import owner_of
 from launcher.results.mirror import Mirror, attempt, tracking_of
-from launcher.results.server import LocalServer, ServerError, free_port, runs_page
+from launcher.results.server import LocalServer, PortLost, ServerError, free_port, runs_page
 from launcher.results.tracked import view_name
 from launcher.sweep.store import Store, Sweep
 from trainer.config import ConfigError
@@ -24,14 +24,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
     arguments = parser.parse_args(argv)
     sweep, store = open_sweep(arguments), Store(arguments.dir)
-    port = _port(arguments.port)
+    _port(arguments.port)
     print("bringing MLflow up to date ...", file=sys.stderr)
     experiment, view = bring_up_to_date(store, sweep), view_name(sweep.name, owner_of(store.root))
     server = tracking_of(sweep).uri
     if server is not None:
         print(f"sweep {sweep.name} is tracked at\n  {runs_page(server, experiment, view)}")
         return 0
-    return serve(store.root, port, experiment, view)
+    return serve(store.root, arguments.port, experiment, view)
 
 
 def bring_up_to_date(store: Store, wanted: Sweep) -> str:
@@ -52,21 +52,24 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
     return mirror.experiment
 
 
-def serve(root: Path, port: int, experiment: str, view: str) -> int:
-    """Run the server in the foreground: Ctrl-C or SIGTERM ends it and all its processes."""
+def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
+    """Run the server in the foreground: Ctrl-C or SIGTERM ends it and all its processes. A port that others were quicker to take is given up."""
     # A parent may have left SIGINT ignored, as shells do for what they start in the background.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    try:
-        with LocalServer(root, port) as server:
-            server.wait_ready()
-            print(f"trials, the fastest first:\n  {runs_page(server.url, experiment, view)}\nCtrl-C ends", flush=True)
-            raise ServerError(f"the MLflow server ended by itself with code {server.wait()}")
-    except ServerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 0
+    while True:
+        try:
+            with LocalServer(root, _port(wanted)) as server:
+                server.wait_ready()
+                print(f"trials, the fastest first:\n  {runs_page(server.url, experiment, view)}\nCtrl-C ends", flush=True)
+                raise ServerError(f"the MLflow server ended by itself with code {server.wait()}")
+        except PortLost:
+            continue
+        except ServerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 0
 
 
 def _port(wanted: int | None) -> int:

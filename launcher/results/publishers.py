@@ -128,7 +128,11 @@ def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
         sharded = "fsdp" in row.text("zero_stage_or_sharding").lower()
         layers = next((n for model, name, n in HOST_LAYERS if sharded and model in row.text("model") and gpu.startswith(name)), 0)
         return {"host_layers": layers}
-    graphs = {"kernels_per_block": 2, "kernels_per_mixture": 60, "dispatch_by_domain": True}  # CUDA graphs of attention and router, HybridEP
+    graphs = {
+        "kernels_per_block": 2,
+        "kernels_per_mixture": 60,
+        "dispatch_by_domain": True,
+    }  # CUDA graphs of attention and router, HybridEP
     if gpu.startswith("H100"):
         alone = (row.whole("pp") or 1) == 1
         return {"expert_overlap": not alone} if not alone or container < (26, 4) else graphs

@@ -13,6 +13,8 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from launcher.results.database import artifact_folder, database_uri, environment
 
 START_S = 300.0
@@ -23,11 +25,15 @@ class ServerError(RuntimeError):
     """The MLflow server ended or did not answer; the message says where its words are."""
 
 
+class PortLost(ServerError):
+    """Somebody else has come to listen on the port since it was found free."""
+
+
 class LocalServer:
     """``mlflow server`` on loopback with one worker and no job runner: two processes instead of fifteen. The database must exist."""
 
     def __init__(self, root: Path, port: int):
-        self.url, self._log = f"http://127.0.0.1:{port}", root / "mlflow-server.log"
+        self.url, self._port, self._log = f"http://127.0.0.1:{port}", port, root / "mlflow-server.log"
         command = [
             sys.executable, "-m", "mlflow", "server", "--backend-store-uri", database_uri(root), "--artifacts-destination",
             str(artifact_folder(root)), "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
@@ -44,17 +50,32 @@ class LocalServer:
         self.close()
 
     def wait_ready(self) -> None:
-        """Until it answers. ``ServerError`` when it ends first, or takes longer than ``START_S``."""
+        """Until it, and nobody else on its port, answers. ``ServerError`` when it ends first, or takes longer than ``START_S``."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise ServerError(f"the MLflow server ended with code {self._process.returncode}; see {self._log}")
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.1)
+                kind = ServerError if is_free(self._port) else PortLost
+                raise kind(f"the MLflow server ended with code {self._process.returncode}; see {self._log}")
+            if self._answered() and self._listens():
+                return
+            time.sleep(0.1)
         raise ServerError(f"the MLflow server did not answer within {START_S:g} s; see {self._log}")
+
+    def _answered(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2):
+                return True
+        except OSError:
+            return False
+
+    def _listens(self) -> bool:
+        """Whether one of its processes holds the port."""
+        try:
+            family = psutil.Process(self._process.pid)
+            found = [each.net_connections("tcp") for each in (family, *family.children(recursive=True))]
+        except psutil.NoSuchProcess:
+            return False
+        return any(c.status == psutil.CONN_LISTEN and c.laddr.port == self._port for each in found for c in each)
 
     def wait(self) -> int:
         """Until it ends by itself; its exit code."""
@@ -78,14 +99,20 @@ def free_port(wanted: int | None = None) -> int:
     Not one that the system would give: those are also given to any connection that is opened before the server listens.
     """
     for port in [*([wanted] if wanted else []), *random.sample(range(20_000, 32_000), 100)]:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if is_free(port):
             return port
     raise ServerError("this machine has no free port")
+
+
+def is_free(port: int) -> bool:
+    """Whether one could listen there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def runs_page(url: str, experiment: str, view: str) -> str:

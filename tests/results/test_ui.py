@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import re
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -19,8 +22,9 @@ from trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 
 from launcher.cli import ui
 from launcher.results.measurements import measure
+from launcher.results.mirror import Mirror, attempt
 from launcher.results.ranking import rank
-from launcher.results.server import free_port
+from launcher.results.server import LocalServer, PortLost, free_port
 from trainer.config import ConfigError
 
 ROWS = """[...document.querySelectorAll('[role=row]')]
@@ -89,6 +93,43 @@ def test_ending_the_ui_ends_every_process_that_it_started(root: Path) -> None:
     assert running.process.wait(300) == 0
     _, alive = psutil.wait_procs(family, timeout=300)
     assert not alive
+
+
+def test_two_pages_started_together_are_two_servers(root: Path, tmp_path: Path) -> None:
+    """Both find the usual port free; one is quicker to listen there. The other must not take the answers of the first for its own."""
+    running = []
+    for place in (root, tmp_path / "other"):
+        SweepOnDisk(place).done(point(1, 1), 0.2)
+        running.append(Ui(place))
+    try:
+        for one, port in zip(running, [int(re.search(r":(\d+)/", each.address()).group(1)) for each in running]):  # type: ignore[union-attr]
+            listening = [c.laddr.port for process in one.family() for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            assert port in listening
+    finally:
+        for one in running:
+            one.process.terminate()
+    assert [one.process.wait(300) for one in running] == [0, 0]
+
+
+def test_a_port_that_others_answer_on_is_not_taken_for_ones_own(root: Path) -> None:
+    SweepOnDisk(root).done(point(1, 1), 0.2)
+    assert not attempt(Mirror(root, "planted"))
+    with socketserver.TCPServer(("127.0.0.1", free_port()), Answering) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with LocalServer(root, other.server_address[1]) as server, pytest.raises(PortLost):
+            server.wait_ready()
+        other.shutdown()
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    """Any server at all that says it is well."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
 
 
 def test_port_that_is_taken_is_one_plain_error_if_it_was_asked_for(root: Path) -> None:
