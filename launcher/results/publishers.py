@@ -121,6 +121,10 @@ HOST_LAYERS = (("70B", "GB200", 40), ("70B", "GB300", 20), ("405B", "GB200", 92)
 """``cpu_offloading_num_layers`` of those recipes for fully sharded pre-training, by model and GPU."""
 
 
+GRAPHS: dict[str, object] = {"kernels_per_block": 2, "kernels_per_mixture": 60, "dispatch_by_domain": True}
+"""CUDA graphs of attention and router, HybridEP."""
+
+
 def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
     """What the performance recipes of Megatron-Bridge switch on for mixtures of experts, by GPU and container (its perf_recipes folder)."""
     gpu, low = row.text("gpu"), "mxfp8" in row.text("precision").lower()
@@ -128,17 +132,12 @@ def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
         sharded = "fsdp" in row.text("zero_stage_or_sharding").lower()
         layers = next((n for model, name, n in HOST_LAYERS if sharded and model in row.text("model") and gpu.startswith(name)), 0)
         return {"host_layers": layers}
-    graphs = {
-        "kernels_per_block": 2,
-        "kernels_per_mixture": 60,
-        "dispatch_by_domain": True,
-    }  # CUDA graphs of attention and router, HybridEP
     if gpu.startswith("H100"):
-        alone = (row.whole("pp") or 1) == 1
-        return {"expert_overlap": not alone} if not alone or container < (26, 4) else graphs
+        staged = (row.whole("pp") or 1) > 1
+        return {"expert_overlap": staged} if staged or container < (26, 4) else dict(GRAPHS)
     if container >= (26, 6) and low:  # one CUDA graph of the whole step, HybridEP beside another micro-batch
         return {"kernels_per_block": 0, "kernels_per_mixture": 0, "expert_overlap": True, "dispatch_by_domain": True}
-    return graphs if gpu.startswith("GB") else {}
+    return dict(GRAPHS) if gpu.startswith("GB") else {}
 
 
 def _kernel(name: str) -> str:
