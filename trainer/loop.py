@@ -196,7 +196,7 @@ class Run:
         times = history.step_times_s[skipped:] or history.step_times_s
         step_time, step_spread = spread(times)
         reason = Reason.PREEMPTED.value if status is Status.STOPPED else None
-        memory = {part: max(r["memory"][part] for r in ranks) for part in ranks[0]["memory"]}
+        fullest = max(ranks, key=lambda r: sum(r["memory"].values()))  # parts of one rank add up; the largest of each part would not
         write_outcome(
             self.out / "result.json",
             {
@@ -212,7 +212,7 @@ class Run:
                 **self._rates(step_time),
                 "step_split_s": mean_split([r["split"] for r in ranks]),
                 "peak_memory_bytes": max(r["peak"] for r in ranks),
-                "memory": memory,
+                "memory": fullest["memory"],
                 "world_size": self.world.size,
                 "layout": to_dict(config.layout),
                 "model": to_dict(config.model),

@@ -30,6 +30,7 @@ class Case:
     framework: Framework = TRIREME
     constants: Constants = FITTED
     budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
+    stage_blocks: Number | None = None  # blocks of the pipeline rank in question; None: the mean
 
     def field(self, name: str) -> np.ndarray:
         return self.table[name].astype(float)
@@ -91,7 +92,14 @@ class Case:
 
     @cached_property
     def blocks_per_chunk(self) -> np.ndarray:
+        if self.stage_blocks is not None:
+            return self.stage_blocks / self.chunks
         return self.shape.layers / (self.pipeline * self.chunks)
+
+    @cached_property
+    def recomputes_some(self) -> bool:
+        """Whether some layout recomputes some of its blocks only: then it matters how many a rank has."""
+        return bool(np.any((self.table["recompute_layers"] >= 0) | (self.table["recompute_every"] > 1)))
 
     @cached_property
     def recomputed_per_chunk(self) -> np.ndarray:
@@ -103,7 +111,7 @@ class Case:
     @cached_property
     def recomputed_blocks(self) -> np.ndarray:
         """Fraction of the blocks that are recomputed whole."""
-        return self.recomputed_per_chunk / self.blocks_per_chunk
+        return self.recomputed_per_chunk / np.maximum(self.blocks_per_chunk, 1e-9)  # a rank may have no block
 
     @cached_property
     def blocks_behind(self) -> np.ndarray:

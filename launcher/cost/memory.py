@@ -6,6 +6,8 @@ schedule implies, and what is recomputed of one block.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from launcher.cost import activations
@@ -25,12 +27,17 @@ KINDS = ("first", "middle", "last")
 
 def peak(case: Case, held: Held) -> Parts:
     """Bytes of the rank that needs most, by part."""
-    kept = activations.block(case)
-    stages = [_stage(case, held, kind, kept) for kind in KINDS]
+    kept = {kind: activations.block(_of_stage(case, held, kind)) for kind in (KINDS if case.recomputes_some else KINDS[:1])}
+    stages = [_stage(case, held, kind, kept.get(kind, kept["first"])) for kind in KINDS]
     sums = np.stack([np.broadcast_to(total(parts), case.tokens.shape) for parts in stages])
     sums[1] = np.where(case.pipeline > 2, sums[1], 0.0)
     worst = np.argmax(sums, axis=0)
     return {name: np.choose(worst, [np.broadcast_to(parts[name], case.tokens.shape) for parts in stages]) for name in stages[0]}
+
+
+def _of_stage(case: Case, held: Held, kind: str) -> Case:
+    """The case as a rank of this kind has it, where ranks differ in what they recompute."""
+    return dataclasses.replace(case, stage_blocks=getattr(held.blocks, kind)) if case.recomputes_some else case
 
 
 def _stage(case: Case, held: Held, kind: str, kept: Kept) -> Parts:
@@ -131,9 +138,15 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     if case.framework.frees_logits:  # the newest head is gone when the first recomputed block runs backward
         again = np.maximum(again - head - logits, 0.0)
     return {
-        ACTIVATIONS: count * (blocks * stored + entry) + open_heads * head + again,
+        ACTIVATIONS: count * blocks * stored + entered(case, count) * entry + open_heads * head + again,
         LOGITS: open_heads * logits,
     }
+
+
+def entered(case: Case, count: Number) -> Number:
+    """Micro-batches that have entered the model and not left it, of ``count`` in flight on the first rank: interleaved, its first chunk has taken
+    up a second round of them before the first one's backward."""
+    return np.where(case.chunks > 1, np.minimum(2 * case.pipeline - 1, case.micro_batches), count)
 
 
 def in_flight(case: Case, kind: str) -> Number:
