@@ -46,14 +46,15 @@ class Contest:
         return to_layout(self.table[index])
 
     def trial_config(self, trial: Trial) -> Config:
-        """The run that measures ``trial``."""
+        """The run that measures ``trial``. The same once more has another seed: it is a trial of its own and takes as long."""
+        run = dataclasses.replace(self.config.run, seed=self.config.run.seed + trial.again)
         if trial.full:
-            return dataclasses.replace(self.config, layout=self.layout(trial.index))
+            return dataclasses.replace(self.config, layout=self.layout(trial.index), run=run)
         layout, batch = to_layout(self.small_table[trial.index]), int(self.small_batch[trial.index])
         per_node = self.config.cluster.gpus_per_node
         nodes = -(-layout.tensor * layout.pipeline * (layout.data or 1) // per_node)
         cluster = dataclasses.replace(self.config.cluster, nodes=nodes)
-        run = dataclasses.replace(self.config.run, global_batch=batch)
+        run = dataclasses.replace(run, global_batch=batch)
         return dataclasses.replace(self.config, layout=layout, run=run, cluster=cluster)
 
     def predicted(self, trial: Trial) -> tuple[np.ndarray, float]:

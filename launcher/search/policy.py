@@ -4,7 +4,8 @@ Order: the candidate with the largest expected gain for its expected price, P(it
 is] / E[GPU-hours of the trial], runs next, so that a layout at the edge of memory is tried in the order of what it could win and never
 ruled out by a hard limit; that its trial would end early counts in its favour.
 Stop: when no untried candidate fits and beats the best by more than ``tolerance`` with a probability of at least ``doubt``.
-Trials on fewer nodes are followed by trials of the best ones at full size.
+Trials on fewer nodes are followed by trials of the best ones at full size. Where noise leaves open which of the best is faster, they are
+measured once more: the luckiest of several noisy measurements is not the fastest layout.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Trial:
     index: int
     full: bool
     cut_s: float | None  # a step time above this cannot win
+    again: int = 0  # how often the same has been measured before
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Policy:
         self.memory = MemoryBelief(candidates, prior or Prior())
         self.tried: dict[int, float] = {}  # candidate -> estimated full-size step time; inf: did not run
         self.verified: dict[int, float] = {}
+        self.noise: dict[int, float] = {}  # relative standard error of what was measured last
+        self.repeated: set[int] = set()
         self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
 
     def next(self, count: int = 1) -> list[Trial] | Stop:
@@ -113,7 +117,11 @@ class Policy:
             plausible = untried & (self.chances(mean, spread, fits) >= self.settings.doubt)
             gain = expected_gain(mean, spread, best) * fits / self.price.expected(fits)
             worth = np.where(untried, gain, 0.0) if plausible.any() else np.zeros(len(untried))
-            nothing = self._verification() or Stop(f"no untried layout is likely to be faster by {self.settings.tolerance:.0%}")
+            nothing = (
+                self._verification()
+                or self._repetition()
+                or Stop(f"no untried layout is likely to be faster by {self.settings.tolerance:.0%}")
+            )
         order = np.argsort(-worth, kind="stable")[:count]
         trials = [self._trial(int(i)) for i in order if worth[i] > 0]
         return trials or (nothing if isinstance(nothing, Stop) else [nothing])
@@ -128,7 +136,10 @@ class Policy:
         if measured.ran or measured.reason is Reason.OUT_OF_MEMORY:
             self.memory.observe(float(memory[index]), measured.ran, measured.peak_bytes)
         seconds = measured.seconds * float(self.candidates.parts[index].sum() / parts[index].sum())
-        self.tried[index] = seconds
+        if trial.again:
+            self.repeated.add(index)
+            seconds = math.sqrt(self.seconds_of(index) * seconds) if measured.ran else self.seconds_of(index)
+        self.tried[index], self.noise[index] = seconds, measured.noise
         if self._is_full(trial):
             self.verified[index] = seconds
 
@@ -178,6 +189,19 @@ class Policy:
             if index not in self.verified:
                 return self._trial(index, full=True)
         return None
+
+    def _repetition(self) -> Trial | None:
+        """The next of the best that has been measured once, if noise leaves open which of them is faster."""
+        best, *others = self.ranking()[: self.settings.verify]
+        rivals = [i for i in others if self._open(best, i)]
+        return next((Trial(i, True, None, 1) for i in (best, *rivals) if rivals and i not in self.repeated), None)
+
+    def _open(self, best: int, other: int) -> bool:
+        """Whether the one that measured slower may well be faster by more than the tolerance. A trial that was given up has too few steps to say."""
+        if min(self.noise[best], self.noise[other]) <= 0:
+            return False
+        ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
+        return float(normal_cdf(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.doubt
 
     def _limit(self) -> str | None:
         limits = (

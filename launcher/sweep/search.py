@@ -101,6 +101,8 @@ def _point(contest: Contest, trial: Trial, overrides: Sequence[str]) -> Point:
     config = contest.trial_config(trial)
     parts, memory = contest.predicted(trial)
     words = [*overrides, *overrides_of(config.layout, contest.config.layout)]
+    if trial.again:
+        words += [f"run.seed={config.run.seed}"]
     if not trial.full:
         words += [f"cluster.nodes={config.cluster.nodes}", f"run.global_batch={config.run.global_batch}"]
     try:
