@@ -29,8 +29,8 @@ DESCRIPTION = """\
 Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, corrects the cost
 model by what was measured, and ends when no untried layout can plausibly beat the best by more than search.tolerance (2 %), or at
 search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured
-again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any time: the same command goes on. Values of layout keys
-(layout.tensor=2,4) keep the search to layouts that have them.
+again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any
+time: the same command goes on. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
 With --replay a table of measured trials (published format) stands for the cluster.
 

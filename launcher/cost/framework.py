@@ -58,10 +58,7 @@ class Framework:
     # stages
     spreads_vocabulary: bool = False  # every pipeline rank computes an equal part of embedding and head (arXiv 2411.05288)
     vocabulary_waits: bool = False  # and stands still while those parts are added up
-    more_in_flight: tuple[float, float] = (
-        0,
-        0,
-    )  # micro-batches that a pipeline rank holds beyond those of its schedule: so many, and per stage
+    more_in_flight: tuple[float, float] = (0, 0)  # micro-batches that ranks hold beyond their schedule's: so many, and so many per stage
     counts_ends: bool = False  # stages share out blocks, embedding, final norm and head evenly, each of them counting as one block
     # overlap and communication
     reads_every_step: bool = True  # the host waits for the loss of every step, to log it or to look for overflows

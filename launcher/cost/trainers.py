@@ -113,9 +113,7 @@ FSDP = Framework(
     reduce_every_micro_batch=True,
 )
 LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=True, logit_copies=(2, 0))
-LLM_FOUNDRY_2024 = replace(
-    LLM_FOUNDRY, stops_early=True
-)  # torch.utils.checkpoint without reentrance, which stops early from PyTorch 2.1 on
+LLM_FOUNDRY_2024 = replace(LLM_FOUNDRY, stops_early=True)  # checkpoints without reentrance, which stop early from PyTorch 2.1 on
 TORCHTITAN = replace(
     FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True, reads_every_step=False, stops_early=True
 )  # reads losses back when it logs, every tenth step; the same checkpoints

@@ -260,7 +260,7 @@ def _per_node(row: Row, links: str, config: HardwareConfig) -> int:
 
 OMNI_PATH = 0.28
 """Fraction of four 100 Gb/s Omni-Path ports that collectives of GPU memory reached on the cluster of the BigScience notes: its all-reduces of
-4 GB (collectives.csv, algorithm rates 7.5 and 4.9 GB/s) are bus rates of 14 GB/s of 50 on 4 nodes and 9.6 on 16."""
+4 GB (collectives.csv, algorithm rates 7.5 and 4.9 GB/s) are bus rates of 14 GB/s of 50 on 4 nodes of V100 and 9.6 on 16; those of its A100 nodes were measured before a repair."""
 
 
 def network_rate(links: str, per_node: int) -> float | None:
