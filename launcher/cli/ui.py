@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
     arguments = parser.parse_args(argv)
     sweep, store = open_sweep(arguments), Store(arguments.dir)
-    _port(arguments.port)
+    _port(arguments.port)  # refuses one that is taken before anything is copied
     print("bringing MLflow up to date ...", file=sys.stderr)
     experiment, view = bring_up_to_date(store, sweep), view_name(sweep.name, owner_of(store.root))
     server = tracking_of(sweep).uri

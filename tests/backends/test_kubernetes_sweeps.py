@@ -18,6 +18,7 @@ import yaml
 
 from launcher.backends import backend_for
 from launcher.backends.kubernetes import KubernetesBackend
+from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.permissions import needed
 from launcher.backends.kubernetes.watch import Mirror
 from launcher.backends.kubernetes.workloads import KINDS
@@ -129,7 +130,11 @@ def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage) -> None:
     control = stage.kubernetes.own.control  # type: ignore[union-attr]
     control.api_server.kill()
     control.start_again()
-    mirror = Mirror(stage.backend()._client, "api/v1/namespaces/{namespace}/configmaps")
+    client, path = stage.backend()._client, "api/v1/namespaces/{namespace}/configmaps"
+    with pytest.raises(ApiError) as gone:
+        next(iter(client.watch(path, resourceVersion="1")))
+    assert gone.value.expired
+    mirror = Mirror(client, path)
     listed: list[str] = []
     original = mirror._list
 
@@ -142,6 +147,7 @@ def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage) -> None:
     wait_for(lambda: len(listed) > 1, "everything to be listed anew")
     stage.kubernetes.core().create_namespaced_config_map(stage.namespace, {"metadata": {"name": "later"}})
     wait_for(lambda: "later" in [item["metadata"]["name"] for item in mirror.objects()], "a change after that")
+    assert len(listed) == 2, "the new watch goes on: nothing is listed a third time"
     mirror.close()
 
 
