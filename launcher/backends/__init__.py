@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,6 @@ def backend_for(cluster: ClusterConfig) -> Backend:
     try:
         backend: Backend = getattr(import_module(module), name)(cluster)
     except ModuleNotFoundError as error:
-        remedy = f"pip install 'trireme[{cluster.backend}]'"
-        raise ConfigError(f"cluster.backend={cluster.backend} needs the Python package {error.name!r}; install it with {remedy}") from None
+        remedy = f"{sys.executable} -m pip install '.[{cluster.backend}]' in the folder of Trireme's sources"
+        raise ConfigError(f"cluster.backend={cluster.backend} needs the Python package {error.name!r}; run {remedy}") from None
     return backend

@@ -70,7 +70,9 @@ def read(path: str | Path) -> list[Row]:
             reader = csv.DictReader(file)
             _check_columns(path, reader.fieldnames)
             return [Row(number, _cells(record)) for number, record in enumerate(reader, 1)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read the table {path}: {error}") from None
 
 

@@ -149,6 +149,6 @@ def test_a_missing_package_of_a_backend_is_a_plain_error(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "launcher.backends.slurm", None)
     monkeypatch.setattr("launcher.backends._BACKENDS", {"slurm": ("not_installed_here", "X")})
     with pytest.raises(
-        ConfigError, match=r"cluster\.backend=slurm needs the Python package 'not_installed_here'.*pip install 'trireme\[slurm\]'"
+        ConfigError, match=r"cluster\.backend=slurm needs the Python package 'not_installed_here'.*pip install '\.\[slurm\]'"
     ):
         backend_for(ClusterConfig(backend="slurm"))
