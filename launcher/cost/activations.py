@@ -37,8 +37,7 @@ def block(case: Case) -> Kept:
         "products": everything - _every_product(case),
     }
     kept = np.where(selective, everything - repeated[case.framework.selective], everything)
-    split = np.maximum(case.sequence_split, case.tensor if case.framework.sharded_checkpoints else 1)
-    stored = case.tokens * case.shape.hidden * case.width / split
+    stored = stored_input(case)
     # what ran backward before is gone when the recomputed part is whole
     input_kept = 0.0 if _copies_norm_inputs(case) else stored
     block_again = everything - input_kept - case.blocks_behind * everything
@@ -47,6 +46,13 @@ def block(case: Case) -> Kept:
     )
     again = np.maximum(np.where(full > 0, block_again, core_again), 0.0)
     return Kept(everything, full * stored + (1 - full) * kept, again)
+
+
+def stored_input(case: Case) -> Number:
+    """What stays of a block that is recomputed whole."""
+    split = np.maximum(case.sequence_split, case.tensor if case.framework.sharded_checkpoints else 1)
+    attended = case.tokens * (case.shape.query_width * case.width + case.shape.heads * 4) / case.tensor
+    return case.tokens * case.shape.hidden * case.width / split + attended * case.framework.keeps_attention
 
 
 def rows(case: Case) -> Number:

@@ -108,19 +108,20 @@ def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
     return forward, inputs, weights
 
 
+EAGER_CAST = 35 / 6
+"""Bytes that tensor operations move per element, of those that one kernel moves: 2 + 2, 2, 2 + 4, 4 + 4, 4 + 4, 4 + 1 and the copy's 1 + 1."""
+
+
 def casts(case: Case) -> Number:
     """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the product's
-    transpose needs its own copy)."""
+    transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4 bytes, times the
+    scale, clamp, 8 bits (torchao, float8_scaling_utils)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
     once = 1 / case.micro_batches if case.framework.keeps_low_weights else 1.0
     elements = sum(share * batch * (m * k + once * n * k / 2) for m, n, k, batch, share in products(case))
-    return (
-        elements
-        * case.constants.cast_bytes
-        * (2 if case.framework.block_scaled else 1)
-        / (case.device.bandwidth * case.constants.bandwidth)
-    )
+    times = (2 if case.framework.block_scaled else 1) * (EAGER_CAST if case.framework.pointwise == "eager" else 1)
+    return elements * times * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
 
 
 def _accumulate(case: Case, elements: Number) -> Number:
@@ -151,7 +152,7 @@ def times(case: Case) -> Times:
     kernels = case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture
     ahead[HOST] = launching(case, kernels, total(ahead))
     back[HOST] = launching(case, 2 * kernels, total(back))
-    return Times(ahead, back, repeated(case, ahead, ending(case, tensor_forward)))
+    return Times(ahead, back, repeated(case, ahead, spared(case, attention_forward, tensor_forward)))
 
 
 def launching(case: Case, kernels: Number, busy: Number) -> Number:
@@ -165,14 +166,15 @@ def launching(case: Case, kernels: Number, busy: Number) -> Number:
     return np.maximum(kernels * case.constants.host - busy, 0.0)
 
 
-def ending(case: Case, spread: Number) -> Parts:
-    """What a trainer that stops early leaves out when it recomputes a block: the second product of a dense MLP, whose result nothing in
+def spared(case: Case, attention: Number, spread: Number) -> Parts:
+    """What a trainer leaves out when it recomputes a block. One that stops early: the second product of a dense MLP, whose result nothing in
     backward asks for, and its sum over the tensor ranks, a part of the block's forward communication ``spread``."""
+    spared: Parts = {ATTENTION: attention} if case.framework.keeps_attention else {}
     if not case.framework.stops_early:
-        return {}
+        return spared
     s = case.shape
     last = matmul.seconds(case.device, case.precision, case.constants, case.tokens, s.hidden, s.ffn / case.tensor)
-    return {MATRICES: (1 - s.expert_layers / s.layers) * last, TENSOR: spread * np.where(case.table["sequence_parallel"], 0.25, 0.5)}
+    return spared | {MATRICES: (1 - s.expert_layers / s.layers) * last, TENSOR: spread * np.where(case.table["sequence_parallel"], 0.25, 0.5)}
 
 
 def repeated(case: Case, forward: Parts, spared: Parts) -> Parts:

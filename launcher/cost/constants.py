@@ -43,7 +43,7 @@ class Constants:
     # overlap
     tensor_hidden: float = 0.75  # part of overlappable tensor-parallel communication that is hidden
     sends_hidden: float = 0.8  # part of the transfers between pipeline ranks that is hidden where sends do not block
-    jitter: float = 0.015  # slow-down per doubling of pipeline ranks that hand on in lock-step: the slowest sets the pace
+    jitter: float = 0.01  # slow-down per doubling of the ranks of a replica that work in lock-step: the slowest sets the pace
     data_hidden: float = 0.45  # part of overlappable data-parallel communication that is hidden
     contention: float = 0.12  # slow-down of compute while communication runs beside it
     host_link: float = 3e9  # bytes/s between a device and unpinned host memory while its neighbours copy too

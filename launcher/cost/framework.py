@@ -48,12 +48,15 @@ class Framework:
     score_copies: float = 2  # of the scores, where attention is spelled out
     can_offload: bool = False
     host_layers: int = 0  # blocks of the model whose kept activations travel to host memory and back beside the computation
-    offloaded: bool = False  # stored block inputs and optimizer states live in host memory
+    offloaded: bool = False  # optimizer states live in host memory
+    inputs_on_host: bool = False  # recompute: stored block inputs travel to host memory and back
+    live_parameters: float = float("inf")  # sharded parameters that are whole at a time
     pooled: bool = False  # whole parameters and gradients of sharded ones live in a pool that never shrinks
     keeps_outputs: bool = False  # a stage keeps what it handed on until that comes back
     communicators: tuple[int, int, int, int] = (1, 1, 1, 1)  # of a rank, where it has neighbours by tensor, pipeline, data, context
     # recompute
     selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms
+    keeps_attention: bool = False  # where whole blocks are recomputed, attention is not: its output is kept
     stops_early: bool = False  # whole blocks are recomputed up to the last input that backward needs: without the product that ends them
     # stages
     spreads_vocabulary: bool = False  # every pipeline rank computes an equal part of embedding and head (arXiv 2411.05288)

@@ -90,7 +90,8 @@ def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
     ends = _ends(case, kind)
     pair = 2 * (dense - ends + getattr(held.expert, kind)) / np.maximum(blocks, 1)
     sharded = case.field("params") > 1
-    parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, (pair + ends if f.pooled else pair) * case.width, 0.0)
+    live = np.minimum(pair, f.live_parameters)
+    parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, (pair + ends if f.pooled else live) * case.width, 0.0)
     if f.pooled:
         arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (
@@ -123,7 +124,7 @@ def _ends(case: Case, kind: str) -> Number:
 def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     """Activations and logits of the micro-batches in flight."""
     count, alone = in_flight(case, kind), case.pipeline == 1
-    stored = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if case.framework.offloaded else kept.chosen
+    stored = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if case.framework.inputs_on_host else kept.chosen
     stored = stored * (1 - np.minimum(case.framework.host_layers / case.shape.layers, 1.0))
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
     if case.framework.keeps_outputs and kind != "last":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost import block, collectives, ends, memory, pipeline, stages, states
+from launcher.cost import activations, block, collectives, ends, memory, pipeline, stages, states
 from launcher.cost.block import Parts, add, scale, total
 from launcher.cost.case import Case
 
@@ -84,7 +84,7 @@ def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) 
 def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
     blocks, (first, middle, last) = held.blocks, ends.by_stage(case)
-    slow = 1 + case.constants.jitter * np.log2(case.pipeline) if case.framework.lock_step else 1.0
+    slow = 1 + case.constants.jitter * np.log2(case.tensor * case.pipeline) if case.framework.lock_step else 1.0
     ways = (total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow)
     wait = blocking(case)  # 0 for a single rank
     return pipeline.Stages(
@@ -112,9 +112,9 @@ def transfer(case: Case) -> np.ndarray:
 
 def offloading(case: Case, held: stages.Held) -> np.ndarray:
     """Seconds to copy stored block inputs to the host and back, and gradients and weights of the optimizer's shard."""
-    stored = case.micro_batches * held.blocks.most() * case.recomputed_blocks * case.tokens * case.shape.hidden * case.width
-    shard = (held.dense.most() + held.expert.most()) / case.shards("optimizer") * 2 * case.width
-    return (2 * stored + shard) / case.constants.host_link
+    f, inputs = case.framework, case.micro_batches * held.blocks.most() * case.recomputed_blocks * activations.stored_input(case)
+    shard = (held.dense.most() + held.expert.most()) / case.shards("optimizer") * case.width
+    return 2 * (inputs * f.inputs_on_host + shard * f.offloaded) / case.constants.host_link
 
 
 def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> Parts:
@@ -138,7 +138,7 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
         REDUCE: reductions - hidden_reductions + crowded + work.tied,
         UPDATE: work.optimizer,
-        OFFLOAD: offloading(case, held) if f.offloaded else np.zeros_like(busy),
+        OFFLOAD: offloading(case, held),
         STEP: np.full_like(busy, step_overhead(case)),
     }
 

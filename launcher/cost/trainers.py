@@ -79,8 +79,23 @@ DEEPSPEED = Framework(
     bucket_bytes=3e9,  # two reduce buckets and a gather bucket of 5e8 elements
     reduce_every_micro_batch=True,
     single_rail=True,
+    live_parameters=1e9,  # stage3_max_live_parameters
     can_offload=True,
 )
+MEGATRON_ZERO = replace(
+    DEEPSPEED,
+    name="Megatron-LM with DeepSpeed ZeRO",
+    bucket_bytes=4e8,
+    sharded_checkpoints=True,
+    inputs_on_host=True,
+    frees_logits=True,
+    gather_overlap=False,
+    gradient_overlap=False,
+    can_offload=False,
+)  # BigScience, experiments/gpt2-meg-ds-zero: its run scripts set --partition-activations and --checkpoint-in-cpu, its log prints buckets of hidden^2 elements
+HUGGING_FACE = replace(
+    DEEPSPEED, name="Hugging Face with DeepSpeed ZeRO", attention="unfused", pointwise="eager", bucket_bytes=4e8
+)  # BigScience, experiments/gpt2-hf-ds: GPT-2 of transformers, buckets "auto" (hidden^2 elements)
 ALEPH_ALPHA = Framework(
     name="Aleph Alpha scaling",  # arXiv 2311.05610 and its code, Aleph-Alpha/scaling: lm_head (logits gathered, then 4-byte copies),
     pointwise="eager",  # optimizer/allreduce (summed whole, in 4 bytes, in buckets of 5e8), communicator (plain sends)

@@ -74,7 +74,7 @@ def _trainer(row: Row, usual: Framework) -> Framework:
     if re.search("maxtext|paxml", row.text("model").lower()):
         return trainers.JAX
     if "zero-3" in row.text("zero_stage_or_sharding").lower() and usual.name.startswith("Megatron"):
-        return trainers.DEEPSPEED
+        return _sharded(row)
     if usual is trainers.MEGATRON_DEEPSPEED and "Megatron-LM" in row.notes:
         return trainers.MEGATRON_PIPELINE
     if usual is trainers.ALEPH_ALPHA and row.kernel.startswith("flash_attention2") and row.whole("seq") == 2048:
@@ -82,6 +82,14 @@ def _trainer(row: Row, usual: Framework) -> Framework:
     if row.source.startswith("MegaScale") and "MegaScale" in row.notes + row.text("model") and "Megatron-LM" not in row.notes:
         return trainers.MEGASCALE
     return METHODS.get(_method(row), usual)
+
+
+def _sharded(row: Row) -> Framework:
+    """The trainer of a row with sharded parameters, of a source that has several."""
+    table = row.text("table_or_file")
+    if table.startswith("experiments/gpt2"):
+        return trainers.HUGGING_FACE if "HF" in table else trainers.MEGATRON_ZERO
+    return trainers.DEEPSPEED
 
 
 METHODS = {"vocab-1": trainers.VOCABULARY_1, "vocab-2": trainers.VOCABULARY_2, "interlaced": trainers.INTERLACED}
@@ -147,12 +155,16 @@ def _kernel(name: str) -> str:
 
 
 NOTES: tuple[tuple[str, dict[str, object]], ...] = (
-    (r"full cpu offload|pa_cpu=y|cpu offload variant: following", {"offloaded": True}),
+    (r"full cpu offload(?!; scatemb)", {"offloaded": True}),
+    (r"scatemb", {"gather_overlap": True, "gradient_overlap": True}),  # gpt2.md: without --synchronize-each-layer
+    (r"cpu offload variant: following 2:|pa_cpu=n", {"inputs_on_host": False}),  # gpt2.md: without --checkpoint-in-cpu
     (r"mxfp8|rowwise|blockwise", {"block_scaled": True}),
     (r"\beager\b|aot_eager", {"pointwise": "eager"}),
     # torchtitan's graph trainer before its memory policies, and what it was made of: README of then, "compiled with the aot_eager backend", buckets
     # that make collectives overlap only on demand
     (r"compiler toolkit|graph trainer.*(per-op|graph pass)", {"pointwise": "eager", "gradient_overlap": False, "gather_overlap": False}),
+    # in its graph of a whole step tensors die after their last use; its memory policies always keep operations tagged as random, attention among them
+    (r"graph trainer", {"logit_copies": (0, 2), "keeps_attention": True}),
     (r"async tp", {"tensor_overlap": "all"}),
     # AMSP, section 6.4, adds them one by one: gathers of sharded parameters, then the gradients' all-reduce, then the broadcast of updates
     (r"no overlap", {"gradient_overlap": False, "gather_overlap": False, "refresh_overlap": False}),
