@@ -76,6 +76,11 @@ class Case:
         return np.clip(self.global_batch / after, 1.0, self.micro_batches) if after else 1.0
 
     @cached_property
+    def kept_whole(self) -> np.ndarray:
+        """Layouts whose sharded parameters are gathered once per step."""
+        return self.framework.whole_in_stages & (self.pipeline > 1) & (self.field("params") > 1)
+
+    @cached_property
     def interleaved(self) -> np.ndarray:
         return self.chunks > 1
 

@@ -91,7 +91,10 @@ def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
     pair = 2 * (dense - ends + getattr(held.expert, kind)) / np.maximum(blocks, 1)
     sharded = case.field("params") > 1
     live = np.minimum(pair, f.live_parameters)
-    parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, (pair + ends if f.pooled else live) * case.width, 0.0)
+    every = dense + getattr(held.expert, kind)
+    gathered = np.where(case.kept_whole, every, pair + ends if f.pooled else live)
+    parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, gathered * case.width, 0.0)
+    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * f.reduce_bytes, 0.0)
     if f.pooled:
         arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (

@@ -124,12 +124,12 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
     back = per_rank * (total(one.backward) + total(one.again))
     ahead = per_rank * total(one.forward)
     sharded = case.field("params") > 1
-    gathers = m * work.gather
+    gathers = np.where(case.kept_whole, 1, m) * work.gather
     hides = c.data_hidden if case.device.overlaps else 0.0
     hidden_gathers = np.minimum(gathers * hides, busy) if f.gather_overlap else 0.0
-    scatters = np.where(sharded, work.scatter * (m if f.reduce_every_micro_batch else 1), 0.0)
-    reductions = scatters + work.reduce
-    cover = np.where(sharded & f.reduce_every_micro_batch, m, 1) * back
+    often = np.where(sharded & f.reduce_every_micro_batch & ~case.kept_whole, m, 1)
+    reductions = np.where(sharded, work.scatter * often, 0.0) + work.reduce
+    cover = often * back
     hidden_reductions = np.minimum(reductions * hides, cover) if f.gradient_overlap else 0.0
     refresh = work.refresh
     hidden_refresh = np.minimum(refresh * hides, ahead) if f.refresh_overlap else 0.0

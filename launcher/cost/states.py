@@ -36,7 +36,7 @@ def work(case: Case, held: Held) -> Work:
     sent = 0.0 if case.shape.frozen else case.width if case.wide else f.reduce_bytes
     params, grads, optimizer = case.field("params"), case.field("grads"), case.field("optimizer")
     inner = case.data_group(params)
-    passes = np.where(params > 1, 2.0 if f.gather_again else 1.0, 0.0)
+    passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0 if f.gather_again else 1.0), 0.0)
     gather = passes * _all(case, inner, (dense + expert) * weights)
     scatter = _scatter(case, inner, (dense + expert) * sent)
     reduce = refresh = 0.0

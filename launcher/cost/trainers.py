@@ -126,6 +126,7 @@ FSDP = Framework(
     sharded_logits=True,
     selective="per_op",
     reduce_every_micro_batch=True,
+    whole_in_stages=True,  # torch.distributed.pipelining: no resharding and no reduction before a stage's last backward
 )
 LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="flash1", fused_loss=True, logit_copies=(2, 0))
 LLM_FOUNDRY_2024 = replace(LLM_FOUNDRY, stops_early=True)  # checkpoints without reentrance, which stop early from PyTorch 2.1 on
@@ -137,7 +138,7 @@ TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager
 INTERNEVO = replace(
     Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2, reduce_every_micro_batch=True
 )  # AMSP (arXiv 2311.00257), section 4: T_p has a gather for each pass and a reduce-scatter, all in every micro-batch
-JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True)
+JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True, whole_in_stages=False)
 NANOTRON = replace(
     Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False, refresh_overlap=False
 )  # bf16 gradients and their 4-byte sum

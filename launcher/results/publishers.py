@@ -25,6 +25,7 @@ class Publisher:
     dropout: bool = False
     tied: bool | None = None  # None: as the family usually is
     balance: str = "equal"  # how blocks are dealt out to stages
+    micro_batches: str = ""  # where their size is blank and there are stages: "as stages", or of one sample
     sharding: str = ""  # where the cell is blank
     recompute: str = ""  # where the cell is blank
     since: int = 0  # year of the first row that this describes
@@ -42,7 +43,8 @@ PUBLISHERS = (
     Publisher(r"Megatron-LM CI", trainers.MEGATRON_CORE, True, sharding="ZeRO-1"),
     Publisher(r"Megatron-LM repository", trainers.MEGATRON_CORE, True, sharding="ZeRO-1", since=2023),
     Publisher(r"torchtitan", trainers.TORCHTITAN_2026, True, recompute="selective (per-op)", since=2026, reports="reserved"),
-    Publisher(r"torchtitan", trainers.TORCHTITAN, True, recompute="selective (per-op)", reports="reserved"),
+    Publisher(r"torchtitan", trainers.TORCHTITAN, True, recompute="selective (per-op)", since=2025, reports="reserved"),
+    Publisher(r"torchtitan", trainers.TORCHTITAN, True, recompute="selective (per-op)", micro_batches="as stages", reports="reserved"),
     Publisher(r"MT-NLG", trainers.MEGATRON_DEEPSPEED, dropout=True),
     Publisher(r"Megatron-LM SC21", trainers.MEGATRON_2021, dropout=True),
     Publisher(r"Megatron-LM repository", trainers.MEGATRON_2021, dropout=True),
@@ -163,8 +165,9 @@ NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     # torchtitan's graph trainer before its memory policies, and what it was made of: README of then, "compiled with the aot_eager backend", buckets
     # that make collectives overlap only on demand
     (r"compiler toolkit|graph trainer.*(per-op|graph pass)", {"pointwise": "eager", "gradient_overlap": False, "gather_overlap": False}),
-    # in its graph of a whole step tensors die after their last use; its memory policies always keep operations tagged as random, attention among them
-    (r"graph trainer", {"logit_copies": (0, 2), "keeps_attention": True}),
+    # in the graph of a whole step tensors die after their last use; graph trainer's memory policies keep what is tagged as random: attention
+    (r"graph trainer|compiler toolkit|simplefsdp", {"logit_copies": (0, 2)}),
+    (r"graph trainer", {"keeps_attention": True}),
     (r"async tp", {"tensor_overlap": "all"}),
     # AMSP, section 6.4, adds them one by one: gathers of sharded parameters, then the gradients' all-reduce, then the broadcast of updates
     (r"no overlap", {"gradient_overlap": False, "gather_overlap": False, "refresh_overlap": False}),

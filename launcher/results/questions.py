@@ -158,7 +158,7 @@ def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
     data = gpus // (tensor * pipeline * context)
     if data * tensor * pipeline * context != gpus:
         raise Unanswerable("degrees do not multiply to the number of GPUs")
-    micro_batch = row.whole("mbs") or _likely_micro_batch(batch, data, pipeline)
+    micro_batch = row.whole("mbs") or _likely_micro_batch(batch, data, pipeline, who)
     if micro_batch * data > batch:
         raise Unanswerable("batch too small for the replicas")
     record = np.zeros(1, LAYOUT_DTYPE)[0]
@@ -175,8 +175,10 @@ def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
     return record, batch
 
 
-def _likely_micro_batch(batch: int, data: int, pipeline: int) -> int:
+def _likely_micro_batch(batch: int, data: int, pipeline: int, who: Publisher) -> int:
     """A pipeline wants many small micro-batches; without one a replica's share is most often a single one."""
+    if pipeline > 1 and who.micro_batches == "as stages":
+        return max(1, batch // (data * pipeline))
     return 1 if pipeline > 1 else max(1, min(4, batch // data))
 
 
