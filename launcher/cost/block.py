@@ -120,7 +120,7 @@ def casts(case: Case) -> Number:
         return np.zeros_like(case.tokens)
     once = 1 / case.micro_batches if case.framework.keeps_low_weights else 1.0
     elements = sum(share * batch * (m * k + once * n * k / 2) for m, n, k, batch, share in products(case))
-    times = (2 if case.framework.block_scaled else 1) * (EAGER_CAST if case.framework.pointwise == "eager" else 1)
+    times = (2 if case.framework.block_scaled else 1) * (EAGER_CAST if case.framework.eager_casts else 1)
     return elements * times * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
 
 
@@ -174,7 +174,10 @@ def spared(case: Case, attention: Number, spread: Number) -> Parts:
         return spared
     s = case.shape
     last = matmul.seconds(case.device, case.precision, case.constants, case.tokens, s.hidden, s.ffn / case.tensor)
-    return spared | {MATRICES: (1 - s.expert_layers / s.layers) * last, TENSOR: spread * np.where(case.table["sequence_parallel"], 0.25, 0.5)}
+    return spared | {
+        MATRICES: (1 - s.expert_layers / s.layers) * last,
+        TENSOR: spread * np.where(case.table["sequence_parallel"], 0.25, 0.5),
+    }
 
 
 def repeated(case: Case, forward: Parts, spared: Parts) -> Parts:

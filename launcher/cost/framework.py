@@ -41,6 +41,7 @@ class Framework:
     frees_logits: bool = False  # nothing refers to the logits while the blocks run backward
     sharded_checkpoints: bool = False  # recompute: stored block inputs are sharded over the tensor ranks
     keeps_low_weights: bool = False  # weights are brought into 8 bits once per step, not for every micro-batch
+    eager_casts: bool = False  # tensor operations bring 8-bit operands into their format, not one kernel
     block_scaled: bool = False  # 8-bit operands have a scale per row or block, not one per tensor: they are brought into 8 bits twice
     # what is kept for backward
     saves_low_precision: bool = False  # 8-bit training keeps the 8-bit inputs of products for backward
@@ -50,6 +51,7 @@ class Framework:
     host_layers: int = 0  # blocks of the model whose kept activations travel to host memory and back beside the computation
     offloaded: bool = False  # optimizer states live in host memory
     inputs_on_host: bool = False  # recompute: stored block inputs travel to host memory and back
+    late_gradients: bool = False  # backward allocates the shards of gradients while it frees the stored inputs of blocks
     live_parameters: float = float("inf")  # sharded parameters that are whole at a time
     pooled: bool = False  # whole parameters and gradients of sharded ones live in a pool that never shrinks
     keeps_outputs: bool = False  # a stage keeps what it handed on until that comes back

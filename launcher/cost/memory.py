@@ -45,6 +45,8 @@ def _stage(case: Case, held: Held, kind: str, kept: Kept) -> Parts:
     parts = states(case, dense, expert)
     _add_whole(case, parts, held, kind)
     parts |= flying(case, kind, blocks, kept)
+    if case.framework.late_gradients:
+        parts[GRADIENTS] = np.maximum(parts[GRADIENTS] - blocks * stored(case, kept), 0.0)
     parts[PASSING] = passing(case)
     parts[BUFFERS] = buffers(case, parts)
     parts[UPDATE] = temporaries(case, dense, expert, parts)
@@ -127,8 +129,6 @@ def _ends(case: Case, kind: str) -> Number:
 def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     """Activations and logits of the micro-batches in flight."""
     count, alone = in_flight(case, kind), case.pipeline == 1
-    stored = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if case.framework.inputs_on_host else kept.chosen
-    stored = stored * (1 - np.minimum(case.framework.host_layers / case.shape.layers, 1.0))
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
     if case.framework.keeps_outputs and kind != "last":
         entry = entry + np.where(alone, 0.0, activations.rows(case) * case.width)
@@ -142,9 +142,16 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     if case.framework.frees_logits:  # the newest head is gone when the first recomputed block runs backward
         again = np.maximum(again - head - logits, 0.0)
     return {
-        ACTIVATIONS: count * blocks * stored + entered(case, count) * entry + open_heads * head + again,
+        ACTIVATIONS: count * blocks * stored(case, kept) + entered(case, count) * entry + open_heads * head + again,
         LOGITS: open_heads * logits,
     }
+
+
+def stored(case: Case, kept: Kept) -> Number:
+    """Bytes of a block that stay on the device until its backward."""
+    f = case.framework
+    here = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if f.inputs_on_host else kept.chosen
+    return here * (1 - np.minimum(f.host_layers / case.shape.layers, 1.0))
 
 
 def entered(case: Case, count: Number) -> Number:

@@ -142,6 +142,10 @@ def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
         sharded = "fsdp" in row.text("zero_stage_or_sharding").lower()
         layers = next((n for model, name, n in HOST_LAYERS if sharded and model in row.text("model") and gpu.startswith(name)), 0)
         return {"host_layers": layers}
+    if (
+        gpu.startswith("B200") and "deepseek" in row.text("model").lower() and (row.whole("ep") or 1) > 8
+    ):  # DeepEP, overlap_moe_expert_parallel_comm
+        return {"expert_overlap": True, "dispatch_by_domain": True}
     if gpu.startswith("H100"):
         staged = (row.whole("pp") or 1) > 1
         return {"expert_overlap": staged} if staged or container < (26, 4) else dict(GRAPHS)
@@ -162,6 +166,7 @@ NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"cpu offload variant: following 2:|pa_cpu=n", {"inputs_on_host": False}),  # gpt2.md: without --checkpoint-in-cpu
     (r"mxfp8|rowwise|blockwise", {"block_scaled": True}),
     (r"\beager\b|aot_eager", {"pointwise": "eager"}),
+    (r"eager float8", {"eager_casts": True}),
     # torchtitan's graph trainer before its memory policies, and what it was made of: README of then, "compiled with the aot_eager backend", buckets
     # that make collectives overlap only on demand
     (r"compiler toolkit|graph trainer.*(per-op|graph pass)", {"pointwise": "eager", "gradient_overlap": False, "gather_overlap": False}),

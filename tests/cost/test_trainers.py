@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 from launcher.cost import Framework, Prediction, activations, block, collectives, memory, predict, stages, trainers
-from launcher.cost.block import MATRICES, TENSOR
+from launcher.cost.block import ATTENTION, MATRICES, TENSOR
 from launcher.cost.case import Case
 from launcher.cost.collectives import Group
 from launcher.cost.constants import FITTED
 from launcher.cost.device import Device
 from launcher.cost.layouts import to_table
-from launcher.cost.memory import ACTIVATIONS, WEIGHTS
-from launcher.cost.model import BUBBLE, GATHER
+from launcher.cost.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+from launcher.cost.model import BUBBLE, GATHER, OFFLOAD, REDUCE
 from launcher.cost.prediction import case_of
 from launcher.cost.shape import Experts
 from launcher.results.published import Row
 from launcher.results.publishers import publisher
+from launcher.results.questions import layout_of
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 from trainer.config import LayoutConfig, ModelConfig, ShardingConfig
 
@@ -119,10 +120,11 @@ def test_communicators_across_the_network_take_more_and_each_counts() -> None:
     )
 
 
-def test_lock_step_costs_a_deep_pipeline_more_and_a_single_stage_nothing() -> None:
+def test_lock_step_costs_a_replica_of_more_ranks_more_and_a_single_rank_nothing() -> None:
     lock_step = replace(BASE, lock_step=True)
-    slower = [asked(layout(8, p, 1), lock_step, 64).step_time_s / asked(layout(8, p, 1), BASE, 64).step_time_s for p in (1, 2, 8)]
-    assert slower[0] == pytest.approx(1) and 1 < slower[1] < slower[2]
+    shapes = [(1, 1), (2, 1), (2, 2), (8, 2), (8, 8)]
+    slower = [asked(layout(t, p, 1), lock_step, 64).step_time_s / asked(layout(t, p, 1), BASE, 64).step_time_s for t, p in shapes]
+    assert slower[0] == pytest.approx(1) and slower == sorted(slower) and slower[1] < slower[2] < slower[3] < slower[4]
 
 
 def test_more_exponentials_a_second_shorten_attention_alone() -> None:
@@ -149,7 +151,40 @@ def row(**cells: str) -> Row:
         ({"source": "BigScience GPT2 V100", "notes": "Megatron-LM"}, {"bucket_bytes": 0.0, "can_offload": False}),
         ({"source": "Megatron-LM SC21", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": False}),
         ({"source": "DeepSpeed blogs", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": True}),
-        ({"source": "torchtitan", "year": "2025"}, {"hopper_attention": False}),
+        (
+            {"source": "BigScience GPT2 V100", "table_or_file": "experiments/gpt2.md HF", "zero_stage_or_sharding": "ZeRO-3"},
+            {"attention": "unfused", "inputs_on_host": False, "offloaded": False, "gather_overlap": True},
+        ),
+        (
+            {"source": "BigScience GPT2 V100", "table_or_file": "experiments/gpt2.md ZeRO", "zero_stage_or_sharding": "ZeRO-3"},
+            {"inputs_on_host": True, "offloaded": False, "gather_overlap": False},
+        ),
+        (
+            {
+                "source": "BigScience GPT2 V100",
+                "table_or_file": "experiments/gpt2.md ZeRO",
+                "zero_stage_or_sharding": "ZeRO-3",
+                "notes": "With full cpu offload",
+            },
+            {"inputs_on_host": True, "offloaded": True, "gather_overlap": False},
+        ),
+        (
+            {
+                "source": "BigScience GPT2 V100",
+                "table_or_file": "experiments/gpt2.md ZeRO",
+                "zero_stage_or_sharding": "ZeRO-3",
+                "notes": "With full cpu offload; ScatEmb=Y; PA_CPU=N",
+            },
+            {"inputs_on_host": False, "offloaded": False, "gather_overlap": True},
+        ),
+        ({"source": "torchtitan", "year": "2025"}, {"hopper_attention": False, "keeps_attention": False}),
+        ({"source": "torchtitan", "year": "2026", "notes": "graph trainer"}, {"keeps_attention": True, "logit_copies": (0, 2)}),
+        ({"source": "torchtitan", "notes": "SimpleFSDP (aot_eager)"}, {"pointwise": "eager", "logit_copies": (0, 2), "eager_casts": False}),
+        ({"source": "torchtitan", "notes": "eager float8 (no compile)"}, {"pointwise": "eager", "eager_casts": True}),
+        (
+            {"source": "Megatron-Bridge", "arch": "moe", "model": "DeepSeekV3", "gpu": "B200", "ep": "32", "notes": "container 26.04"},
+            {"expert_overlap": True, "dispatch_by_domain": True},
+        ),
         ({"source": "torchtitan", "year": "2026"}, {"hopper_attention": True}),
         ({"source": "torchtitan", "recompute": "selective (default policy)"}, {"selective": "products"}),
         (
@@ -202,6 +237,74 @@ def test_recomputation_that_stops_early_leaves_out_the_product_that_ends_a_block
     )
     assert (whole[MATRICES] - early[MATRICES]) / (whole[MATRICES] - none[MATRICES]) == pytest.approx(1 / 3, abs=0.03)
     assert (whole[TENSOR] - early[TENSOR]) / (whole[TENSOR] - none[TENSOR]) == pytest.approx(1 / 2)
+
+
+def test_attention_that_is_kept_is_not_recomputed_and_takes_the_room_of_its_output() -> None:
+    full = layout(8, 1, 1, recompute="full", sequence_parallel=True)
+    plain = asked(layout(8, 1, 1, sequence_parallel=True), BASE, 8)
+    again, kept = (asked(full, replace(BASE, keeps_attention=keeps), 8) for keeps in (False, True))
+    assert kept.time[ATTENTION] == pytest.approx(plain.time[ATTENTION]) and again.time[ATTENTION] > 1.1 * kept.time[ATTENTION]
+    assert again.time[MATRICES] == kept.time[MATRICES] > plain.time[MATRICES]
+    outputs = GPT_22B.layers * GPT_22B.seq * (GPT_22B.hidden * 2 + GPT_22B.heads * 4) / 8
+    assert kept.memory[ACTIVATIONS] - again.memory[ACTIVATIONS] == pytest.approx(outputs, rel=0.1)
+
+
+def test_block_inputs_and_optimizer_states_move_to_host_memory_each_alone() -> None:
+    """Inputs of 48 blocks, a part of each on 8 tensor ranks, there and back; or the shard's gradients and weights."""
+    full = layout(8, 1, 8, recompute="full", sharding=ShardingConfig(8, 8, 8))
+    here = replace(trainers.DEEPSPEED, sharded_checkpoints=True)
+    both_here, inputs, states_there = (
+        asked(full, replace(here, **change), 8) for change in ({}, {"inputs_on_host": True}, {"offloaded": True})
+    )
+    held = GPT_22B.layers * GPT_22B.seq * GPT_22B.hidden * 2 / 8
+    assert both_here.time[OFFLOAD] == 0
+    assert inputs.time[OFFLOAD] == pytest.approx(2 * held / FITTED.host_link)
+    assert both_here.memory[ACTIVATIONS] - inputs.memory[ACTIVATIONS] == pytest.approx(held)
+    assert inputs.memory[OPTIMIZER] == both_here.memory[OPTIMIZER] > states_there.memory[OPTIMIZER] == 0
+    assert states_there.memory[ACTIVATIONS] == both_here.memory[ACTIVATIONS] and states_there.time[OFFLOAD] > 0
+
+
+def test_gradients_that_backward_allocates_take_the_room_of_inputs_that_it_frees() -> None:
+    """So they count only as far as they are larger."""
+    sharded = layout(1, 1, 64, recompute="full", sharding=ShardingConfig(64, 64, 64))
+    early, late, no_room = (
+        asked(sharded, replace(trainers.DEEPSPEED, late_gradients=late, inputs_on_host=there), 64).memory[GRADIENTS]
+        for late, there in ((False, False), (True, False), (True, True))
+    )
+    inputs = GPT_22B.layers * GPT_22B.seq * GPT_22B.hidden * 2
+    assert late == pytest.approx(max(early - inputs, 0.0)) and no_room == early
+
+
+def test_at_most_the_live_parameters_are_whole_at_a_time() -> None:
+    sharded = layout(1, 1, 64, sharding=ShardingConfig(64, 64, 64))
+    many, few = (asked(sharded, replace(trainers.DEEPSPEED, live_parameters=n), 64).memory[WEIGHTS] for n in (1e12, 1e8))
+    two_blocks = 2 * 12 * GPT_22B.hidden**2 * 2
+    assert many - few == pytest.approx(two_blocks - 1e8 * 2, rel=0.01)
+
+
+def test_under_a_pipeline_parameters_that_stay_whole_are_gathered_once_and_take_their_room() -> None:
+    """16 micro-batches: one gather for both ways instead of 32, one reduction instead of 16; all weights in 16 bits, all gradients in 4 bytes."""
+    staged, alone = (layout(2, p, 16 // p, sharding=ShardingConfig(16 // p, 16 // p, 16 // p)) for p in (4, 1))
+    plain, whole = (replace(trainers.TORCHTITAN, gather_overlap=False, gradient_overlap=False, whole_in_stages=w) for w in (False, True))
+    often, once = asked(staged, plain, 64, LLAMA_13B), asked(staged, whole, 64, LLAMA_13B)
+    assert often.time[GATHER] == pytest.approx(32 * once.time[GATHER], rel=0.01)
+    assert often.time[REDUCE] == pytest.approx(16 * once.time[REDUCE], rel=0.01)
+    assert once.memory[GRADIENTS] - often.memory[GRADIENTS] == pytest.approx(4 * once.memory[GRADIENTS] / 5, rel=0.05)
+    assert once.memory[WEIGHTS] > 1.4 * often.memory[WEIGHTS]
+    assert asked(alone, plain, 64) == asked(alone, whole, 64)
+
+
+def test_casts_in_tensor_operations_move_six_times_the_bytes() -> None:
+    one = layout(8, 1, 8, micro_batch=1)
+    kernel, eager = (block.casts(cases(one, replace(BASE, eager_casts=e), 64, "fp8"))[0] for e in (False, True))
+    assert eager / kernel == pytest.approx(35 / 6)
+
+
+@pytest.mark.parametrize(("year", "size"), [("2024", 4), ("2025", 1)])
+def test_torchtitan_once_made_as_many_micro_batches_as_stages(year: str, size: int) -> None:
+    cells = {"source": "torchtitan", "year": year, "gpus": "512", "tp": "8", "pp": "8", "gbs": "256", "zero_stage_or_sharding": "FSDP2 8"}
+    one = row(**cells)
+    assert layout_of(one, publisher(one))[0]["micro_batch"] == size
 
 
 @pytest.mark.parametrize("trainer", [trainers.VOCABULARY_1, trainers.INTERLACED])
