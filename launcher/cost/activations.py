@@ -35,6 +35,8 @@ def block(case: Case) -> Kept:
         "norms": hidden / 2 + inner / 3,
         "per_op": everything - _every_second_product(case),
         "products": everything - _every_product(case),
+        "but_queries": everything - _queries(case),
+        "but_projections": everything - _queries(case) - rows(case) * case.width,
     }
     kept = np.where(selective, everything - repeated[case.framework.selective], everything)
     stored = stored_input(case)
@@ -149,6 +151,11 @@ def _every_product(case: Case) -> Number:
     s, w = case.shape, case.width
     inside = case.tokens * (2 * s.query_width + 2 * s.kv_width + (2 if s.gated else 1) * inner_width(case)) / case.tensor * w
     return inside + 3 * rows(case) * w
+
+
+def _queries(case: Case) -> Number:
+    """The block's input, and its queries, keys and values."""
+    return rows(case) * case.width + case.tokens * (case.shape.query_width + 2 * case.shape.kv_width) / case.tensor * case.width
 
 
 def embedding(case: Case) -> Number:

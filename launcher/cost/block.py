@@ -10,20 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost import attention, collectives, matmul, pointwise
+from launcher.cost import attention, collectives, matmul, pointwise, recompute
 from launcher.cost.case import Case
+from launcher.cost.parts import ATTENTION, CONTEXT, EXPERT, HOST, MATRICES, POINTWISE, TENSOR, Parts, total
+from launcher.cost.products import products
 from launcher.cost.shape import Number
-
-Parts = dict[str, Number]
-"""Seconds by part."""
-
-MATRICES, ATTENTION, POINTWISE = "matrix products", "attention", "memory-bound operations"
-TENSOR, CONTEXT, EXPERT, HOST = (
-    "tensor-parallel communication",
-    "context-parallel communication",
-    "expert-parallel communication",
-    "launching",
-)
 
 
 @dataclass(frozen=True)
@@ -33,65 +24,6 @@ class Times:
     forward: Parts
     backward: Parts
     again: Parts  # forward work repeated before backward
-
-
-def total(parts: Parts) -> Number:
-    return sum(parts.values())
-
-
-def add(*several: Parts) -> Parts:
-    out: Parts = {}
-    for parts in several:
-        for name, value in parts.items():
-            out[name] = out.get(name, 0.0) + value
-    return out
-
-
-def scale(parts: Parts, factor: Number) -> Parts:
-    return {name: value * factor for name, value in parts.items()}
-
-
-def products(case: Case) -> list[tuple[Number, Number, Number, Number, float]]:
-    """Weight matrix products of a block's forward: (rows, columns, inner, batch, share of blocks)."""
-    s, t, tokens = case.shape, case.tensor, case.tokens
-    out = []
-    if s.latent is None:
-        out.append((tokens, (s.query_width + 2 * s.kv_width) / t, s.hidden, 1, 1.0))
-    else:
-        out += _latent_products(case)
-    out.append((tokens, s.hidden, s.query_width / t, 1, 1.0))
-    sparse = s.expert_layers / s.layers
-    dense = 1 - sparse
-    gates = s.mlp_matrices - 1
-    if np.any(np.asarray(dense) > 0):
-        out += [(tokens, gates * s.ffn / t, s.hidden, 1, dense), (tokens, s.hidden, s.ffn / t, 1, dense)]
-    if s.experts is not None:
-        out += _expert_products(case, sparse, gates)
-    return out
-
-
-def _latent_products(case: Case) -> list[tuple[Number, Number, Number, Number, float]]:
-    s, t, tokens, latent = case.shape, case.tensor, case.tokens, case.shape.latent
-    assert latent is not None
-    return [
-        (tokens, latent.query_rank + latent.kv_rank + latent.rotary, s.hidden, 1, 1.0),
-        (tokens, s.heads * (s.head_width + latent.rotary) / t, latent.query_rank, 1, 1.0),
-        (tokens, 2 * s.query_width / t, latent.kv_rank, 1, 1.0),
-    ]
-
-
-def _expert_products(case: Case, sparse: Number, gates: int) -> list[tuple[Number, Number, Number, Number, float]]:
-    s, t, experts = case.shape, case.tensor, case.shape.experts
-    assert experts is not None
-    local = experts.count / case.expert
-    rows = case.tokens * experts.active / local  # balanced routing: every expert gets its share of all ranks' tokens
-    out = [(rows, gates * experts.ffn / t, s.hidden, local, sparse), (rows, s.hidden, experts.ffn / t, local, sparse)]
-    if np.any(np.asarray(experts.shared_ffn) > 0):
-        out += [
-            (case.tokens, gates * experts.shared_ffn / t, s.hidden, 1, sparse),
-            (case.tokens, s.hidden, experts.shared_ffn / t, 1, sparse),
-        ]
-    return out
 
 
 def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
@@ -152,7 +84,7 @@ def times(case: Case) -> Times:
     kernels = case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture
     ahead[HOST] = launching(case, kernels, total(ahead))
     back[HOST] = launching(case, 2 * kernels, total(back))
-    return Times(ahead, back, repeated(case, ahead, spared(case, attention_forward, tensor_forward)))
+    return Times(ahead, back, recompute.again(case, ahead))
 
 
 def launching(case: Case, kernels: Number, busy: Number) -> Number:
@@ -164,36 +96,6 @@ def launching(case: Case, kernels: Number, busy: Number) -> Number:
     if case.framework.launch_blocking:
         return kernels * case.constants.blocking
     return np.maximum(kernels * case.constants.host - busy, 0.0)
-
-
-def spared(case: Case, attention: Number, spread: Number) -> Parts:
-    """What a trainer leaves out when it recomputes a block. One that stops early: the second product of a dense MLP, whose result nothing in
-    backward asks for, and its sum over the tensor ranks, a part of the block's forward communication ``spread``."""
-    spared: Parts = {ATTENTION: attention} if case.framework.keeps_attention else {}
-    if not case.framework.stops_early:
-        return spared
-    s = case.shape
-    last = matmul.seconds(case.device, case.precision, case.constants, case.tokens, s.hidden, s.ffn / case.tensor)
-    return spared | {
-        MATRICES: (1 - s.expert_layers / s.layers) * last,
-        TENSOR: spread * np.where(case.table["sequence_parallel"], 0.25, 0.5),
-    }
-
-
-def repeated(case: Case, forward: Parts, spared: Parts) -> Parts:
-    """Forward work done again before backward: everything but what is ``spared`` (full), or what the trainer's selective mode says."""
-    full = case.recomputed_blocks
-    chosen = np.where(case.recomputes("selective"), 1.0, 0.0)
-    selective = SELECTIVE[case.framework.selective]
-    return {name: (value - spared.get(name, 0.0)) * full + value * chosen * selective.get(name, 0.0) for name, value in forward.items()}
-
-
-SELECTIVE: dict[str, dict[str, float]] = {
-    "attention": {ATTENTION: 1.0},  # Korthikanti et al. 2022, section 5
-    "per_op": {MATRICES: 0.38, POINTWISE: 1.0},  # torchtitan keeps attention and every second product: keys, output, up are repeated
-    "norms": {POINTWISE: 1.0},
-    "products": {POINTWISE: 1.0},  # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
-}
 
 
 def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number) -> tuple[Number, Number]:

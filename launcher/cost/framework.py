@@ -57,7 +57,7 @@ class Framework:
     keeps_outputs: bool = False  # a stage keeps what it handed on until that comes back
     communicators: tuple[int, int, int, int] = (1, 1, 1, 1)  # of a rank, where it has neighbours by tensor, pipeline, data, context
     # recompute
-    selective: str = "attention"  # what "selective" recomputes: attention | per_op | norms
+    selective: str = "attention"  # what "selective" recomputes: a policy of launcher.cost.recompute
     keeps_attention: bool = False  # where whole blocks are recomputed, attention is not: its output is kept
     stops_early: bool = False  # whole blocks are recomputed up to the last input that backward needs: without the product that ends them
     # stages

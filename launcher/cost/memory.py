@@ -12,8 +12,8 @@ import numpy as np
 
 from launcher.cost import activations
 from launcher.cost.activations import Kept
-from launcher.cost.block import Parts, total
 from launcher.cost.case import Case
+from launcher.cost.parts import Parts, total
 from launcher.cost.shape import Number
 from launcher.cost.stages import Held
 

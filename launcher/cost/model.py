@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost import activations, block, collectives, ends, memory, pipeline, stages, states
-from launcher.cost.block import Parts, add, scale, total
 from launcher.cost.case import Case
+from launcher.cost.parts import Parts, add, scale, total
 
 EMBEDDING, HEAD = "embedding", "head and loss"
 TRANSFERS, BUBBLE = "pipeline transfers", "pipeline bubble"

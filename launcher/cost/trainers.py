@@ -139,7 +139,18 @@ TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager
 INTERNEVO = replace(
     Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2, reduce_every_micro_batch=True
 )  # AMSP (arXiv 2311.00257), section 4: T_p has a gather for each pass and a reduce-scatter, all in every micro-batch
-JAX = replace(FSDP, name="JAX", pointwise="compiled", hopper_attention=True, whole_in_stages=False)
+JAX = replace(
+    FSDP,
+    name="JAX",  # its compiler drops what nothing asks for, and fuses the loss into its reading of the logits
+    pointwise="compiled",
+    hopper_attention=True,
+    fused_loss=True,
+    logit_copies=(2, 0),
+    stops_early=True,
+    whole_in_stages=False,
+)
+MAXTEXT = replace(JAX, name="MaxText", selective="but_queries")  # DGX Cloud, maxtext/configure.sh from v25.02 on
+PAXML = replace(JAX, name="Paxml", selective="but_projections")  # paxml/paxml_mod_configs.py; MaxText before v25.02: out_proj=device too
 NANOTRON = replace(
     Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False, refresh_overlap=False
 )  # bf16 gradients and their 4-byte sum

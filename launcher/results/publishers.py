@@ -68,13 +68,19 @@ def publisher(row: Row) -> Publisher:
     found = next((p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
     framework = _as_noted(row, _trainer(row, found.framework))
     balance = "cost" if _method(row) == "redis" else found.balance
-    return replace(found, balance=balance, framework=replace(framework, can_offload=framework.can_offload and found.offloads))
+    recompute = "selective" if framework.name in ("MaxText", "Paxml") else found.recompute
+    return replace(
+        found, balance=balance, recompute=recompute, framework=replace(framework, can_offload=framework.can_offload and found.offloads)
+    )
 
 
 def _trainer(row: Row, usual: Framework) -> Framework:
     """The trainer of a row where its source has several."""
-    if re.search("maxtext|paxml", row.text("model").lower()):
-        return trainers.JAX
+    model = row.text("model").lower()
+    if "maxtext" in model:
+        return replace(trainers.MAXTEXT, selective="but_projections") if "llama2" in model else trainers.MAXTEXT
+    if "paxml" in model:
+        return trainers.PAXML
     if "zero-3" in row.text("zero_stage_or_sharding").lower() and usual.name.startswith("Megatron"):
         return _sharded(row)
     if usual is trainers.MEGATRON_DEEPSPEED and "Megatron-LM" in row.notes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.cost.block import Parts
 from launcher.cost.model import Estimate
+from launcher.cost.parts import Parts
 from launcher.search.belief import Candidates
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 

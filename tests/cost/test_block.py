@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from launcher.cost import trainers
-from launcher.cost.block import Times, times, total
+from launcher.cost.block import Times, times
 from launcher.cost.case import Case
 from launcher.cost.layouts import to_table
+from launcher.cost.parts import total
 from launcher.cost.prediction import case_of
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
 from trainer.config import ModelConfig

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from launcher.cost import Framework, Prediction, activations, block, collectives, memory, predict, stages, trainers
-from launcher.cost.block import ATTENTION, MATRICES, TENSOR
 from launcher.cost.case import Case
 from launcher.cost.collectives import Group
 from launcher.cost.constants import FITTED
@@ -16,6 +15,7 @@ from launcher.cost.device import Device
 from launcher.cost.layouts import to_table
 from launcher.cost.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import BUBBLE, GATHER, OFFLOAD, REDUCE
+from launcher.cost.parts import ATTENTION, EXPERT, MATRICES, TENSOR
 from launcher.cost.prediction import case_of
 from launcher.cost.shape import Experts
 from launcher.results.published import Row
@@ -84,7 +84,7 @@ def test_tokens_hide_behind_another_micro_batch_only_where_the_trainer_overlaps_
     table = to_table([layout(1, 1, 64)])
     table["expert"] = 16
     asking = [replace(cases(layout(1, 1, 64), replace(BASE, expert_overlap=o)), shape=shape, table=table) for o in (False, True)]
-    shown, hidden = (block.times(each).forward[block.EXPERT][0] for each in asking)
+    shown, hidden = (block.times(each).forward[EXPERT][0] for each in asking)
     assert hidden < 0.95 * shown
 
 
@@ -131,8 +131,8 @@ def test_more_exponentials_a_second_shorten_attention_alone() -> None:
     one = cases(layout(8, 1, 8), BASE, hardware="gb200")
     faster = replace(one, device=replace(one.device, exponentials=2.0))
     before, after = (block.times(each).forward for each in (one, faster))
-    assert after[block.ATTENTION][0] < before[block.ATTENTION][0]
-    assert after[block.MATRICES][0] == before[block.MATRICES][0]
+    assert after[ATTENTION][0] < before[ATTENTION][0]
+    assert after[MATRICES][0] == before[MATRICES][0]
 
 
 def row(**cells: str) -> Row:
@@ -179,6 +179,8 @@ def row(**cells: str) -> Row:
         ),
         ({"source": "torchtitan", "year": "2025"}, {"hopper_attention": False, "keeps_attention": False}),
         ({"source": "torchtitan", "year": "2026", "notes": "graph trainer"}, {"keeps_attention": True, "logit_copies": (0, 2)}),
+        ({"source": "DGX Cloud", "model": "Maxtext Llama3 70b"}, {"selective": "but_queries", "stops_early": True}),
+        ({"source": "DGX Cloud", "model": "Llama2-70b (MaxText)"}, {"selective": "but_projections"}),
         ({"source": "torchtitan", "notes": "SimpleFSDP (aot_eager)"}, {"pointwise": "eager", "logit_copies": (0, 2), "eager_casts": False}),
         ({"source": "torchtitan", "notes": "eager float8 (no compile)"}, {"pointwise": "eager", "eager_casts": True}),
         (
@@ -305,6 +307,19 @@ def test_torchtitan_once_made_as_many_micro_batches_as_stages(year: str, size: i
     cells = {"source": "torchtitan", "year": year, "gpus": "512", "tp": "8", "pp": "8", "gbs": "256", "zero_stage_or_sharding": "FSDP2 8"}
     one = row(**cells)
     assert layout_of(one, publisher(one))[0]["micro_batch"] == size
+
+
+@pytest.mark.parametrize(("policy", "part", "parameters"), [("but_queries", 5 / 12, 3 * 1), ("but_projections", 4 / 12, 3 + 1)])
+def test_policies_that_keep_projections_repeat_the_rest_of_the_products(policy: str, part: float, parameters: int) -> None:
+    """Of a GPT block's 12 h^2: 3 for queries, keys and values, 1 behind attention, 4 and 4 of the MLP, whose last nothing in backward asks for."""
+    selective, full = layout(1, 1, 8, recompute="selective"), layout(1, 1, 8, recompute="full")
+    trainer = replace(BASE, selective=policy)
+    plain, some, all_of_it = (block.times(cases(how, trainer)) for how in (layout(1, 1, 8), selective, full))
+    assert plain.again[MATRICES][0] == 0
+    assert some.again[MATRICES][0] / all_of_it.again[MATRICES][0] == pytest.approx(part, abs=0.03)
+    assert some.again[ATTENTION][0] == all_of_it.again[ATTENTION][0]
+    kept = float(np.asarray(activations.block(cases(selective, trainer)).chosen)[0])
+    assert kept == pytest.approx((1 + parameters) * GPT_22B.seq * GPT_22B.hidden * 2)
 
 
 @pytest.mark.parametrize("trainer", [trainers.VOCABULARY_1, trainers.INTERLACED])

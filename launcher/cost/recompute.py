@@ -1,0 +1,69 @@
+"""Forward work of a block that is done again before its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from launcher.cost import matmul
+from launcher.cost.case import Case
+from launcher.cost.parts import ATTENTION, MATRICES, POINTWISE, TENSOR, Parts
+from launcher.cost.shape import Number
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a selective mode repeats."""
+
+    fractions: dict[str, float]  # of each kind of work
+    keeps: Sequence[str] = field(default=())  # products whose results are kept, or asked for by nothing in backward
+
+
+EVERYTHING = {MATRICES: 1.0, ATTENTION: 1.0, POINTWISE: 1.0}
+SELECTIVE = {
+    "attention": Policy({ATTENTION: 1.0}),  # Korthikanti et al. 2022, section 5
+    "per_op": Policy(
+        {MATRICES: 0.38, POINTWISE: 1.0}
+    ),  # torchtitan keeps attention and every second product: keys, output, up are repeated
+    "norms": Policy({POINTWISE: 1.0}),
+    "products": Policy(
+        {POINTWISE: 1.0}
+    ),  # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
+    "but_queries": Policy(EVERYTHING, ("queries", "down")),  # MaxText, remat_policy=save_qkv_proj
+    "but_projections": Policy(EVERYTHING, ("queries", "output", "down")),  # Paxml, SAVE_QKV_OUT_PROJ
+}
+
+
+def again(case: Case, forward: Parts) -> Parts:
+    """Seconds by part: of whole blocks everything that the trainer does not spare, else what its selective mode repeats."""
+    chosen = np.where(case.recomputes("selective"), 1.0, 0.0)
+    policy, spare = SELECTIVE[case.framework.selective], spared(case, forward)
+    kept = {MATRICES: results(case, policy.keeps)} if policy.keeps else {}
+    return {
+        name: (value - spare.get(name, 0.0)) * case.recomputed_blocks
+        + (value - kept.get(name, 0.0)) * chosen * policy.fractions.get(name, 0.0)
+        for name, value in forward.items()
+    }
+
+
+def spared(case: Case, forward: Parts) -> Parts:
+    """What a trainer leaves out of a whole block. One that stops early: the second product of a dense MLP, whose result nothing in backward
+    asks for, and its sum over the tensor ranks, a part of the block's forward communication."""
+    out: Parts = {ATTENTION: forward[ATTENTION]} if case.framework.keeps_attention else {}
+    if case.framework.stops_early:
+        out |= {MATRICES: results(case, ("down",)), TENSOR: forward[TENSOR] * np.where(case.table["sequence_parallel"], 0.25, 0.5)}
+    return out
+
+
+def results(case: Case, names: Sequence[str]) -> Number:
+    """Seconds of a block's forward products of those names; ``down`` ends its dense MLP."""
+    s, t = case.shape, case.tensor
+    shapes = {
+        "queries": ((s.query_width + 2 * s.kv_width) / t, s.hidden, 1.0),  # keys and values too
+        "output": (s.hidden, s.query_width / t, 1.0),
+        "down": (s.hidden, s.ffn / t, 1 - s.expert_layers / s.layers),
+    }
+    chosen = (shapes[name] for name in names)
+    return sum(share * matmul.seconds(case.device, case.precision, case.constants, case.tokens, n, k) for n, k, share in chosen)
