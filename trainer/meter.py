@@ -131,8 +131,10 @@ def block_matrix_weights(model: ModelConfig) -> int:
 
 
 def recomputed_flops(model: ModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
-    """FLOPs that recomputation adds to ``model_flops``: a forward of each recomputed block or attention core."""
-    one = {"none": 0.0, "selective": attention_core_flops(model), "full": block_forward_flops(model)}[layout.recompute]
+    """FLOPs that recomputation adds to ``model_flops``: a forward of each recomputed attention core, or of each block but for the product that
+    ends its MLP."""
+    down = 2.0 * model.seq * model.hidden * (model.ffn or 4 * model.hidden)
+    one = {"none": 0.0, "selective": attention_core_flops(model), "full": block_forward_flops(model) - down}[layout.recompute]
     return sequences * recomputed_blocks * one
 
 

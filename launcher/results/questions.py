@@ -218,14 +218,20 @@ def _sharding(row: Row, who: Publisher, data: int, context: int) -> dict[str, in
 # ---------------------------------------------------------------------------------------------------- machine
 
 GPUS = (
-    (r"V100-16", "v100_16"), (r"V100", "v100_32"), (r"A100-40", "a100_40"), (r"A100", "a100_80"), (r"A800|H800", "a800"), (r"GB300", "gb300"),
-    (r"GB200", "gb200"), (r"B300", "b300"), (r"B200", "b200"), (r"H200", "h200"), (r"H100-9\d|H100.*500 W", "h100_96"), (r"H100|GH200", "h100"), (r"MI3\d\d", "mi300x"), (r"L40", "l40s"),
+    (r"V100-16", "v100_16"), (r"V100", "v100_32"), (r"A100-40", "a100_40"), (r"A100", "a100_80"), (r"A800", "a800"), (r"A40\b", "a40"),
+    (r"GH200", "gh200"), (r"GB300", "gb300"), (r"GB200", "gb200"), (r"B300", "b300"), (r"B200", "b200"), (r"H200", "h200"),
+    (r"H100-9\d|H100.*500 W", "h100_96"), (r"H100", "h100"), (r"H800", "h800"), (r"H20\b", "h20"), (r"L40", "l40s"), (r"4090", "rtx_4090"),
+    (r"MI2\d\d", "mi250x"), (r"MI325", "mi325x"), (r"MI35\d", "mi355x"), (r"MI3\d\d", "mi300x"),
 )  # fmt: skip
 """Patterns of GPU names and their files in conf/hardware."""
 
 
 USABLE = 1.06
 """Usable 1e9 bytes per gigabyte in the name of a GPU: it counts 2^30, of which the driver keeps one or two percent."""
+
+
+PCIE = 25
+"""1e9 bytes/s that a device reaches over PCIe 4 x16."""
 
 
 def device_of(row: Row, hardware: dict[str, HardwareConfig]) -> Device:
@@ -243,6 +249,8 @@ def device_of(row: Row, hardware: dict[str, HardwareConfig]) -> Device:
         changes["memory_gb"] = float(found.group(1)) * USABLE
     if found := re.search(r"(\d+(?:\.\d+)?) TB/s", gpu):
         changes["memory_bandwidth_gbs"] = float(found.group(1)) * 1000
+    if re.search("PCIe", gpu, re.IGNORECASE):
+        changes["link_gbs"] = min(config.link_gbs or PCIE, PCIE)
     per_node = _per_node(row, links, config)
     if (rate := network_rate(links, per_node)) is not None:
         changes["network_gbs"] = rate

@@ -41,6 +41,12 @@ def test_tensor_parallelism_reduces_four_activations_per_layer(farm: Farm) -> No
     assert volumes(farm, tensor=2) == {"all_reduce over tensor": (calls, elements)}
 
 
+def test_full_recomputation_repeats_the_sum_behind_attention_but_not_the_one_that_ends_a_layer(farm: Farm) -> None:
+    calls = MICRO * (5 * LAYERS + 2 + 2)
+    elements = MICRO * (5 * LAYERS * X + 2 * X + 3 * S)
+    assert volumes(farm, tensor=2, recompute="full") == {"all_reduce over tensor": (calls, elements)}
+
+
 def test_sequence_parallelism_gathers_and_scatters_instead(farm: Farm) -> None:
     """Per layer 2 all-gathers and 2 reduce-scatters each way, and 2 all-gathers of the inputs that were saved cut."""
     replicated = LAYERS * 6 * H + S * H + 2 * H  # norms and row biases, positions, the last norm

@@ -47,6 +47,10 @@ class Region:
     group: Group
     cut: bool  # sequence parallelism
 
+    def rows(self, whole: Tensor) -> int:
+        """Length in the region's form of a whole sequence [s, ...]."""
+        return whole.shape[0] // self.group.size if self.cut else whole.shape[0]
+
     def gather(self, x: Tensor) -> tuple[Tensor, Pending]:
         """The whole sequence of a cut x [s/t, ...]; x itself where it is replicated. Usable after the wait."""
         if not self.cut or self.group.size == 1:
@@ -59,7 +63,7 @@ class Region:
         """Sum of x [s, ...] over the ranks, in the region's form. x is overwritten or kept until the wait."""
         if not self.cut or self.group.size == 1:
             return x, self.group.all_reduce(x)
-        piece = x.new_empty(x.shape[0] // self.group.size, *x.shape[1:])
+        piece = x.new_empty(self.rows(x), *x.shape[1:])
         return piece, self.group.reduce_scatter(piece, x)
 
 
@@ -85,13 +89,14 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """Linear whose inputs are cut over the tensor ranks: multiply, then leave. Weight [outputs, local inputs].
 
-    The bias is added once, after the sum.
+    The bias is added once, after the sum. While the result is ``unwanted``, forward only notes what backward needs.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, gradients: Gradients):
         super().__init__()
         self.weight, self.bias = weight, bias
         self.region, self.gradients = region, gradients
+        self.unwanted = False
 
     def forward(self, x: Tensor) -> Tensor:
         y = _Row.apply(x, self.weight, self)
@@ -160,6 +165,8 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
+        if layer.unwanted:
+            return x.new_zeros(layer.region.rows(x), *x.shape[1:-1], weight.shape[0])
         return ready(layer.region.sum(x @ weight.t()))
 
     @staticmethod
