@@ -35,6 +35,7 @@ def block(case: Case) -> Kept:
         "norms": hidden / 2 + inner / 3,
         "per_op": everything - _every_second_product(case),
         "products": everything - _every_product(case),
+        "but_weights": everything - _every_product(case) + rows(case) * case.width,
         "but_queries": everything - _queries(case),
         "but_projections": everything - _queries(case) - rows(case) * case.width,
     }

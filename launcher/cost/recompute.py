@@ -31,6 +31,7 @@ SELECTIVE = {
     "products": Policy(
         {POINTWISE: 1.0}
     ),  # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
+    "but_weights": Policy({ATTENTION: 1.0, POINTWISE: 1.0}),  # Pax, SAVE_DOT_WITH_NO_BATCH_DIM: products with weights
     "but_queries": Policy(EVERYTHING, ("queries", "down")),  # MaxText, remat_policy=save_qkv_proj
     "but_projections": Policy(EVERYTHING, ("queries", "output", "down")),  # Paxml, SAVE_QKV_OUT_PROJ
 }

@@ -80,7 +80,6 @@ DEEPSPEED = Framework(
     late_gradients=True,
     bucket_bytes=3e9,  # two reduce buckets and a gather bucket of 5e8 elements
     reduce_every_micro_batch=True,
-    single_rail=True,
     live_parameters=1e9,  # stage3_max_live_parameters
     can_offload=True,
 )
@@ -90,12 +89,13 @@ MEGATRON_ZERO = replace(
     bucket_bytes=4e8,
     sharded_checkpoints=True,
     inputs_on_host=True,
+    single_rail=True,
     gather_overlap=False,
     gradient_overlap=False,
     can_offload=False,
 )  # BigScience, experiments/gpt2-meg-ds-zero: its run scripts set --partition-activations and --checkpoint-in-cpu, its log prints buckets of hidden^2 elements
 HUGGING_FACE = replace(
-    DEEPSPEED, name="Hugging Face with DeepSpeed ZeRO", attention="unfused", pointwise="eager", bucket_bytes=4e8
+    DEEPSPEED, name="Hugging Face with DeepSpeed ZeRO", attention="unfused", pointwise="eager", bucket_bytes=4e8, single_rail=True
 )  # BigScience, experiments/gpt2-hf-ds: GPT-2 of transformers, buckets "auto" (hidden^2 elements)
 ALEPH_ALPHA = Framework(
     name="Aleph Alpha scaling",  # arXiv 2311.05610 and its code, Aleph-Alpha/scaling: lm_head (logits gathered, then 4-byte copies),
@@ -151,6 +151,7 @@ JAX = replace(
     stops_early=True,
     whole_in_stages=False,
 )
+PAX = replace(JAX, name="Pax", selective="but_weights")  # google/paxml, contrib/gpu/scripts_gpu/configs.py
 MAXTEXT = replace(JAX, name="MaxText", selective="but_queries")  # DGX Cloud, maxtext/configure.sh from v25.02 on
 PAXML = replace(JAX, name="Paxml", selective="but_projections")  # paxml/paxml_mod_configs.py; MaxText before v25.02: out_proj=device too
 NANOTRON = replace(

@@ -54,7 +54,8 @@ PUBLISHERS = (
     Publisher(r"Zero Bubble|MegaScale", trainers.MEGATRON_2023),
     Publisher(r"DeepSpeed", trainers.DEEPSPEED, offloads=True),
     Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
-    Publisher(r"JAX|Pax|MaxText", trainers.JAX),
+    Publisher(r"Pax", trainers.PAX),
+    Publisher(r"JAX|MaxText", trainers.JAX),
     Publisher(r"nanotron", trainers.NANOTRON, True),
     Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", trainers.FSDP),
     Publisher(r"trireme|^$", TRIREME),
@@ -69,9 +70,15 @@ def publisher(row: Row) -> Publisher:
     framework = _as_noted(row, _trainer(row, found.framework))
     balance = "cost" if _method(row) == "redis" else found.balance
     recompute = "selective" if framework.name in ("MaxText", "Paxml") else found.recompute
+    if framework is trainers.PAX:
+        recompute = next((how for size, how in PAX_POLICIES if re.search(size, row.text("model"), re.IGNORECASE)), "")
     return replace(
         found, balance=balance, recompute=recompute, framework=replace(framework, can_offload=framework.can_offload and found.offloads)
     )
+
+
+PAX_POLICIES = ((r"126M", "none"), (r"\b5B", "selective"), (r"175B", "full"))
+"""Its configurations of those models: GPT126M does not repeat layers, so nothing is checkpointed; GPT175B has the default, SAVE_NOTHING."""
 
 
 def _trainer(row: Row, usual: Framework) -> Framework:

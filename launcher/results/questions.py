@@ -145,19 +145,20 @@ def _likely_heads(hidden: int) -> int:
 
 def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
     """The layout of a row as a record, and its global batch."""
-    gpus, batch = row.whole("gpus"), row.whole("gbs")
+    gpus = row.whole("gpus")
     fully_sharded = bool(re.search("fsdp|zero-3", row.text("zero_stage_or_sharding"), re.IGNORECASE))
     tensor, pipeline = row.whole("tp") or (1 if fully_sharded else None), row.whole("pp") or (1 if fully_sharded else None)
     if not gpus:
         raise Unanswerable("number of GPUs not given")
-    if not batch:
-        raise Unanswerable("global batch not given")
     if not (tensor and pipeline):
         raise Unanswerable("tensor or pipeline degree not given")
     context = row.whole("cp") or 1
     data = gpus // (tensor * pipeline * context)
     if data * tensor * pipeline * context != gpus:
         raise Unanswerable("degrees do not multiply to the number of GPUs")
+    batch = row.whole("gbs") or _likely_batch(row, data, fully_sharded)
+    if not batch:
+        raise Unanswerable("global batch not given")
     micro_batch = row.whole("mbs") or _likely_micro_batch(batch, data, pipeline, who)
     if micro_batch * data > batch:
         raise Unanswerable("batch too small for the replicas")
@@ -173,6 +174,15 @@ def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
     for name, value in {**values, **_recompute(row.text("recompute") or who.recompute), **_sharding(row, who, data, context)}.items():
         record[name] = value
     return record, batch
+
+
+def _likely_batch(row: Row, data: int, fully_sharded: bool) -> int | None:
+    """Micro-batches that the notes count, or a single one where parameters are sharded: they would be gathered for each."""
+    named = re.search(r"MBS=(\d+)", row.text("model"))
+    size = row.whole("mbs") or (int(named.group(1)) if named else None)
+    counted = re.search(r"micro_num\D{0,3}(\d+)|gradient accumulation (\d+)|(\d+) micro-?batches per step", row.notes)
+    count = int(next(filter(None, counted.groups()))) if counted else int(fully_sharded)
+    return size * count * data if size and count else None
 
 
 def _likely_micro_batch(batch: int, data: int, pipeline: int, who: Publisher) -> int:
