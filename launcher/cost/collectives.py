@@ -44,9 +44,15 @@ def bus(device: Device, constants: Constants, group: Group) -> Number:
 
 
 def latency(device: Device, constants: Constants, group: Group) -> Number:
-    """Seconds before the first byte has gone round."""
+    """Seconds before the first byte has gone round a tree."""
     hops = np.log2(np.maximum(group.near, 1)) * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
     return constants.launch + hops
+
+
+def ring_latency(device: Device, constants: Constants, group: Group) -> Number:
+    """Seconds before the first byte has gone round a ring, domain by domain: gathers and scatters have nothing that a tree could add up."""
+    inside = np.log2(np.maximum(group.near, 1)) * device.link_latency
+    return constants.launch + np.where(group.far > 1, group.far * (inside + device.network_latency), inside)
 
 
 def _run(device: Device, constants: Constants, group: Group, share: Number, payload: Number, operation: str) -> Number:
@@ -57,7 +63,8 @@ def _run(device: Device, constants: Constants, group: Group, share: Number, payl
     volume = share * payload
     ramp_bytes = constants.ramp * device.link
     ramp = 1 + ramp_bytes / (payload + ramp_bytes)
-    seconds = (latency(device, constants, group) + volume / rate * ramp) * missed(device, operation, group, payload)
+    wait = latency if operation == "all_reduce" else ring_latency
+    seconds = (wait(device, constants, group) + volume / rate * ramp) * missed(device, operation, group, payload)
     return np.where(group.size > 1, seconds, 0.0)
 
 

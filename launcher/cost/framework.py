@@ -70,6 +70,7 @@ class Framework:
     gathers_saved_inputs: bool = False  # sequence parallelism keeps inputs sharded and gathers them again in backward
     tensor_overlap: str = "none"  # tensor-parallel communication beside products: none | backward | all
     gradient_overlap: bool = True
+    gathers_per_block: float = 1.0  # collectives that bring a block's sharded parameters together, or spread its gradients
     gather_overlap: bool = True  # sharded parameters arrive while the block before is computed
     refresh_overlap: bool = True  # updated parameters travel while the next step begins
     single_rail: bool = False  # data-parallel collectives use one network port of a node, however many ranks take part

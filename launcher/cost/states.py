@@ -37,8 +37,9 @@ def work(case: Case, held: Held) -> Work:
     params, grads, optimizer = case.field("params"), case.field("grads"), case.field("optimizer")
     inner = case.data_group(params)
     passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0 if f.gather_again else 1.0), 0.0)
-    gather = passes * _all(case, inner, (dense + expert) * weights)
-    scatter = _scatter(case, inner, (dense + expert) * sent)
+    count = held.blocks.most() * f.gathers_per_block + 1
+    gather = passes * count * _all(case, inner, (dense + expert) * weights / count)
+    scatter = count * _scatter(case, inner, (dense + expert) * sent / count)
     reduce = refresh = 0.0
     share = dense / params
     for size, stride in ((grads / params, params), (optimizer / grads, grads)):

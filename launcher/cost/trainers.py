@@ -80,6 +80,7 @@ DEEPSPEED = Framework(
     late_gradients=True,
     bucket_bytes=3e9,  # two reduce buckets and a gather bucket of 5e8 elements
     reduce_every_micro_batch=True,
+    gathers_per_block=4.0,  # one for every matrix: they are larger than its prefetch bucket
     live_parameters=1e9,  # stage3_max_live_parameters
     can_offload=True,
 )

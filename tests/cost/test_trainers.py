@@ -296,6 +296,14 @@ def test_under_a_pipeline_parameters_that_stay_whole_are_gathered_once_and_take_
     assert asked(alone, plain, 64) == asked(alone, whole, 64)
 
 
+def test_more_gathers_per_block_pay_their_way_through_the_network_more_often() -> None:
+    one = layout(1, 1, 1024, sharding=ShardingConfig(1024, 1024, 1024))
+    bare = replace(trainers.DEEPSPEED, gather_overlap=False)
+    few, many = (asked(one, replace(bare, gathers_per_block=n), 1024).time[GATHER] for n in (1.0, 4.0))
+    way = 128 * (3 * 5e-6 + 10e-6)  # 128 nodes of 8 ranks, with the latencies of h100.yaml
+    assert many - few == pytest.approx(2 * 3 * GPT_22B.layers * (way + FITTED.launch), rel=0.3)
+
+
 def test_casts_in_tensor_operations_move_six_times_the_bytes() -> None:
     one = layout(8, 1, 8, micro_batch=1)
     kernel, eager = (block.casts(cases(one, replace(BASE, eager_casts=e), 64, "fp8"))[0] for e in (False, True))
