@@ -84,19 +84,21 @@ DEEPSPEED = Framework(
     live_parameters=1e9,  # stage3_max_live_parameters
     can_offload=True,
 )
+DEEPSPEED_2021 = replace(
+    DEEPSPEED, name="DeepSpeed ZeRO 2021", single_rail=True
+)  # on Selene (arXiv 2104.04473, table 2) and on Jean Zay alike, its gathers got no more out of a node than one network port carries
 MEGATRON_ZERO = replace(
-    DEEPSPEED,
+    DEEPSPEED_2021,
     name="Megatron-LM with DeepSpeed ZeRO",
     bucket_bytes=4e8,
     sharded_checkpoints=True,
     inputs_on_host=True,
-    single_rail=True,
     gather_overlap=False,
     gradient_overlap=False,
     can_offload=False,
 )  # BigScience, experiments/gpt2-meg-ds-zero: its run scripts set --partition-activations and --checkpoint-in-cpu, its log prints buckets of hidden^2 elements
 HUGGING_FACE = replace(
-    DEEPSPEED, name="Hugging Face with DeepSpeed ZeRO", attention="unfused", pointwise="eager", bucket_bytes=4e8, single_rail=True
+    DEEPSPEED_2021, name="Hugging Face with DeepSpeed ZeRO", attention="unfused", pointwise="eager", bucket_bytes=4e8
 )  # BigScience, experiments/gpt2-hf-ds: GPT-2 of transformers, buckets "auto" (hidden^2 elements)
 ALEPH_ALPHA = Framework(
     name="Aleph Alpha scaling",  # arXiv 2311.05610 and its code, Aleph-Alpha/scaling: lm_head (logits gathered, then 4-byte copies),

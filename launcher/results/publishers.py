@@ -52,7 +52,8 @@ PUBLISHERS = (
     Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
     Publisher(r"Vocabulary Parallelism", trainers.MEGATRON_2023, tied=False),  # its script: --untie-embeddings-and-output-weights
     Publisher(r"Zero Bubble|MegaScale", trainers.MEGATRON_2023),
-    Publisher(r"DeepSpeed", trainers.DEEPSPEED, offloads=True),
+    Publisher(r"DeepSpeed", trainers.DEEPSPEED, since=2022, offloads=True),
+    Publisher(r"DeepSpeed", trainers.DEEPSPEED_2021, offloads=True),
     Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
     Publisher(r"Pax", trainers.PAX),
     Publisher(r"JAX|MaxText", trainers.JAX),
@@ -70,7 +71,7 @@ def publisher(row: Row) -> Publisher:
     framework = _as_noted(row, _trainer(row, found.framework))
     balance = "cost" if _method(row) == "redis" else found.balance
     recompute = "selective" if framework.name in ("MaxText", "Paxml") else found.recompute
-    if framework is trainers.PAX:
+    if framework.name == "Pax":
         recompute = next((how for size, how in PAX_POLICIES if re.search(size, row.text("model"), re.IGNORECASE)), "")
     return replace(
         found, balance=balance, recompute=recompute, framework=replace(framework, can_offload=framework.can_offload and found.offloads)
@@ -104,7 +105,7 @@ def _sharded(row: Row) -> Framework:
     table = row.text("table_or_file")
     if table.startswith("experiments/gpt2"):
         return trainers.HUGGING_FACE if "HF" in table else trainers.MEGATRON_ZERO
-    return trainers.DEEPSPEED
+    return trainers.DEEPSPEED if (row.whole("year") or 0) > 2021 else trainers.DEEPSPEED_2021
 
 
 METHODS = {"vocab-1": trainers.VOCABULARY_1, "vocab-2": trainers.VOCABULARY_2, "interlaced": trainers.INTERLACED}

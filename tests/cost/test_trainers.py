@@ -20,7 +20,7 @@ from launcher.cost.prediction import case_of
 from launcher.cost.shape import Experts
 from launcher.results.published import Row
 from launcher.results.publishers import publisher
-from launcher.results.questions import layout_of
+from launcher.results.questions import Unanswerable, layout_of
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 from trainer.config import LayoutConfig, ModelConfig, ShardingConfig
 
@@ -149,8 +149,10 @@ def row(**cells: str) -> Row:
         ),
         ({"source": "AMSP", "notes": "no overlap"}, {"refresh_overlap": False, "gradient_overlap": False, "gather_overlap": False}),
         ({"source": "BigScience GPT2 V100", "notes": "Megatron-LM"}, {"bucket_bytes": 0.0, "can_offload": False}),
-        ({"source": "Megatron-LM SC21", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": False}),
-        ({"source": "DeepSpeed blogs", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": True}),
+        ({"source": "Megatron-LM SC21", "year": "2021", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": False, "single_rail": True}),
+        ({"source": "DeepSpeed blogs", "year": "2021", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": True, "single_rail": True}),
+        ({"source": "DeepSpeed blogs", "year": "2022", "zero_stage_or_sharding": "ZeRO-3"}, {"can_offload": True, "single_rail": False}),
+        ({"source": "JAX-Toolbox Pax", "model": "GPT 5B"}, {"name": "Pax", "selective": "but_weights"}),
         (
             {"source": "BigScience GPT2 V100", "table_or_file": "experiments/gpt2.md HF", "zero_stage_or_sharding": "ZeRO-3"},
             {"attention": "unfused", "inputs_on_host": False, "offloaded": False, "gather_overlap": True},
@@ -308,6 +310,22 @@ def test_casts_in_tensor_operations_move_six_times_the_bytes() -> None:
     one = layout(8, 1, 8, micro_batch=1)
     kernel, eager = (block.casts(cases(one, replace(BASE, eager_casts=e), 64, "fp8"))[0] for e in (False, True))
     assert eager / kernel == pytest.approx(35 / 6)
+
+
+@pytest.mark.parametrize(("model", "recompute"), [("GPT 126M", "none"), ("GPT 5B", "selective"), ("GPT 175B", "full"), ("LLaMA 70B", "")])
+def test_pax_recomputes_what_its_configurations_say(model: str, recompute: str) -> None:
+    assert publisher(row(source="JAX-Toolbox Pax READMEs", model=model)).recompute == recompute
+
+
+def test_a_batch_that_is_not_given_is_what_the_row_implies() -> None:
+    """A micro-batch for each replica where parameters are sharded, or as many as the notes count."""
+    sharded = {"source": "X", "gpus": "64", "tp": "1", "pp": "1", "mbs": "2", "zero_stage_or_sharding": "ZeRO-3"}
+    plain = {**sharded, "zero_stage_or_sharding": "ZeRO-1"}
+    named = {**sharded, "mbs": "", "model": "Llama3 70b (FSDP+DP MBS=4)"}
+    found = [layout_of(row(**cells), publisher(row(**cells)))[1] for cells in (sharded, {**plain, "notes": "micro_num 4"}, named)]
+    assert found == [128, 512, 256]
+    with pytest.raises(Unanswerable, match="global batch"):
+        layout_of(row(**plain), publisher(row(**plain)))
 
 
 @pytest.mark.parametrize(("year", "size"), [("2024", 4), ("2025", 1)])
