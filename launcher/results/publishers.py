@@ -70,12 +70,16 @@ def publisher(row: Row) -> Publisher:
     found = next((p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
     framework = _as_noted(row, _trainer(row, found.framework))
     balance = "cost" if _method(row) == "redis" else found.balance
-    recompute = "selective" if framework.name in ("MaxText", "Paxml") else found.recompute
-    if framework.name == "Pax":
-        recompute = next((how for size, how in PAX_POLICIES if re.search(size, row.text("model"), re.IGNORECASE)), "")
-    return replace(
-        found, balance=balance, recompute=recompute, framework=replace(framework, can_offload=framework.can_offload and found.offloads)
-    )
+    framework = replace(framework, can_offload=framework.can_offload and found.offloads)
+    return replace(found, balance=balance, recompute=_policy(row, framework) or found.recompute, framework=framework)
+
+
+def _policy(row: Row, framework: Framework) -> str:
+    """What trainers in JAX recompute where the cell is blank."""
+    if framework.name in ("MaxText", "Paxml"):
+        return "selective"
+    found = (how for size, how in PAX_POLICIES if re.search(size, row.text("model"), re.IGNORECASE))
+    return next(found, "") if framework.name == "Pax" else ""
 
 
 PAX_POLICIES = ((r"126M", "none"), (r"\b5B", "selective"), (r"175B", "full"))

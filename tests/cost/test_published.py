@@ -47,7 +47,7 @@ def test_step_times_of_each_source(source: str, judged: list[Judged]) -> None:
 
 def test_deepspeed_of_2021_is_slow_and_as_slow_as_measured(judged: list[Judged]) -> None:
     """Narayanan et al. 2021, table 2: sharded parameters against the pipeline, on the same cluster."""
-    rows = [j for j in judged if "SC21" in j.row.source and "ZeRO-3" in j.row.text("zero_stage_or_sharding")]
+    rows = [j for j in judged if "SC21" in j.row.source and "ZeRO-3" in j.row.text("zero_stage_or_sharding") and j.step_seconds]
     assert len(rows) == 3
     for j in rows:
         assert j.answer is not None and j.answer.step_time_s == pytest.approx(j.step_seconds, rel=0.1)
