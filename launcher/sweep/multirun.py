@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config import Config, locate_data, resolve, to_config
 from launcher.config.compose import plain_errors
+from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
 from launcher.cost import Prediction, predict
 from launcher.results.tracking import MlflowMirror
@@ -80,10 +81,10 @@ def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[
     from hydra.core.utils import JobReturn, JobStatus
 
     multirun: Multirun = task.multirun
-    jobs = []
+    jobs, composer = [], Jobs(context.config_loader, config)
     for overrides in job_overrides:
         with plain_errors():
-            composed = context.config_loader.load_sweep_config(config, list(overrides))
+            composed = composer.compose(overrides)
         jobs.append((tuple(overrides), to_config(composed)))
     returns = []
     for (overrides, _), value in zip(jobs, multirun.run(jobs)):
