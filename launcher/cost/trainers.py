@@ -141,7 +141,6 @@ TORCHTITAN = replace(
     FSDP, name="torchtitan", pointwise="compiled", reduce_bytes=4, frees_logits=True, reads_every_step=False, stops_early=True
 )  # reads losses back when it logs, every tenth step; the same checkpoints
 TORCHTITAN_2026 = replace(TORCHTITAN, name="torchtitan 2026", hopper_attention=True)  # models/common/attention: cuDNN before flash
-TORCHTITAN_EAGER = replace(TORCHTITAN, name="torchtitan eager", pointwise="eager")
 INTERNEVO = replace(
     Framework(), name="InternEvo", gradient_bytes=2, reduce_bytes=2, reduce_every_micro_batch=True
 )  # AMSP (arXiv 2311.00257), section 4: T_p has a gather for each pass and a reduce-scatter, all in every micro-batch

@@ -100,7 +100,13 @@ class Cluster:
         self._ip("link", "set", self.settings.namespace(node), "up")
 
     def _wait_until_up(self) -> None:
-        """Nodes that a controller has drained, because of a job that it had forgotten say, are taken back."""
+        """Nodes that a controller has drained, because of a job that it had forgotten say, are taken back.
+
+        A controller that began anew also needs the accounts, which it refuses all jobs without: should the accounting daemon be killed next, it
+        would never get them.
+        """
+        known = ["scontrol", "show", "assoc_mgr", "users=root", "flags=users"]
+        wait_for(lambda: "UserName=root" in self.output(*known), "the controller to know its users")
 
         def up() -> bool:
             states = self.node_states()
