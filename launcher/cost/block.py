@@ -30,7 +30,7 @@ def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
     """Seconds of the weight products: forward, input gradient, weight gradient."""
     device, precision, constants = case.device, case.precision, case.constants
     forward = inputs = weights = 0.0
-    for m, n, k, batch, share in products(case):
+    for _, m, n, k, batch, share in products(case):
         slow = share * np.where(np.asarray(batch) > 1, 1 / constants.grouped, 1.0)
         forward = forward + slow * matmul.seconds(device, precision, constants, m, n, k, batch)
         inputs = inputs + slow * matmul.seconds(device, precision, constants, m, k, n, batch)
@@ -47,11 +47,11 @@ EAGER_CAST = 35 / 6
 def casts(case: Case) -> Number:
     """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the product's
     transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4 bytes, times the
-    scale, clamp, 8 bits (torchao, float8_scaling_utils)."""
+    scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
     once = 1 / case.micro_batches if case.framework.keeps_low_weights else 1.0
-    elements = sum(share * batch * (m * k + once * n * k / 2) for m, n, k, batch, share in products(case))
+    elements = sum(share * batch * (m * k + once * n * k / 2) for _, m, n, k, batch, share in products(case))
     times = (2 if case.framework.block_scaled else 1) * (EAGER_CAST if case.framework.eager_casts else 1)
     return elements * times * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
 

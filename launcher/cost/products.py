@@ -2,50 +2,66 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from launcher.cost.case import Case
 from launcher.cost.shape import Number
 
 
-def products(case: Case) -> list[tuple[Number, Number, Number, Number, float]]:
-    """Weight matrix products of a block's forward: (rows, columns, inner, batch, share of blocks)."""
+class Product(NamedTuple):
+    """``batch`` products (rows x inner) (inner x columns), in a ``share`` of the blocks."""
+
+    name: str
+    rows: Number
+    columns: Number
+    inner: Number
+    batch: Number = 1
+    share: Number = 1.0
+
+
+def products(case: Case) -> list[Product]:
+    """Weight matrix products of a block's forward: ``queries`` (keys and values too), ``output`` of attention, ``gates`` and ``down`` of a dense
+    MLP, ``experts``."""
     s, t, tokens = case.shape, case.tensor, case.tokens
-    out = []
+    out: list[Product] = []
     if s.latent is None:
-        out.append((tokens, (s.query_width + 2 * s.kv_width) / t, s.hidden, 1, 1.0))
+        out.append(Product("queries", tokens, (s.query_width + 2 * s.kv_width) / t, s.hidden))
     else:
         out += _latent_products(case)
-    out.append((tokens, s.hidden, s.query_width / t, 1, 1.0))
+    out.append(Product("output", tokens, s.hidden, s.query_width / t))
     sparse = s.expert_layers / s.layers
     dense = 1 - sparse
     gates = s.mlp_matrices - 1
     if np.any(np.asarray(dense) > 0):
-        out += [(tokens, gates * s.ffn / t, s.hidden, 1, dense), (tokens, s.hidden, s.ffn / t, 1, dense)]
+        out.append(Product("gates", tokens, gates * s.ffn / t, s.hidden, share=dense))
+        out.append(Product("down", tokens, s.hidden, s.ffn / t, share=dense))
     if s.experts is not None:
         out += _expert_products(case, sparse, gates)
     return out
 
 
-def _latent_products(case: Case) -> list[tuple[Number, Number, Number, Number, float]]:
+def _latent_products(case: Case) -> list[Product]:
     s, t, tokens, latent = case.shape, case.tensor, case.tokens, case.shape.latent
     assert latent is not None
     return [
-        (tokens, latent.query_rank + latent.kv_rank + latent.rotary, s.hidden, 1, 1.0),
-        (tokens, s.heads * (s.head_width + latent.rotary) / t, latent.query_rank, 1, 1.0),
-        (tokens, 2 * s.query_width / t, latent.kv_rank, 1, 1.0),
+        Product("queries", tokens, latent.query_rank + latent.kv_rank + latent.rotary, s.hidden),
+        Product("queries", tokens, s.heads * (s.head_width + latent.rotary) / t, latent.query_rank),
+        Product("queries", tokens, 2 * s.query_width / t, latent.kv_rank),
     ]
 
 
-def _expert_products(case: Case, sparse: Number, gates: int) -> list[tuple[Number, Number, Number, Number, float]]:
+def _expert_products(case: Case, sparse: Number, gates: int) -> list[Product]:
     s, t, experts = case.shape, case.tensor, case.shape.experts
     assert experts is not None
     local = experts.count / case.expert
     rows = case.tokens * experts.active / local  # balanced routing: every expert gets its share of all ranks' tokens
-    out = [(rows, gates * experts.ffn / t, s.hidden, local, sparse), (rows, s.hidden, experts.ffn / t, local, sparse)]
+    widths = [(rows, experts.ffn, local)]
     if np.any(np.asarray(experts.shared_ffn) > 0):
-        out += [
-            (case.tokens, gates * experts.shared_ffn / t, s.hidden, 1, sparse),
-            (case.tokens, s.hidden, experts.shared_ffn / t, 1, sparse),
-        ]
+        widths.append((case.tokens, experts.shared_ffn, 1))
+    out = []
+    for n, ffn, batch in widths:
+        out.append(Product("experts", n, gates * ffn / t, s.hidden, batch, sparse))
+        out.append(Product("experts", n, s.hidden, ffn / t, batch, sparse))
     return out

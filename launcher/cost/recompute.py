@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from launcher.cost import matmul
 from launcher.cost.case import Case
 from launcher.cost.parts import ATTENTION, MATRICES, POINTWISE, TENSOR, Parts
+from launcher.cost.products import products
 from launcher.cost.shape import Number
 
 
@@ -18,19 +19,17 @@ class Policy:
     """What a selective mode repeats."""
 
     fractions: dict[str, float]  # of each kind of work
-    keeps: Sequence[str] = field(default=())  # products whose results are kept, or asked for by nothing in backward
+    keeps: Sequence[str] = ()  # products whose results are kept, or asked for by nothing in backward
 
 
 EVERYTHING = {MATRICES: 1.0, ATTENTION: 1.0, POINTWISE: 1.0}
 SELECTIVE = {
     "attention": Policy({ATTENTION: 1.0}),  # Korthikanti et al. 2022, section 5
-    "per_op": Policy(
-        {MATRICES: 0.38, POINTWISE: 1.0}
-    ),  # torchtitan keeps attention and every second product: keys, output, up are repeated
+    # torchtitan keeps attention and every second product: keys, output, up are repeated
+    "per_op": Policy({MATRICES: 0.38, POINTWISE: 1.0}),
     "norms": Policy({POINTWISE: 1.0}),
-    "products": Policy(
-        {POINTWISE: 1.0}
-    ),  # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
+    # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
+    "products": Policy({POINTWISE: 1.0}),
     "but_weights": Policy({ATTENTION: 1.0, POINTWISE: 1.0}),  # Pax, SAVE_DOT_WITH_NO_BATCH_DIM: products with weights
     "but_queries": Policy(EVERYTHING, ("queries", "down")),  # MaxText, remat_policy=save_qkv_proj
     "but_projections": Policy(EVERYTHING, ("queries", "output", "down")),  # Paxml, SAVE_QKV_OUT_PROJ
@@ -59,12 +58,6 @@ def spared(case: Case, forward: Parts) -> Parts:
 
 
 def results(case: Case, names: Sequence[str]) -> Number:
-    """Seconds of a block's forward products of those names; ``down`` ends its dense MLP."""
-    s, t = case.shape, case.tensor
-    shapes = {
-        "queries": ((s.query_width + 2 * s.kv_width) / t, s.hidden, 1.0),  # keys and values too
-        "output": (s.hidden, s.query_width / t, 1.0),
-        "down": (s.hidden, s.ffn / t, 1 - s.expert_layers / s.layers),
-    }
-    chosen = (shapes[name] for name in names)
-    return sum(share * matmul.seconds(case.device, case.precision, case.constants, case.tokens, n, k) for n, k, share in chosen)
+    """Seconds of a block's forward products of those names."""
+    chosen = [p for p in products(case) if p.name in names]
+    return sum(p.share * matmul.seconds(case.device, case.precision, case.constants, p.rows, p.columns, p.inner, p.batch) for p in chosen)
