@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 class Jobs:
     """Composes jobs of one ``config``. Those that differ in values alone, as in ``layout.tensor=2``, get them set on a copy of one composition,
-    as Hydra would set them last; whatever else an override says (a choice of a group, ``+``, ``~``, ``hydra.``) is left to Hydra."""
+    as Hydra would set them last; whatever else an override says (a choice of a group, ``+``, ``~``, ``hydra.``) is left to Hydra, with all
+    values before it: Hydra applies what is no choice in the order given, and ``++cluster.env.A=1`` may follow ``cluster.env.A=2``."""
 
     def __init__(self, loader: Any, config: DictConfig):
         from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,24 +23,27 @@ class Jobs:
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration of one job. Raises what Hydra raises."""
+        from hydra.errors import HydraException
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
         parsed = self._parser.parse_overrides(list(overrides))
-        values = [o for o in parsed if _sets_a_value(o)]
-        rest = tuple(line for line, o in zip(overrides, parsed) if not _sets_a_value(o))
+        ordered = [i for i, o in enumerate(parsed) if not _sets_a_value(o) and not _may_be_a_choice(o)]
+        last = ordered[-1] if ordered else -1
+        values = [o for i, o in enumerate(parsed) if i > last and _sets_a_value(o)]
+        rest = tuple(line for i, (line, o) in enumerate(zip(overrides, parsed)) if i <= last or not _sets_a_value(o))
         if rest not in self._bases:
             self._bases[rest] = None
             return self._whole(overrides)
-        base = self._bases[rest]
-        if base is None:
-            base = self._bases[rest] = self._whole(rest)
-        job = copy.deepcopy(base)
         try:
+            base = self._bases[rest]
+            if base is None:
+                base = self._bases[rest] = self._whole(rest)
+            job = copy.deepcopy(base)
             for override in values:
                 OmegaConf.update(job, override.key_or_group, override.value(), merge=True)
-        except OmegaConfBaseException:
-            return self._whole(overrides)  # for the error in Hydra's words
+        except (OmegaConfBaseException, HydraException):
+            return self._whole(overrides)  # which says what is wrong in Hydra's words
         return job
 
     def _whole(self, overrides: Sequence[str]) -> DictConfig:
@@ -48,6 +52,13 @@ class Jobs:
 
 
 def _sets_a_value(override: Any) -> bool:
-    key = override.key_or_group
+    return _changes(override) and "." in override.key_or_group and not override.key_or_group.startswith("hydra.")
+
+
+def _may_be_a_choice(override: Any) -> bool:
+    return _changes(override) and "." not in override.key_or_group and isinstance(override.value(), str)
+
+
+def _changes(override: Any) -> bool:
     plain = override.type is not None and override.type.name == "CHANGE" and override.package is None
-    return plain and "." in key and "/" not in key and not key.startswith("hydra.")
+    return plain and "/" not in override.key_or_group

@@ -9,7 +9,7 @@ import pytest
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
@@ -45,12 +45,18 @@ LINES = st.sampled_from(
         "model=gpt_tiny", "model=llama_tiny", "cluster=slurm", "hardware=h100", "data=synthetic", "layout.tensor=2", "layout.tensor=4", "run.steps=5",
         "run.seed=3", "model.layers=6", "model.ffn=null", "layout.stage_layers=[1,2,1]", "layout.sharding={params: 2}", "layout.sharding.params=4",
         "sweep.name='a b'", "run.precision=bf16", "data.path=${sweep.dir}/x", "+run.unknown=1", "run.unknown=1", "++cluster.env.A=1", "~data.path",
-        "layout.tensor=two", "hydra.job.name=x", "layout.nothing.at.all=1", "model@other=gpt_tiny", "run.steps=${run.seed}",
+        "cluster.env.A=2", "layout={tensor: 3}", "layout.tensor=two", "hydra.job.name=x", "layout.nothing.at.all=1", "model@other=gpt_tiny", "run.steps=${run.seed}",
     ]
 )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([["run.unknown=1", "+run.unknown=1"]])
+@example([["+run.unknown=1", "run.unknown=2"]])
+@example([["++cluster.env.A=1", "cluster.env.A=2", "++cluster.env.A=1"]])
+@example([["layout.tensor=4", "layout={tensor: 3}"]])
+@example([["layout.nothing.at.all=1", "+run.unknown=1", "+run.unknown=1"]])
+@example([["data.path=x", "~data.path"]])
 @given(st.lists(st.lists(LINES, max_size=4), min_size=1, max_size=4))
 def test_every_job_is_what_hydra_composes(loaded: Loaded, jobs: list[list[str]]) -> None:
     loader, config = loaded
