@@ -19,6 +19,7 @@ from launcher.cost.device import Device
 from launcher.cost.framework import Framework
 from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.shape import Experts, LatentAttention, Shape
+from launcher.results.links import PCIE, links_of
 from launcher.results.published import Row
 from launcher.results.publishers import Publisher, publisher
 from trainer.config.schema import RECOMPUTE, SCHEDULES
@@ -240,10 +241,6 @@ USABLE = 1.06
 """Usable 1e9 bytes per gigabyte in the name of a GPU: it counts 2^30, of which the driver keeps one or two percent."""
 
 
-PCIE = 25
-"""1e9 bytes/s that a device reaches over PCIe 4 x16."""
-
-
 def device_of(row: Row, hardware: dict[str, HardwareConfig]) -> Device:
     """The device and network of a row: the hardware file of its GPU, corrected by what the row prints of memory and links."""
     gpu = row.text("gpu")
@@ -253,49 +250,30 @@ def device_of(row: Row, hardware: dict[str, HardwareConfig]) -> Device:
     if name is None or name not in hardware:
         raise Unanswerable("GPU not known")
     config = hardware[name]
-    links = row.text("interconnect")
     changes: dict[str, Any] = {}
     if found := re.search(r"(\d+)\s*GB", gpu):
         changes["memory_gb"] = float(found.group(1)) * USABLE
     if found := re.search(r"(\d+(?:\.\d+)?) TB/s", gpu):
         changes["memory_bandwidth_gbs"] = float(found.group(1)) * 1000
-    if re.search("PCIe", gpu, re.IGNORECASE):
+    words = row.text("interconnect")
+    per_node = _per_node(row, words, config)
+    links = links_of(words, per_node)
+    if links.inside or re.search("PCIe", gpu, re.IGNORECASE):
         changes["link_gbs"] = min(config.link_gbs or PCIE, PCIE)
-    per_node = _per_node(row, links, config)
-    if (rate := network_rate(links, per_node)) is not None:
-        changes["network_gbs"] = rate
-    if found := re.search(r"NVLink domain (\d+)", links):
-        changes["link_domain"] = int(found.group(1))
+    if links.network is not None:
+        changes["network_gbs"] = links.network
+    if links.domain:
+        changes["link_domain"] = links.domain
     return Device.of(dataclasses.replace(config, **changes), per_node)
 
 
-def _per_node(row: Row, links: str, config: HardwareConfig) -> int:
-    if found := re.search(r"\((\d+) GPUs\)|(\d+) GPUs per node", links):
+def _per_node(row: Row, words: str, config: HardwareConfig) -> int:
+    if found := re.search(r"\((\d+) GPUs\)|(\d+) GPUs per node", words):
         return int(found.group(1) or found.group(2))
     gpus, nodes = row.whole("gpus"), row.whole("nodes")
     if gpus and nodes and gpus % nodes == 0:
         return gpus // nodes
     return 4 if (config.link_domain or 8) > 8 else 8
-
-
-OMNI_PATH = 0.28
-"""Fraction of four 100 Gb/s Omni-Path ports that collectives of GPU memory reached on the cluster of the BigScience notes: its all-reduces of
-4 GB (collectives.csv, algorithm rates 7.5 and 4.9 GB/s) are bus rates of 14 GB/s of 50 on 4 nodes of V100 and 9.6 on 16; those of its A100 nodes were measured before a repair."""
-
-
-def network_rate(links: str, per_node: int) -> float | None:
-    """Bytes per second and device between nodes, in 1e9, as the interconnect column words it; None where it says nothing."""
-    if "Omni-Path" in links:
-        return 4 * 100 / 8 / per_node * OMNI_PATH
-    if found := re.search(r"(\d+)\s*x\s*(\d+)\s*Gb", links):
-        return int(found.group(1)) * int(found.group(2)) / 8 / per_node
-    if found := re.search(r"(\d+) Gbps per node", links):
-        return int(found.group(1)) / 8 / per_node
-    if found := re.search(r"(\d+)x HDR InfiniBand per node", links):
-        return int(found.group(1)) * 200 / 8 / per_node
-    if found := re.search(r"(\d+) Gb/s [\w -]*per GPU", links):
-        return int(found.group(1)) / 8
-    return None
 
 
 def precision_of(row: Row) -> str:

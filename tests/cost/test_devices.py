@@ -7,8 +7,9 @@ import math
 import pytest
 
 from launcher.cost import predict
+from launcher.results.links import network_rate
 from launcher.results.published import Row
-from launcher.results.questions import Unanswerable, device_of, network_rate
+from launcher.results.questions import Unanswerable, device_of
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 
 DEVICES = sorted(name for name, hardware in HARDWARE.items() if not hardware.host)
@@ -53,8 +54,16 @@ def test_a_card_on_pcie_has_no_nvlink() -> None:
     ("words", "rate"),
     [
         ("NVSwitch in node; 8x200 Gb/s per node", 25.0), ("4x100Gb per node", 6.25), ("200 Gbps per node", 3.125), ("RDMA 400 Gb/s per GPU", 50.0),
-        ("4x HDR InfiniBand per node", 12.5), ("NVLink in node", None),
+        ("4x HDR InfiniBand per node", 12.5), ("NVLink in node", None), ("8x HDR200", 25.0), ("InfiniBand 100 Gb/s (4X EDR) per node", 1.5625),
+        ("NVLink 900 GB/s per GPU; 8 x ConnectX-7 400 Gb/s", 50.0), ("1.6 Tbps RoCE per server", 25.0), ("8x400G NDR", 50.0), ("25 GB/s per GPU", 25.0),
+        ("AWS p4d", 6.25), ("NVSwitch; EFA 3200 Gbps", 50.0), ("25 GbE", 0.390625), ("10 Gb/s Ethernet", 0.15625), ("one NDR port per GPU", 50.0),
+        ("InfiniBand 200 Gb/s HDR between nodes", None), ("NVLink (A800 400 GB/s)", None), ("PCIe 4.0 x16, 32 GB/s", None), ("80 GB devices", None), ("NVSwitch in node and 8x200 Gb/s IB per node", 25.0),
     ],
 )  # fmt: skip
 def test_wordings_of_a_network_say_what_each_device_gets(words: str, rate: float | None) -> None:
     assert network_rate(words, 8) == rate
+
+
+@pytest.mark.parametrize(("words", "link"), [("PCIe 4.0 in node", 25e9), ("no NVLink: PCIe", 25e9), ("NVLink, PCIe switches", 300e9), ("", 300e9)])
+def test_devices_joined_by_pcie_alone_have_no_nvlink(words: str, link: float) -> None:
+    assert device_of(Row(1, {"gpu": "A100-80GB-SXM", "interconnect": words}), HARDWARE).link == link
