@@ -160,3 +160,5 @@ PAXML = replace(JAX, name="Paxml", selective="but_projections")  # paxml/paxml_m
 NANOTRON = replace(
     Framework(), name="nanotron", gradient_bytes=6, pointwise="eager", gradient_overlap=False, gather_overlap=False, refresh_overlap=False
 )  # bf16 gradients and their 4-byte sum
+UNKNOWN = Framework(name="unknown")
+UNKNOWN_BEFORE_FLASH = replace(UNKNOWN, attention="fused_softmax", causal_skip=False)  # attention in one kernel came into use with 2023

@@ -57,6 +57,11 @@ class Row:
         return self.text("notes")
 
     @property
+    def sharding(self) -> str:
+        """The sharding column in lower case, ZeRO's stages as "zero-N" however they are spelled."""
+        return re.sub(r"zero[\s_-]*(?:stage)?[\s_-]*([0-3])\b", r"zero-\1", self.text("zero_stage_or_sharding").lower())
+
+    @property
     def kernel(self) -> str:
         """The attention kernel that the notes name ("kernel: NAME;"), or an empty string."""
         found = re.search(r"kernel: ([^;]+)", self.notes)

@@ -52,6 +52,7 @@ PUBLISHERS = (
     Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
     Publisher(r"Vocabulary Parallelism", trainers.MEGATRON_2023, tied=False),  # its script: --untie-embeddings-and-output-weights
     Publisher(r"Zero Bubble|MegaScale", trainers.MEGATRON_2023),
+    Publisher(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", trainers.MEGATRON_DEEPSPEED),
     Publisher(r"DeepSpeed", trainers.DEEPSPEED, since=2022, offloads=True),
     Publisher(r"DeepSpeed", trainers.DEEPSPEED_2021, offloads=True),
     Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
@@ -60,14 +61,22 @@ PUBLISHERS = (
     Publisher(r"nanotron", trainers.NANOTRON, True),
     Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", trainers.FSDP),
     Publisher(r"trireme|^$", TRIREME),
+    Publisher(r"Megatron", trainers.MEGATRON_CORE, True, since=2024),
+    Publisher(r"Megatron", trainers.MEGATRON_2023, since=2023),
+    Publisher(r"Megatron", trainers.MEGATRON_2022, since=2022),
+    Publisher(r"Megatron", trainers.MEGATRON_2021, dropout=True),
+    Publisher("", trainers.UNKNOWN, since=2023),
+    Publisher("", trainers.UNKNOWN_BEFORE_FLASH),
 )
-UNKNOWN = Publisher("", Framework(name="unknown"))
+"""The first whose name and year fit."""
+LATEST = 9999
+"""The year of a row that does not say."""
 
 
 def publisher(row: Row) -> Publisher:
     """The publisher of a row, with what the row itself says of the trainer."""
-    year = row.whole("year") or 0
-    found = next((p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE)), UNKNOWN)
+    year = row.whole("year") or LATEST
+    found = next(p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE))
     framework = _as_noted(row, _trainer(row, found.framework))
     balance = "cost" if _method(row) == "redis" else found.balance
     framework = replace(framework, can_offload=framework.can_offload and found.offloads)
@@ -93,7 +102,7 @@ def _trainer(row: Row, usual: Framework) -> Framework:
         return replace(trainers.MAXTEXT, selective="but_projections") if "llama2" in model else trainers.MAXTEXT
     if "paxml" in model:
         return trainers.PAXML
-    if "zero-3" in row.text("zero_stage_or_sharding").lower() and usual.name.startswith("Megatron"):
+    if "zero-3" in row.sharding and usual.name.startswith("Megatron"):
         return _sharded(row)
     if usual is trainers.MEGATRON_DEEPSPEED and "Megatron-LM" in row.notes:
         return trainers.MEGATRON_PIPELINE
@@ -157,7 +166,7 @@ def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
     """What the performance recipes of Megatron-Bridge switch on for mixtures of experts, by GPU and container (its perf_recipes folder)."""
     gpu, low = row.text("gpu"), "mxfp8" in row.text("precision").lower()
     if row.text("arch") != "moe":
-        sharded = "fsdp" in row.text("zero_stage_or_sharding").lower()
+        sharded = "fsdp" in row.sharding
         layers = next((n for model, name, n in HOST_LAYERS if sharded and model in row.text("model") and gpu.startswith(name)), 0)
         return {"host_layers": layers}
     if (

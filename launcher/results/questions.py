@@ -147,7 +147,7 @@ def _likely_heads(hidden: int) -> int:
 def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
     """The layout of a row as a record, and its global batch."""
     gpus = row.whole("gpus")
-    fully_sharded = bool(re.search("fsdp|zero-3", row.text("zero_stage_or_sharding"), re.IGNORECASE))
+    fully_sharded = bool(re.search("fsdp|zero-3", row.sharding))
     tensor, pipeline = row.whole("tp") or (1 if fully_sharded else None), row.whole("pp") or (1 if fully_sharded else None)
     if not gpus:
         raise Unanswerable("number of GPUs not given")
@@ -196,32 +196,32 @@ def _likely_micro_batch(batch: int, data: int, pipeline: int, who: Publisher) ->
 def _recompute(words: str) -> dict[str, int]:
     text = words.lower()
     values = {"recompute": RECOMPUTE.index("none"), "recompute_layers": -1, "recompute_every": 1}
-    if found := re.match(r"(\d+) layers", text):
+    if found := re.match(r"(\d+) (?:of \d+ )?(?:layers|blocks)", text):
         values |= {"recompute": RECOMPUTE.index("full"), "recompute_layers": int(found.group(1))}
     elif found := re.match(r"every (\d+)", text):
         values |= {"recompute": RECOMPUTE.index("full"), "recompute_every": int(found.group(1))}
     elif text.startswith("selective"):
         values["recompute"] = RECOMPUTE.index("selective")
-    elif text == "full":
+    elif re.match(r"full|yes|uniform|(activation |gradient )?checkpoint", text):
         values["recompute"] = RECOMPUTE.index("full")
     return values
 
 
 def _sharding(row: Row, who: Publisher, data: int, context: int) -> dict[str, int]:
     """Sharding factors; they count context ranks as replicas, as trainers that shard over both do."""
-    text = (row.text("zero_stage_or_sharding") or who.sharding).lower()
+    text = row.sharding or who.sharding.lower()
     if found := re.match(r"amsp p(\d+) g(\d+) os(\d+)", text):
         p, g, o = (math.gcd(int(n), data) for n in found.groups())
         return {"params": p, "grads": g, "optimizer": o}
     size = re.search(r"(?:fsdp2?|zero-3 \(fsdp\)|zero-1 over)\s+(\d+)", text)
     ranks = math.gcd(int(size.group(1)), data) if size else data
-    if "mics" in text:
+    if re.search("mics|hybrid.?shard|hsdp", text):
         return {"params": math.gcd(8, data), "grads": math.gcd(8, data), "optimizer": math.gcd(8, data)}
-    if "parameters not resharded" in text or "zero-2" in text or "shard_grad_op" in text:
+    if re.search("parameters not resharded|zero-2|shard_grad_op", text):
         return {"params": 1, "grads": ranks, "optimizer": ranks}
-    if "zero-3" in text or text.startswith("fsdp") or "zero++" in text:
+    if re.search(r"zero-3|^fsdp|zero\+\+|full_shard", text):
         return {"params": ranks, "grads": ranks, "optimizer": ranks}
-    if "zero-1" in text or text.startswith("distributed optimizer"):
+    if re.search("zero-1|^distributed optimizer", text):
         return {"params": 1, "grads": 1, "optimizer": ranks}
     return {"params": 1, "grads": 1, "optimizer": 1}
 

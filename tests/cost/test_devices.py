@@ -64,6 +64,8 @@ def test_wordings_of_a_network_say_what_each_device_gets(words: str, rate: float
     assert network_rate(words, 8) == rate
 
 
-@pytest.mark.parametrize(("words", "link"), [("PCIe 4.0 in node", 25e9), ("no NVLink: PCIe", 25e9), ("NVLink, PCIe switches", 300e9), ("", 300e9)])
+@pytest.mark.parametrize(
+    ("words", "link"), [("PCIe 4.0 in node", 25e9), ("no NVLink: PCIe", 25e9), ("NVLink, PCIe switches", 300e9), ("", 300e9)]
+)
 def test_devices_joined_by_pcie_alone_have_no_nvlink(words: str, link: float) -> None:
     assert device_of(Row(1, {"gpu": "A100-80GB-SXM", "interconnect": words}), HARDWARE).link == link

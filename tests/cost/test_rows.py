@@ -1,0 +1,74 @@
+"""Rows of tables that nobody has seen before: their words are understood, and their steps predicted.
+
+``data/dlperf.csv`` has what Oneflow-Inc/DLPerf measured in 2021 with Megatron-LM and OneFlow on four nodes of eight V100 that share one 100 Gb/s port each.
+No constant was fitted to it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.results.published import Row, read
+from launcher.results.publishers import publisher
+from launcher.results.questions import layout_of
+from launcher.results.validation import by_source, judge
+from tests.cost.machines import HARDWARE
+from trainer.config.schema import RECOMPUTE
+
+TABLE = Path(__file__).parent / "data" / "dlperf.csv"
+CELLS = {"gpus": "16", "tp": "1", "pp": "2", "mbs": "1", "gbs": "64"}
+
+
+@pytest.mark.parametrize(("source", "median"), [("DLPerf, Megatron-LM", 0.13), ("DLPerf, OneFlow", 0.23)])
+def test_a_source_that_nobody_fitted_is_predicted(source: str, median: float) -> None:
+    found = next(each for name, each in by_source(judge(read(TABLE), HARDWARE)).items() if name.startswith(source))
+    assert found.time is not None and found.time.count == 16 and found.time.median < median
+
+
+def test_tensor_parallelism_across_nodes_waits_for_the_port_they_share() -> None:
+    """Several times what it would take with a port for each device."""
+    rows = [j for j in judge(read(TABLE), HARDWARE) if j.row.whole("tp") in (16, 32)]
+    assert len(rows) == 4
+    for j in rows:
+        assert j.answer is not None and j.answer.step_time_s == pytest.approx(j.step_seconds, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "sharded"),
+    [
+        ("none", (1, 1, 1)), ("ZeRO-1", (1, 1, 8)), ("zero 2", (1, 8, 8)), ("ZeRO stage 3", (8, 8, 8)), ("Zero3", (8, 8, 8)), ("FSDP 4", (4, 4, 4)),
+        ("FULL_SHARD", (8, 8, 8)), ("SHARD_GRAD_OP", (1, 8, 8)), ("distributed optimizer", (1, 1, 8)), ("AMSP P1 G2 OS8", (1, 2, 8)), ("ZeRO-0", (1, 1, 1)),
+    ],
+)  # fmt: skip
+def test_words_of_sharding(words: str, sharded: tuple[int, int, int]) -> None:
+    row = Row(1, {**CELLS, "source": "somebody", "zero_stage_or_sharding": words})
+    layout, _ = layout_of(row, publisher(row))
+    assert (layout["params"], layout["grads"], layout["optimizer"]) == sharded
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "layers", "every"),
+    [
+        ("none", "none", -1, 1), ("full", "full", -1, 1), ("full (uniform)", "full", -1, 1), ("activation checkpointing", "full", -1, 1), ("no", "none", -1, 1),
+        ("selective (per-op)", "selective", -1, 1), ("4 layers", "full", 4, 1), ("4 of 32 layers", "full", 4, 1), ("every 2nd layer", "full", -1, 2),
+    ],
+)  # fmt: skip
+def test_words_of_recomputation(words: str, kind: str, layers: int, every: int) -> None:
+    row = Row(1, {**CELLS, "source": "somebody", "recompute": words})
+    layout, _ = layout_of(row, publisher(row))
+    assert (RECOMPUTE[layout["recompute"]], layout["recompute_layers"], layout["recompute_every"]) == (kind, layers, every)
+
+
+@pytest.mark.parametrize(
+    ("source", "year", "trainer", "attention"),
+    [
+        ("Megatron-LM on our cluster", "2021", "Megatron-LM 2021", "fused_softmax"), ("Megatron-LM on our cluster", "2023", "Megatron-LM 2023", "flash2"),
+        ("Megatron-LM on our cluster", "", "Megatron Core", "flash2"), ("Megatron-DeepSpeed, a thesis", "2023", "Megatron-DeepSpeed", "fused_softmax"),
+        ("somebody", "2021", "unknown", "fused_softmax"), ("somebody", "2024", "unknown", "flash2"), ("", "", "trireme", "flash2"),
+    ],
+)  # fmt: skip
+def test_a_source_that_nobody_knows_had_the_trainers_of_its_time(source: str, year: str, trainer: str, attention: str) -> None:
+    framework = publisher(Row(1, {"source": source, "year": year})).framework
+    assert (framework.name, framework.attention) == (trainer, attention)
