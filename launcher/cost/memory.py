@@ -164,12 +164,12 @@ def in_flight(case: Case, kind: str) -> Number:
     """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks."""
     p, v, m = case.pipeline, case.chunks, case.micro_batches
     rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]
-    more = case.framework.more_in_flight
-    plain = np.minimum(p - rank + np.where(p > 1, more[0] + more[1] * p, 0.0), m)
+    more = np.where(p > 1, case.framework.more_in_flight[0] + case.framework.more_in_flight[1] * p, 0.0)
+    plain = np.minimum(p - rank + more, m)
     interleaved = np.minimum(2 * (p - 1 - rank) + (v - 1) * p + 1, m * v) / v
     held = np.where(v > 1, interleaved, plain)
     held = np.where(case.scheduled("gpipe"), m, held)
-    return np.where(case.scheduled("zero_bubble"), np.minimum(p, m), held)
+    return np.where(case.scheduled("zero_bubble"), np.minimum(p + more, m), held)
 
 
 def temporaries(case: Case, dense: Number, expert: Number, parts: Parts) -> Number:

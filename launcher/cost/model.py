@@ -56,7 +56,8 @@ def step(case: Case, held: stages.Held) -> Parts:
     embedding, head = ends.embedding(case), ends.head(case)
     m, wait = case.micro_batches, blocking(case)
     kinds = stage_times(case, held, one)
-    run = pipeline.run(kinds, case.pipeline, case.chunks, m / case.drains, case.scheduled("gpipe"), case.scheduled("zero_bubble"))
+    further = case.framework.more_in_flight[1]
+    run = pipeline.run(kinds, case.pipeline, case.chunks, m / case.drains, case.scheduled("gpipe"), case.scheduled("zero_bubble"), further)
     run = run.repeated(case.drains)
     per_rank = case.shape.layers / case.pipeline
     parts = scale(per_block, m * per_rank)

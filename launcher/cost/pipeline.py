@@ -64,16 +64,19 @@ class Pipeline:
         return Pipeline(self.total * times, self.transfers * times)
 
 
-def run(stages: Stages, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number) -> Pipeline:
-    """One step. ``gpipe`` and ``zero_bubble`` say which layouts have that schedule; all others run (interleaved) 1F1B."""
-    total = _step(stages, ranks, chunks, micro_batches, gpipe, zero_bubble)
+def run(
+    stages: Stages, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number, further: float = 0.0
+) -> Pipeline:
+    """One step. ``gpipe`` and ``zero_bubble`` say which layouts have that schedule; all others run (interleaved) 1F1B. With ``zero_bubble``
+    ranks may hold ``further`` micro-batches per stage, beyond those of 1F1B."""
+    total = _step(stages, ranks, chunks, micro_batches, gpipe, zero_bubble, further)
     instant = dataclasses.replace(stages, send=np.zeros_like(total))
-    return Pipeline(total, total - _step(instant, ranks, chunks, micro_batches, gpipe, zero_bubble))
+    return Pipeline(total, total - _step(instant, ranks, chunks, micro_batches, gpipe, zero_bubble, further))
 
 
-def _step(stages: Stages, p: Number, v: Number, m: Number, gpipe: Number, zero_bubble: Number) -> Number:
+def _step(stages: Stages, p: Number, v: Number, m: Number, gpipe: Number, zero_bubble: Number, further: float) -> Number:
     plain = one_forward_one_backward(stages, p, m)
-    others = [fill_drain(stages, p, m), split_backward(stages, p, m, plain), interleaved(stages, p, v, m)]
+    others = [fill_drain(stages, p, m), split_backward(stages, p, m, plain, further), interleaved(stages, p, v, m)]
     return np.select([gpipe, zero_bubble, v > 1], others, plain)
 
 
@@ -113,10 +116,11 @@ def interleaved(stages: Stages, p: Number, v: Number, m: Number) -> Number:
     return np.maximum(steady, m * v * stages.send)
 
 
-def split_backward(stages: Stages, p: Number, m: Number, plain: Number) -> Number:
+def split_backward(stages: Stages, p: Number, m: Number, plain: Number, further: float = 0.0) -> Number:
     """ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3): the weight gradients of all but the last rank leave the way back, and up to
-    p - 1 more forwards find the time that they left. Exact for equal ranks."""
+    p - 1 more forwards find the time that they left. Exact for equal ranks. With one ``further`` micro-batch per stage it is ZB-H2: as many
+    forwards again start while ranks would wait for the first backward."""
     forward, backward = (np.where(p > 2, typical, first) for typical, first in zip(stages.typical, stages.first))
     weight = stages.weight_share * backward
-    saved = weight * (p - 1) + np.minimum(weight, forward) * np.minimum(m - 1, p - 1)
+    saved = weight * (p - 1) + np.minimum(weight, forward) * np.minimum(m - 1, (p - 1) * (1 + further))
     return np.maximum(plain - saved, m * stages.slowest(p, 0, 1))

@@ -32,6 +32,7 @@ VOCABULARY_1 = replace(
     MEGATRON_2023, name="Vocabulary Parallelism 1", spreads_vocabulary=True, more_in_flight=(2, 0)
 )  # Yeung et al. 2024, arXiv 2411.05288: a fork of Megatron-LM, --fp16; README of sail-sg/VocabularyParallelism: p + 2 or p + 1 micro-batches
 VOCABULARY_2 = replace(VOCABULARY_1, name="Vocabulary Parallelism 2", more_in_flight=(1, 0))
+ZERO_BUBBLE_2P = replace(MEGATRON_2023, name="Megatron-LM, ZB-2p", more_in_flight=(0, 1))  # arXiv 2401.10241: twice the activations of 1F1B
 INTERLACED = replace(VOCABULARY_1, name="interlaced", vocabulary_waits=True, more_in_flight=(0, 0.5))
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_2021,

@@ -62,6 +62,16 @@ class Row:
         return re.sub(r"zero[\s_-]*(?:stage)?[\s_-]*([0-3])\b", r"zero-\1", self.text("zero_stage_or_sharding").lower())
 
     @property
+    def schedule(self) -> str:
+        """The pipeline schedule that model, table or notes name first: "1f1b", "gpipe", "zb", "zb-1p", "zb-2p", "zb-h1" ..., or an empty string."""
+        words = " ".join(map(self.text, ("model", "table_or_file", "notes"))).lower()
+        found = re.search(r"\b(?:(gpipe|afab)|(1f1b)|zb-?(h?[12]p?|v)?|zero.?bubble)\b", words)
+        if not found:
+            return ""
+        together, plain, kind = found.groups()
+        return "gpipe" if together else plain or (f"zb-{kind}" if kind else "zb")
+
+    @property
     def kernel(self) -> str:
         """The attention kernel that the notes name ("kernel: NAME;"), or an empty string."""
         found = re.search(r"kernel: ([^;]+)", self.notes)

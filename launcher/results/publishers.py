@@ -52,6 +52,9 @@ PUBLISHERS = (
     Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
     Publisher(r"Vocabulary Parallelism", trainers.MEGATRON_2023, tied=False),  # its script: --untie-embeddings-and-output-weights
     Publisher(r"Zero Bubble|MegaScale", trainers.MEGATRON_2023),
+    Publisher(
+        r"BloombergGPT", trainers.UNKNOWN_BEFORE_FLASH, vocab=131072, recompute="full"
+    ),  # arXiv 2303.17564, section 3: fused softmax kernels
     Publisher(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", trainers.MEGATRON_DEEPSPEED),
     Publisher(r"DeepSpeed", trainers.DEEPSPEED, since=2022, offloads=True),
     Publisher(r"DeepSpeed", trainers.DEEPSPEED_2021, offloads=True),
@@ -121,12 +124,19 @@ def _sharded(row: Row) -> Framework:
     return trainers.DEEPSPEED if (row.whole("year") or 0) > 2021 else trainers.DEEPSPEED_2021
 
 
-METHODS = {"vocab-1": trainers.VOCABULARY_1, "vocab-2": trainers.VOCABULARY_2, "interlaced": trainers.INTERLACED}
-"""What the paper on vocabulary parallelism compares, beside a ``baseline`` and a balanced ``redis`` of Megatron-LM."""
+METHODS = {
+    "zb-2p": trainers.ZERO_BUBBLE_2P,
+    "vocab-1": trainers.VOCABULARY_1,
+    "vocab-2": trainers.VOCABULARY_2,
+    "interlaced": trainers.INTERLACED,
+}
+"""What the papers on zero bubbles and on vocabulary parallelism compare, beside a ``baseline`` and a balanced ``redis`` of Megatron-LM."""
 
 
 def _method(row: Row) -> str:
-    """Which of them a row of that paper is."""
+    """Which of them a row of those papers is."""
+    if row.source.startswith("Zero Bubble"):
+        return "zb-2p" if row.schedule in ("zb-2p", "zb-h2") else "baseline"
     if not row.source.startswith("Vocabulary Parallelism"):
         return ""
     words = f"{row.notes} {row.text('table_or_file')} {row.text('model')} {row.text('zero_stage_or_sharding')}".lower()

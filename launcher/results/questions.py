@@ -169,12 +169,19 @@ def layout_of(row: Row, who: Publisher) -> tuple[np.void, int]:
     values: dict[str, Any] = {
         "tensor": tensor, "pipeline": pipeline, "virtual_pipeline": virtual, "data": data, "context": context,
         "expert": row.whole("ep") or 1, "micro_batch": micro_batch, "order": 0, "balance": BALANCES.index(who.balance),
-        "schedule": SCHEDULES.index("interleaved" if virtual > 1 else "1f1b"),
+        "schedule": SCHEDULES.index(_schedule(row, virtual) if pipeline > 1 else "1f1b"),
         "sequence_parallel": tensor > 1 and (who.sequence_parallel if row.yes("sequence_parallel") is None else row.yes("sequence_parallel")),
     }  # fmt: skip
     for name, value in {**values, **_recompute(row.text("recompute") or who.recompute), **_sharding(row, who, data, context)}.items():
         record[name] = value
     return record, batch
+
+
+def _schedule(row: Row, virtual: int) -> str:
+    """The schedule that a row names, if chunks allow it; else the usual one."""
+    if virtual > 1:
+        return "interleaved"
+    return "zero_bubble" if row.schedule.startswith("zb") else row.schedule or "1f1b"
 
 
 def _likely_batch(row: Row, data: int, fully_sharded: bool) -> int | None:
@@ -213,10 +220,11 @@ def _sharding(row: Row, who: Publisher, data: int, context: int) -> dict[str, in
     if found := re.match(r"amsp p(\d+) g(\d+) os(\d+)", text):
         p, g, o = (math.gcd(int(n), data) for n in found.groups())
         return {"params": p, "grads": g, "optimizer": o}
-    size = re.search(r"(?:fsdp2?|zero-3 \(fsdp\)|zero-1 over)\s+(\d+)", text)
+    size = re.search(r"(?:fsdp2?|zero-3 \(\w+\)|mics\)?|hsdp\)?|hybrid.?shard\)?|\bover|\bacross|\bgroups? of)\s+(\d+)", text)
     ranks = math.gcd(int(size.group(1)), data) if size else data
     if re.search("mics|hybrid.?shard|hsdp", text):
-        return {"params": math.gcd(8, data), "grads": math.gcd(8, data), "optimizer": math.gcd(8, data)}
+        ranks = ranks if size else math.gcd(8, data)
+        return {"params": ranks, "grads": ranks, "optimizer": ranks}
     if re.search("parameters not resharded|zero-2|shard_grad_op", text):
         return {"params": 1, "grads": ranks, "optimizer": ranks}
     if re.search(r"zero-3|^fsdp|zero\+\+|full_shard", text):

@@ -81,6 +81,17 @@ def test_zero_bubble_is_never_slower_than_1f1b_and_within_five_per_cent_of_the_s
     assert total == pytest.approx(simulated("zero_bubble", p, 1, m, *times, send), rel=0.05)
 
 
+@given(p=RANKS, more=st.integers(0, 9), forward=st.floats(1, 3))
+def test_zero_bubble_with_twice_the_micro_batches_in_flight_leaves_the_bubble_of_the_paper(p: int, more: int, forward: float) -> None:
+    """Qi et al. 2023, table 2: (p - 1)(F + B - 2 W), B and W being the halves of backward."""
+    m, backward = 2 * p - 1 + more, 2.0
+    ways = forward, backward
+    stages = Stages(ways, ways, ways, ways, 0.0)
+    one = [np.array([float(x)]) for x in (p, 1, m)]
+    found = run(stages, *one, np.array([False]), np.array([True]), further=1.0).total[0]
+    assert found == pytest.approx(m * (forward + backward) + (p - 1) * (forward + backward / 2 - backward))
+
+
 def test_transfers_are_what_they_add() -> None:
     stages = Stages((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 0.1)
     p, v, m, no = (np.array([x]) for x in (4.0, 1.0, 8.0, False))

@@ -15,7 +15,7 @@ from launcher.results.publishers import publisher
 from launcher.results.questions import layout_of
 from launcher.results.validation import by_source, judge
 from tests.cost.machines import HARDWARE
-from trainer.config.schema import RECOMPUTE
+from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 TABLE = Path(__file__).parent / "data" / "dlperf.csv"
 CELLS = {"gpus": "16", "tp": "1", "pp": "2", "mbs": "1", "gbs": "64"}
@@ -40,6 +40,7 @@ def test_tensor_parallelism_across_nodes_waits_for_the_port_they_share() -> None
     [
         ("none", (1, 1, 1)), ("ZeRO-1", (1, 1, 8)), ("zero 2", (1, 8, 8)), ("ZeRO stage 3", (8, 8, 8)), ("Zero3", (8, 8, 8)), ("FSDP 4", (4, 4, 4)),
         ("FULL_SHARD", (8, 8, 8)), ("SHARD_GRAD_OP", (1, 8, 8)), ("distributed optimizer", (1, 1, 8)), ("AMSP P1 G2 OS8", (1, 2, 8)), ("ZeRO-0", (1, 1, 1)),
+        ("MiCS", (8, 8, 8)), ("ZeRO-3 (MiCS) 4", (4, 4, 4)), ("HSDP 2", (2, 2, 2)), ("FSDP2 4 + DP", (4, 4, 4)), ("ZeRO-1 over 2", (1, 1, 2)),
     ],
 )  # fmt: skip
 def test_words_of_sharding(words: str, sharded: tuple[int, int, int]) -> None:
@@ -59,6 +60,31 @@ def test_words_of_recomputation(words: str, kind: str, layers: int, every: int) 
     row = Row(1, {**CELLS, "source": "somebody", "recompute": words})
     layout, _ = layout_of(row, publisher(row))
     assert (RECOMPUTE[layout["recompute"]], layout["recompute_layers"], layout["recompute_every"]) == (kind, layers, every)
+
+
+@pytest.mark.parametrize(
+    ("cells", "schedule"),
+    [
+        ({}, "1f1b"), ({"notes": "schedule ZB-2p"}, "zero_bubble"), ({"notes": "zero bubble, against 1F1B"}, "zero_bubble"), ({"model": "7B GPipe"}, "gpipe"),
+        ({"notes": "1F1B, against ZB-1p"}, "1f1b"), ({"notes": "ZB-H1", "pp": "1", "tp": "2"}, "1f1b"), ({"notes": "ZB-V", "virtual_pp": "2"}, "interleaved"),
+    ],
+)  # fmt: skip
+def test_words_of_schedules(cells: dict[str, str], schedule: str) -> None:
+    row = Row(1, {**CELLS, "source": "Zero Bubble", **cells})
+    layout, _ = layout_of(row, publisher(row))
+    assert SCHEDULES[layout["schedule"]] == schedule
+
+
+def test_zb_2p_is_faster_than_zb_1p_and_holds_twice_the_micro_batches() -> None:
+    # fmt: off
+    cells = {
+        **CELLS, "source": "Zero Bubble", "gpu": "A100-80GB", "pp": "8", "gpus": "8", "layers": "24", "hidden": "2048", "seq": "2048", "model": "1B", "gbs": "16",
+    }
+    # fmt: on
+    one, two = (judge([Row(1, {**cells, "notes": name})], HARDWARE)[0].answer for name in ("ZB-1p", "ZB-2p"))
+    assert one is not None and two is not None
+    assert 0.8 * one.step_time_s < two.step_time_s < 0.95 * one.step_time_s
+    assert 1.3 * one.reported_bytes < two.reported_bytes < 2 * one.reported_bytes
 
 
 @pytest.mark.parametrize(
