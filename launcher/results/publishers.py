@@ -64,7 +64,7 @@ PUBLISHERS = (
     Publisher(r"nanotron", trainers.NANOTRON, True),
     Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", trainers.FSDP),
     Publisher(r"trireme|^$", TRIREME),
-    Publisher(r"Megatron", trainers.MEGATRON_CORE, True, since=2024),
+    Publisher(r"Megatron|Nemotron", trainers.MEGATRON_CORE, True, since=2024),
     Publisher(r"Megatron", trainers.MEGATRON_2023, since=2023),
     Publisher(r"Megatron", trainers.MEGATRON_2022, since=2022),
     Publisher(r"Megatron", trainers.MEGATRON_2021, dropout=True),
