@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDE = 180
+WIDE = 1000
 
 
 def wide_console() -> Console:
-    """Standard output as a console that does not fold tables when it is a pipe or a file, which have no width."""
+    """Standard output as a console that neither folds nor cuts tables when it is a pipe or a file, which have no width."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import io
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
+from launcher.results.labels import percent, plural
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -41,9 +44,13 @@ def main(argv: list[str]) -> int:
     from launcher.results.published import read
     from launcher.results.validation import by_source, judge, summary, unanswered
 
+    out = Path(arguments.out) if arguments.out else None
+    if out and out.exists() and out.samefile(arguments.table):
+        raise ConfigError(f"--out {out} is the table itself, whose measurements would be lost; name another file")
     judged = judge(read(arguments.table), hardware_files())
-    if arguments.out:
-        write(judged, Path(arguments.out))
+    check_units(judged)
+    if out:
+        write(judged, out)
     sources, everything = by_source(judged), summary(judged)
     selections = {name: summary([j for j in judged if chosen(j)]) for name, chosen in SELECTIONS.items()}
     if arguments.json:
@@ -53,7 +60,7 @@ def main(argv: list[str]) -> int:
     else:
         show({**sources, "all": everything, **selections}, arguments.sweeps)
         for reason, count in unanswered(judged).most_common():
-            print(f"{count} rows not predicted: {reason}")
+            print(f"{plural(count, 'row')} not predicted: {reason}")
     return 0 if everything.predicted else 1
 
 
@@ -75,15 +82,26 @@ def parser() -> argparse.ArgumentParser:
 
 def write(judged: Sequence[Judged], path: Path) -> None:
     """One line per row of the table, predicted or with the reason why not."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(("row", "step_time_s", "peak_mem_gb", "oom", "reason"))
+    lines.writerows((j.row.number, *_cells(j), j.reason) for j in judged)
     try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            lines = csv.writer(file)
-            lines.writerow(("row", "step_time_s", "peak_mem_gb", "oom", "reason"))
-            for j in judged:
-                lines.writerow((j.row.number, *_cells(j), j.reason))
+        path.write_text(text.getvalue(), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     print(f"wrote {len(judged)} rows to {path}", file=sys.stderr)
+
+
+def check_units(judged: Sequence[Judged]) -> None:
+    """``ConfigError`` where a source's measurements are so far from all predictions that they must be in other units."""
+    from launcher.results.validation import by_source
+
+    for source, each in by_source(judged).items():
+        for column, unit, errors in (("step times", "seconds", each.time), ("peak_mem_gb", "1e9 bytes", each.memory)):
+            if errors and not 0.01 < errors.bias < 100:
+                factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if errors.bias > 1 else 'more'}"
+                raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
 
 
 def _cells(judged: Judged) -> tuple[str, str, str]:
@@ -104,77 +122,75 @@ def document(each: Summary) -> dict[str, Any]:
 def show(summaries: dict[str, Summary], with_sweeps: bool) -> None:
     """The tables for people."""
     console = wide_console()
-    console.print(_figures(summaries))
+    console.print(_table("step time", summaries, TIME, _times))
+    console.print(_table("memory", summaries, MEMORY, _memory))
     if with_sweeps:
         console.print(_sweeps(summaries["all"]))
 
 
-def _figures(summaries: dict[str, Summary]) -> Table:
+TIME = ("rows", "asked", "timed", "median error", "p90", "bias", "sweeps", "rank corr.", "regret")
+MEMORY = ("told", "out", "precision", "recall", "F1", "AUC by bytes", "AUC by share", "peaks", "median error")
+
+
+def _times(each: Summary) -> list[str] | None:
+    cells = [str(each.rows), str(each.predicted)]
+    time = each.time
+    cells += [str(time.count), _percent(time.median), _percent(time.p90), f"{time.bias:.2f}"] if time else [""] * 4
+    return cells + ([str(len(each.sweeps)), _number(each.correlation), _percent(each.regret)] if each.sweeps else [""] * 3)
+
+
+def _memory(each: Summary) -> list[str] | None:
+    flags, memory = each.verdicts, each.memory
+    if not flags and not memory:
+        return None
+    cells = [str(flags.count), str(flags.short)] if flags else [""] * 2
+    short = flags is not None and flags.short > 0
+    ratios = (
+        [_percent(flags.precision), _percent(flags.recall), *map(_number, (flags.f1, flags.auc, flags.auc_of_shares))]
+        if flags and short
+        else [""] * 5
+    )
+    return cells + ratios + ([str(memory.count), _percent(memory.median)] if memory else [""] * 2)
+
+
+def _table(title: str, summaries: dict[str, Summary], heads: Sequence[str], cells: Callable[[Summary], list[str] | None]) -> Table:
+    """One line for each source that has something to say, then the selections. In a narrow terminal the names of sources wrap, figures never do."""
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("source", max_width=48, no_wrap=True)
-    heads = (
-        "rows",
-        "predicted",
-        "times",
-        "median",
-        "p90",
-        "bias",
-        "sweeps",
-        "rank corr.",
-        "regret",
-        "OOM precision",
-        "recall",
-        "F1",
-        "AUC",
-        "of shares",
-        "of shares",
-    )
-    for head in (*heads, "peaks", "median"):
-        made.add_column(head, justify="right")
-    for source, each in summaries.items():
-        if source == "all":
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made.add_column("source", max_width=48)
+    for head in heads:
+        made.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
+    short = Counter(name.split(" (")[0] for name in summaries)
+    for name, each in summaries.items():
+        if name == "all":
             made.add_section()
-        made.add_row(source, *_line(each))
+        if (line := cells(each)) is not None:
+            brief = name.split(" (")[0]
+            made.add_row(brief if short[brief] == 1 else name, *line, end_section=False)
     return made
-
-
-def _line(each: Summary) -> list[str]:
-    time, memory, flags = each.time, each.memory, each.verdicts
-    cells = [str(each.rows), str(each.predicted)]
-    cells += [str(time.count), percent(time.median), percent(time.p90), f"{time.bias:.2f}"] if time else ["", "", "", ""]
-    cells += [str(len(each.sweeps)), number(each.correlation), percent(each.regret)] if each.sweeps else ["", "", ""]
-    shortage = flags is not None and flags.hits + flags.missed > 0
-    cells += (
-        [percent(flags.precision), percent(flags.recall), number(flags.f1), number(flags.auc), number(flags.auc_of_shares)]
-        if flags and shortage
-        else [""] * 5
-    )
-    return cells + ([str(memory.count), percent(memory.median)] if memory else ["", ""])
 
 
 def _sweeps(everything: Summary) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table("sweep", "rows", "rank corr.", "regret", "median error", "bias", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(title="sweeps", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made.add_column("sweep")
+    for head in ("rows", "rank corr.", "regret", "median error", "bias"):
+        made.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
     for sweep in everything.sweeps:
+        errors = sweep.errors
         made.add_row(
-            sweep.name,
-            str(sweep.count),
-            number(sweep.correlation),
-            percent(sweep.regret),
-            percent(sweep.errors.median),
-            f"{sweep.errors.bias:.2f}",
+            sweep.name, str(sweep.count), _number(sweep.correlation), _percent(sweep.regret), _percent(errors.median), f"{errors.bias:.2f}"
         )
     return made
 
 
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+def _percent(value: float | None) -> str:
+    return "" if value is None else percent(value)
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"

@@ -56,6 +56,15 @@ class Verdicts:
         return cls(hits, alarms, missed, len(told) - hits - alarms - missed, area, of_shares)
 
     @property
+    def count(self) -> int:
+        return self.hits + self.false_alarms + self.missed + self.rest
+
+    @property
+    def short(self) -> int:
+        """Runs that had too little memory."""
+        return self.hits + self.missed
+
+    @property
     def precision(self) -> float | None:
         return _ratio(self.hits, self.hits + self.false_alarms)
 

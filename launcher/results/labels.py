@@ -68,6 +68,11 @@ def percent(value: float | None, signed: bool = False) -> str:
     return "-" if value is None else f"{100 * value:{'+' if signed else ''}.1f} %"
 
 
+def plural(count: int, word: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
 def error_of(predicted: float | None, measured: float | None) -> float | None:
     """Relative error of a prediction: +0.1 says that it was 10 % too high."""
     return None if predicted is None or not measured else predicted / measured - 1

@@ -17,7 +17,34 @@ from trainer.config import ConfigError
 from trainer.config.errors import listed, nearest
 
 REQUIRED = ("model", "layers", "hidden", "seq", "gpu", "gpus", "tp", "pp", "mbs", "gbs")
-"""Columns without which no row of a table could be predicted."""
+"""Columns that a table must have; of some, such as ``mbs``, a row's cell may be blank."""
+
+COUNTS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "seq",
+    "gpus",
+    "nodes",
+    "tp",
+    "pp",
+    "virtual_pp",
+    "dp",
+    "cp",
+    "ep",
+    "mbs",
+    "gbs",
+)
+"""Columns of positive whole numbers."""
+
+MEASURED = {
+    "step_time_s": "seconds", "tokens_per_s_total": "tokens/s of all GPUs", "tokens_per_s_per_gpu": "tokens/s of a GPU", "samples_per_s": "samples/s of all GPUs",
+    "tflops_per_gpu": "1e12 FLOP/s", "mfu_pct": "per cent", "peak_mem_gb": "1e9 bytes",
+}  # fmt: skip
+"""Columns of what was measured, and their units."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +59,17 @@ class Row:
         return self.cells.get(name, "")
 
     def number_of(self, name: str) -> float | None:
-        """A cell as a finite number, or None."""
+        """A cell as a positive finite number, or None."""
         try:
             value = float(self.cells[name])
         except (KeyError, ValueError):
             return None
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) and value > 0 else None
 
     def whole(self, name: str) -> int | None:
-        """A cell as a positive whole number, or None."""
+        """A cell as a positive whole number below 1e9, or None."""
         value = self.number_of(name)
-        return int(value) if value is not None and value == int(value) and value > 0 else None
+        return int(value) if value is not None and value < 1e9 and value == int(value) else None
 
     def yes(self, name: str) -> bool | None:
         """A cell that says yes or no."""
@@ -81,7 +108,7 @@ class Row:
 def read(path: str | Path) -> list[Row]:
     """All rows of a table. ``ConfigError`` when it cannot be read or its columns are not those of the format."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             _check_columns(path, reader.fieldnames)
             return [Row(number, _cells(record)) for number, record in enumerate(reader, 1)]
@@ -94,10 +121,26 @@ def read(path: str | Path) -> list[Row]:
 def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
     if not columns:
         raise ConfigError(f"{path} is empty; a table of measurements starts with a line of column names")
+    twice = [name for name in columns if columns.count(name) > 1]
+    if twice:
+        raise ConfigError(f"{path} has the column {twice[0]} more than once; keep one")
+    for name in columns:
+        meant = next((known for known in MEASURED if name not in MEASURED and _stem(name) == _stem(known)), None)
+        if meant and meant not in columns:
+            raise ConfigError(
+                f"{path} has a column {name}; what was measured is read from {meant}, in {MEASURED[meant]}: convert it and rename the column"
+            )
     missing = [name for name in REQUIRED if name not in columns]
+    if missing and len(columns) == 1 and ";" in columns[0]:
+        raise ConfigError(f"{path} has semicolons between its columns; use commas")
     if missing:
         hint = nearest(missing[0], columns)
         raise ConfigError(f"{path} has no column {listed(missing).replace(' or ', ' and ')}{hint} (it has: {', '.join(columns)})")
+
+
+def _stem(name: str) -> str:
+    """The name of a column of measurements without its unit."""
+    return re.sub(r"[_ ]*(\(.*\)|seconds?|secs?|millis\w*|ms|us|s|[kmgt]i?b|bytes)$", "", name.strip().lower())
 
 
 def _cells(record: dict[str, str | None]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from launcher.cost.framework import Framework
 from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.shape import Experts, LatentAttention, Shape
 from launcher.results.links import PCIE, links_of
-from launcher.results.published import Row
+from launcher.results.published import COUNTS, Row
 from launcher.results.publishers import Publisher, publisher
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
@@ -59,9 +59,24 @@ class Question:
 def question(row: Row, hardware: dict[str, HardwareConfig]) -> Question:
     """The question that ``row`` poses. ``Unanswerable`` with the reason when it does not say enough."""
     who = publisher(row)
+    for name in COUNTS:
+        if row.text(name) and row.whole(name) is None:
+            raise Unanswerable(f"{name} is no positive whole number")
     shape = shape_of(row, who)
     layout, batch = layout_of(row, who)
+    _check(row, shape, layout)
     return Question(row, shape, layout, batch, device_of(row, hardware), precision_of(row), who.framework, who)
+
+
+def _check(row: Row, shape: Shape, layout: np.void) -> None:
+    """What no trainer could run. Embedding and head may count as blocks where stages have several chunks."""
+    chunks = int(layout["pipeline"]) * int(layout["virtual_pipeline"])
+    if layout["pipeline"] > shape.layers or chunks > shape.layers + 2:
+        raise Unanswerable("more stages than layers")
+    if row.text("heads") and shape.heads % layout["tensor"]:
+        raise Unanswerable("tensor degree does not divide the heads")
+    if shape.heads % shape.kv_heads:
+        raise Unanswerable("kv_heads do not divide the heads")
 
 
 # ---------------------------------------------------------------------------------------------------- model
@@ -256,7 +271,7 @@ def device_of(row: Row, hardware: dict[str, HardwareConfig]) -> Device:
         raise Unanswerable("GPU not given")
     name = gpu if gpu in hardware else next((file for pattern, file in GPUS if re.search(pattern, gpu, re.IGNORECASE)), None)
     if name is None or name not in hardware:
-        raise Unanswerable("GPU not known")
+        raise Unanswerable(f"GPU {gpu} not known")
     config = hardware[name]
     changes: dict[str, Any] = {}
     if found := re.search(r"(\d+)\s*GB", gpu):

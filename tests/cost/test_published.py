@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,13 +92,81 @@ def test_rows_that_say_too_little_are_counted_with_the_reason(tmp_path: Path, ca
         writer.writerows(lines)
     assert main([str(table)]) == 0
     printed = capsys.readouterr().out
-    assert "1 rows not predicted: GPU not known" in printed and "1 rows not predicted: global batch not given" in printed
+    assert "1 row not predicted: GPU Abacus not known" in printed and "1 row not predicted: global batch not given" in printed
+
+
+def table_of(folder: Path, **changes: str) -> Path:
+    """The first three rows of the table, with these cells changed in all of them."""
+    lines = [line | changes for line in list(csv.DictReader(TABLE.open()))[:3]]
+    path = folder / "mine.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:  # as spreadsheets write it
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
+
+
+def test_every_figure_stands_under_its_heading_and_is_whole_in_a_pipe(
+    judged: list[Judged], figures: Summary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(TABLE)]) == 0
+    times, memory = re.split(r"(?m)^memory *$", capsys.readouterr().out)
+    whole = next(line for line in memory.splitlines() if line.strip().startswith("all")).split()
+    assert figures.verdicts is not None and figures.memory is not None and figures.time is not None
+    assert whole[-5:-2] == [f"{figures.verdicts.auc:.3f}", f"{figures.verdicts.auc_of_shares:.3f}", str(figures.memory.count)]
+    heads = [line for line in memory.splitlines() if line.strip()][:3]
+    at = memory.splitlines()[next(i for i, line in enumerate(memory.splitlines()) if line.strip().startswith("all"))]
+    for head, cell in (("peaks", f" {figures.memory.count} "), ("recall", f"{100 * figures.verdicts.recall:.1f} %")):  # type: ignore[operator]
+        row = next(line for line in heads if head in line)
+        assert row.index(head) + len(head) == at.index(cell) + len(cell.rstrip())
+    assert "…" not in times + memory
+
+
+def test_the_table_itself_is_never_overwritten(tmp_path: Path) -> None:
+    table = table_of(tmp_path)
+    before = table.read_bytes()
+    with pytest.raises(ConfigError, match="is the table itself"):
+        main([str(table), "--out", str(table)])
+    assert table.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gpus": "1e10"}, "gpus is no positive"), ({"layers": "1e300"}, "layers is no positive"), ({"mbs": "-4"}, "mbs is no positive"),
+        ({"mbs": "0.5"}, "mbs is no positive"), ({"layers": "24", "pp": "48", "gpus": "48", "tp": "1"}, "more stages than layers"),
+        ({"heads": "16", "tp": "3", "pp": "1", "gpus": "3"}, "tensor degree does not divide"), ({"heads": "8", "kv_heads": "16"}, "kv_heads do not divide"),
+    ],
+)  # fmt: skip
+def test_what_no_trainer_could_run_is_not_predicted(changes: dict[str, str], reason: str, tmp_path: Path) -> None:
+    assert all(reason in j.reason for j in judge(read(table_of(tmp_path, **changes)), hardware_files()))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step_time_s": "-1"}, {"step_time_s": "0"}, {"peak_mem_gb": "-3"}, {"samples_per_s": "-1", "step_time_s": ""}]
+)
+def test_a_measurement_that_cannot_be_is_none(changes: dict[str, str], tmp_path: Path) -> None:
+    blank = dict.fromkeys(
+        ("step_time_s", "tokens_per_s_total", "tokens_per_s_per_gpu", "samples_per_s", "peak_mem_gb", "tflops_per_gpu", "mfu_pct"), ""
+    )
+    found = judge(read(table_of(tmp_path, **blank | changes)), hardware_files())
+    assert all(j.step_seconds is None and j.peak_bytes is None for j in found)
+
+
+@pytest.mark.parametrize("changes", [{"step_time_s": "200000"}, {"step_time_s": "", "peak_mem_gb": "500000"}])
+def test_measurements_in_other_units_are_refused(changes: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="times more than predicted; convert them to"):
+        main([str(table_of(tmp_path, oom="no", **changes))])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a,b\n1,2\n", "column"), ("", "empty|column"), (None, "cannot read|no such|not found")],
-)
+    [
+        ("a,b\n1,2\n", "column"), ("", "empty|column"), (None, "cannot read|no such|not found"), ("model;layers\nx;1\n", "semicolons"),
+        ("model,layers,layers\nx,1,1\n", "layers more than once"), ("model,step_time_ms\nx,1\n", "read from step_time_s, in seconds"),
+        ("model,peak_mem_mib\nx,1\n", "read from peak_mem_gb, in 1e9 bytes"), ("model,step time (ms)\nx,1\n", "column"),
+    ],
+)  # fmt: skip
 def test_a_table_that_is_none_is_refused_in_plain_words(text: str | None, message: str, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     if text is not None:
