@@ -129,10 +129,10 @@ def mlp(case: Case) -> Number:
 
 
 def dispatched(case: Case) -> Number:
-    """Tokens as sent to their experts: the input of the experts' first product."""
+    """Tokens as sent to their experts, the input of the experts' first product: the mean over all blocks, of which some may be dense."""
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
-    return rows(case) * case.shape.experts.active * narrow(case)
+    return rows(case) * case.shape.experts.active * narrow(case) * case.shape.expert_layers / case.shape.layers
 
 
 def dropped(case: Case) -> Number:

@@ -48,6 +48,8 @@ def _flash(case: Case, name: str) -> tuple[Number, Number]:
     fill = 1 + constants.flash_ramp / s.seq
     # heads that do not fill the kernel's power-of-two tiles run as the next one
     head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
+    if s.latent is not None:  # queries and keys are wider than values: the mean of both products
+        head = head + s.latent.rotary / 2
     peak = device.peak(case.vector_precision) * (1.0 if case.framework.hopper_attention else device.older_kernels)
     exponential = scores / (device.units * device.exponentials * constants.exponentials)
     products = 4 * scores * head / peak

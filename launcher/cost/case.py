@@ -87,7 +87,7 @@ class Case:
     def shards(self, name: str) -> np.ndarray:
         """Over how many ranks a state is spread: what is sharded over all replicas is sharded over the context ranks too."""
         factor = self.field(name)
-        return np.where((factor == self.data) & ((factor > 1) | (name != "params")), factor * self.context, factor)
+        return np.where((factor == self.data) & ((factor > 1) | (name == "optimizer")), factor * self.context, factor)
 
     def scheduled(self, name: str) -> np.ndarray:
         return self.table["schedule"] == SCHEDULES.index(name)

@@ -61,7 +61,7 @@ def _run(device: Device, constants: Constants, group: Group, share: Number, payl
         # the switch adds: each rank sends and receives its data once (NVLS)
         rate = np.where((group.far == 1) & (group.size > 4), rate * constants.switch, rate)
     volume = share * payload
-    ramp_bytes = constants.ramp * device.link
+    ramp_bytes = constants.ramp * np.minimum(device.link, rate / constants.link)
     ramp = 1 + ramp_bytes / (payload + ramp_bytes)
     wait = latency if operation == "all_reduce" else ring_latency
     seconds = (wait(device, constants, group) + volume / rate * ramp) * missed(device, operation, group, payload)

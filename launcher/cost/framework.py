@@ -78,9 +78,8 @@ class Framework:
     lock_step: bool = False  # pipeline ranks meet their neighbours before and after every micro-batch (DeepSpeed's schedule)
     split_sends: bool = False  # tensor ranks each send a part of an activation that all of them hold
     drains_after: int = 0  # sequences of a global batch after which the pipeline runs empty and fills again; 0: at the end of a step
-    reduce_every_micro_batch: bool = False  # FSDP without no_sync: gradients are reduce-scattered after every micro-batch
+    reduce_every_micro_batch: bool = False  # sharded gradients are reduce-scattered after every micro-batch, as by FSDP without no_sync
     whole_in_stages: bool = False  # under a pipeline sharded parameters stay whole for a step, and their gradients are reduced at its end
-    gather_again: bool = True  # sharded parameters are dropped after forward and gathered again for backward
 
 
 TRIREME = Framework(
@@ -92,4 +91,5 @@ TRIREME = Framework(
     copied_heads=True,
     score_copies=1,
     pooled=True,
+    reduce_every_micro_batch=True,
 )

@@ -90,7 +90,7 @@ def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
     f, alone = case.framework, case.pipeline == 1
     dense, blocks = getattr(held.dense, kind), getattr(held.blocks, kind)
     ends = _ends(case, kind)
-    pair = 2 * (dense - ends + getattr(held.expert, kind)) / np.maximum(blocks, 1)
+    pair = np.minimum(blocks, 2) * np.maximum(dense - ends + getattr(held.expert, kind), 0) / np.maximum(blocks, 1)
     sharded = case.field("params") > 1
     live = np.minimum(pair, f.live_parameters)
     every = dense + getattr(held.expert, kind)

@@ -124,16 +124,16 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
     per_rank = held.blocks.most()
     back = per_rank * (total(one.backward) + total(one.again))
     ahead = per_rank * total(one.forward)
-    sharded = case.field("params") > 1
     gathers = np.where(case.kept_whole, 1, m) * work.gather
     hides = c.data_hidden if case.device.overlaps else 0.0
     hidden_gathers = np.minimum(gathers * hides, busy) if f.gather_overlap else 0.0
-    often = np.where(sharded & f.reduce_every_micro_batch & ~case.kept_whole, m, 1)
-    reductions = np.where(sharded, work.scatter * often, 0.0) + work.reduce
-    cover = often * back
+    often = np.where((case.field("grads") > 1) & f.reduce_every_micro_batch & ~case.kept_whole, m, 1)
+    reductions = work.scatter * often + work.reduce
+    cover = np.minimum(often * back, busy - hidden_gathers)  # a second hides one thing
     hidden_reductions = np.minimum(reductions * hides, cover) if f.gradient_overlap else 0.0
     refresh = work.refresh
-    hidden_refresh = np.minimum(refresh * hides, ahead) if f.refresh_overlap else 0.0
+    free = busy - hidden_gathers - hidden_reductions
+    hidden_refresh = np.minimum(refresh * hides, np.minimum(ahead, free)) if f.refresh_overlap else 0.0
     crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
     return {
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,

@@ -94,7 +94,7 @@ def one_forward_one_backward(stages: Stages, p: Number, m: Number) -> Number:
     paths.append(np.where(p > 1, _one_by_one(stages.first, more, p), 0.0))
     paths.append(np.where(p > 2, _one_by_one(stages.middle, more, np.full_like(p, 2)), 0.0))
     once = stages.traversal(p, 0, 1) + 2 * (p - 1) * stages.send
-    return once + np.max(np.broadcast_arrays(*paths), axis=0)
+    return np.maximum(once + np.max(np.broadcast_arrays(*paths), axis=0), np.ceil(m) * stages.slowest(p, 0, 1))
 
 
 def _cycles(stages: Stages, p: Number, size: Number, more: Number) -> Number:
@@ -110,10 +110,13 @@ def _one_by_one(rank: Ways, more: Number, ahead: Number) -> Number:
 
 def interleaved(stages: Stages, p: Number, v: Number, m: Number) -> Number:
     """Interleaved 1F1B: the bubble of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2). Sends do not block, so a
-    step waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks."""
-    chunk = stages.traversal(p, 0, 1) / (p * v)
-    steady = m * stages.slowest(p, 0, 1) + (p - 1) * chunk + 2 * stages.send * (p * v - 1)
-    return np.maximum(steady, m * v * stages.send)
+    step waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks. Ranks take turns with groups of
+    ``p`` micro-batches: where the last group is smaller, its later chunks wait for their first micro-batch to come round."""
+    forward, backward = (stages.traversal(p, way) / (p * v) for way in (0, 1))
+    steady = m * stages.slowest(p, 0, 1) + (p - 1) * (forward + backward) + 2 * stages.send * (p * v - 1)
+    short = -np.ceil(m) % p  # of a whole group
+    waits = short * (v - 1) * np.where(m < p, forward + backward, np.maximum(forward, backward))
+    return np.maximum(steady + waits, m * v * stages.send)
 
 
 def split_backward(stages: Stages, p: Number, m: Number, plain: Number, further: float = 0.0) -> Number:

@@ -102,11 +102,17 @@ def case_of(
     device = Device.of(cluster.hardware, cluster.gpus_per_node)
     if cluster.hardware.calibration:
         device = replace(device, measured=measured(cluster.hardware, device, constants))
-    if framework is TRIREME:
-        compiled = not device.host if run.compile is None else run.compile  # as trainer.parallel.compiling decides
-        framework = replace(framework, bucket_bytes=run.bucket_mb * 2**20, pointwise="compiled" if compiled else "eager")
+    framework = as_run(framework, run, device)
     budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
     return Case(Shape.of(model), table, run.global_batch, device, run.precision, framework, constants, budget)
+
+
+def as_run(framework: Framework, run: RunConfig, device: Device) -> Framework:
+    """This project's trainer as ``run`` configures it; any other trainer as it is."""
+    if framework.name != TRIREME.name:
+        return framework
+    compiled = not device.host if run.compile is None else run.compile  # as trainer.parallel.compiling decides
+    return replace(framework, bucket_bytes=run.bucket_mb * 2**20, pointwise="compiled" if compiled else "eager")
 
 
 def explain(result: Estimate, row: int, case: Case) -> Prediction:

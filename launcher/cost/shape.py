@@ -172,7 +172,8 @@ class Shape:
 
     def attention_flops(self, causal: bool = False) -> Number:
         """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""
-        return 4 * self.layers * self.seq**2 * self.query_width / (2 if causal else 1)
+        further = 0 if self.latent is None else self.heads * self.latent.rotary / 2  # of queries and keys, not of values
+        return 4 * self.layers * self.seq**2 * (self.query_width + further) / (2 if causal else 1)
 
     def forward_flops(self, causal: bool = False) -> Number:
         """Forward FLOPs of one sequence."""

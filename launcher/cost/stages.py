@@ -73,7 +73,7 @@ def _with_ends(p: Number, layers: Number) -> tuple[Number, Number, Number]:
     low = np.floor(items / p)
     more = items - low * p
     ends = [low + (more > 0) - 1, low + (more > 1), low - 2]
-    return tuple(np.where(p > 1, end, layers) for end in ends)  # type: ignore[return-value]
+    return tuple(np.where(p > 1, np.maximum(end, 0), layers) for end in ends)  # type: ignore[return-value]
 
 
 def _by_cost(p: Number, layers: Number, head: Number) -> tuple[Number, Number, Number]:

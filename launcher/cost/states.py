@@ -21,7 +21,7 @@ class Work:
     """Seconds before anything is hidden behind computation."""
 
     gather: Number  # parameters, once per block pass (sharded parameters): per micro-batch, forward and backward together
-    scatter: Number  # gradients over the ranks that share parameters: per reduction
+    scatter: Number  # gradients over the ranks that share parameters or gradients: per reduction
     reduce: Number  # gradients over the other levels: once per step
     refresh: Number  # updated parameters: once per step
     tied: Number  # gradients of the embedding that the first and the last stage share: once per step
@@ -30,28 +30,39 @@ class Work:
 
 def work(case: Case, held: Held) -> Work:
     """Communication and update time of the rank that holds most."""
-    dense, expert = held.dense.most(), held.expert.most()
-    f = case.framework
+    dense, expert, f = held.dense.most(), held.expert.most(), case.framework
     weights = case.width
     sent = 0.0 if case.shape.frozen else case.width if case.wide else f.reduce_bytes
-    params, grads, optimizer = case.field("params"), case.field("grads"), case.field("optimizer")
-    inner = case.data_group(params)
-    passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0 if f.gather_again else 1.0), 0.0)
+    params, grads, optimizer = (case.shards(name) for name in ("params", "grads", "optimizer"))
+    inner, between, further = _level(case, params, 1), _level(case, grads, params), _level(case, optimizer, grads)
+    owners, holders = (np.maximum(n / case.expert, 1) for n in (params, grads))  # of an expert's parameters and gradients
+    passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0), 0.0)
     count = held.blocks.most() * f.gathers_per_block + 1
-    gather = passes * count * _all(case, inner, (dense + expert) * weights / count)
-    scatter = count * _scatter(case, inner, (dense + expert) * sent / count)
-    reduce = refresh = 0.0
-    share = dense / params
-    for size, stride in ((grads / params, params), (optimizer / grads, grads)):
-        group = case.data_group(size, stride)
-        reduce = reduce + _scatter(case, group, share * sent)
-        refresh = refresh + _all(case, group, share * weights)
-        share = share / size
-    replicas = case.data_group(case.data / optimizer, optimizer)
-    reduce = reduce + collectives.all_reduce(case.device, case.constants, replicas, share * sent)
-    reduce = reduce + _expert_reduce(case, expert, sent)
+    gather = count * _all(case, inner, dense * weights / count)
+    scatter = count * _scatter(case, inner, dense * sent / count) + _scatter(case, between, dense / params * sent)
+    replicas = _level(case, case.data * case.context, optimizer)
+    reduce = _scatter(case, further, dense / grads * sent) + _sum(case, replicas, dense / optimizer * sent)
+    if case.shape.experts is not None:
+        gather = gather + count * _all(case, case.data_group(owners, case.expert), expert * weights / count)
+        scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
+        reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
+    refresh = _all(case, between, dense / params * weights) + _all(case, further, dense / grads * weights)
     updated = 0 if case.shape.frozen else dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)
-    return Work(gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
+    return Work(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
+
+
+def _level(case: Case, shards: Number, before: Number) -> collectives.Group:
+    """The ranks over which a state is cut into ``shards``, ``before`` of which an inner level has cut: replicas, and where all of them share,
+    the context ranks of each."""
+    apart = case.data_stride / case.context  # ranks between neighbours on the axis of replicas and context ranks
+    whole = shards == case.data * case.context
+    stride = np.where(whole & (before == 1), 1, before * case.context)
+    return collectives.Group.placed(case.device, shards / before, apart * stride, case.framework.single_rail)
+
+
+def _expert_replicas(case: Case, holders: Number) -> collectives.Group:
+    """The ranks that hold the same part of the same experts."""
+    return case.data_group(np.maximum(case.data * case.context / case.expert, 1) / holders, case.expert * holders)
 
 
 def tied_embedding(case: Case, sent: float) -> Number:
@@ -70,9 +81,8 @@ def _scatter(case: Case, group: collectives.Group, payload: Number) -> Number:
     return collectives.reduce_scatter(case.device, case.constants, group, payload)
 
 
-def _expert_reduce(case: Case, parameters: Number, sent: float) -> Number:
-    group = case.data_group(np.maximum(case.data / case.expert, 1), case.expert)
-    return collectives.all_reduce(case.device, case.constants, group, parameters * sent)
+def _sum(case: Case, group: collectives.Group, payload: Number) -> Number:
+    return collectives.all_reduce(case.device, case.constants, group, payload)
 
 
 def update(case: Case, parameters: Number) -> Number:

@@ -14,8 +14,10 @@ from launcher.cost.case import Case
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.memory import CONTEXT, FRAGMENTS
 from launcher.cost.model import estimate
+from launcher.cost.prediction import as_run
 from launcher.cost.shape import Shape
 from launcher.results.questions import Question
+from trainer.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def _case(questions: list[Question]) -> Case:
     first = questions[0]
     table = np.array([q.layout for q in questions], dtype=first.layout.dtype)
     batches = np.array([q.global_batch for q in questions], dtype=float)
-    return Case(stacked([q.shape for q in questions]), table, batches, first.device, first.precision, first.framework)
+    framework = as_run(first.framework, RunConfig(), first.device)
+    return Case(stacked([q.shape for q in questions]), table, batches, first.device, first.precision, framework)
 
 
 def stacked(shapes: Sequence[Any]) -> Shape:

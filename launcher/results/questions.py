@@ -75,6 +75,8 @@ def _check(row: Row, shape: Shape, layout: np.void) -> None:
         raise Unanswerable("more stages than layers")
     if row.text("heads") and shape.heads % layout["tensor"]:
         raise Unanswerable("tensor degree does not divide the heads")
+    if shape.experts is not None and layout["expert"] > min(shape.experts.count, layout["data"] * layout["context"] * layout["tensor"]):
+        raise Unanswerable("more expert ranks than experts or replicas")
     if shape.heads % shape.kv_heads:
         raise Unanswerable("kv_heads do not divide the heads")
 

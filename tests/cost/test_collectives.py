@@ -40,6 +40,14 @@ def ratio(row: dict[str, str]) -> float:
     return float(predicted) / (moved / (float(row["busbw_gb_s"]) * 1e9))
 
 
+@given(st.integers(2, 512), st.integers(1, 8), st.floats(3, 9), st.floats(10, 900), st.floats(1, 2))
+def test_a_faster_link_never_makes_a_collective_slower(size: int, near: int, digits: float, link: float, faster: float) -> None:
+    group = Group(size, min(near, size), min(near, size))
+    slow, fast = (dataclasses.replace(DEVICES["A100"], link=rate * 1e9) for rate in (link, link * faster))
+    for operation in (collectives.all_reduce, collectives.all_gather, collectives.reduce_scatter):
+        assert operation(fast, FITTED, group, 10**digits) <= operation(slow, FITTED, group, 10**digits) * (1 + 1e-9)
+
+
 def test_published_bus_bandwidths_are_met_from_kilobytes_to_gigabytes() -> None:
     errors = [abs(ratio(row) - 1) for row in published()]
     assert len(errors) > 80

@@ -73,6 +73,20 @@ def test_interleaving_with_a_head_and_short_transfers_is_within_ten_per_cent(p: 
     assert closed(*arguments) == pytest.approx(simulated(*arguments), rel=0.1)
 
 
+@given(p=st.integers(2, 16), m=st.integers(1, 40), v=st.integers(2, 4), backward=st.floats(1, 3))
+def test_interleaving_that_stages_do_not_divide_is_within_three_per_cent(p: int, m: int, v: int, backward: float) -> None:
+    arguments = ("interleaved", p, v, m, [1.0] * (p * v), [backward] * (p * v), 0.0)
+    assert closed(*arguments) == pytest.approx(simulated(*arguments), rel=0.03)
+
+
+@given(p=st.integers(1, 8), m=BATCHES, first=st.floats(0.1, 3), middle=st.floats(0.1, 3), last=st.floats(0.1, 3))
+def test_no_schedule_is_shorter_than_the_work_of_its_busiest_rank(p: int, m: int, first: float, middle: float, last: float) -> None:
+    forward = [first, *[middle] * (p - 2), last][:p] if p > 1 else [last]
+    backward = [2 * f for f in forward]
+    for name in ("gpipe", "1f1b", "zero_bubble"):
+        assert closed(name, p, 1, m, forward, backward, 0.0) >= 3 * m * max(forward) * (1 - 1e-9)
+
+
 @given(p=st.integers(2, 8), m=BATCHES, send=st.floats(0, 0.1))
 def test_zero_bubble_is_never_slower_than_1f1b_and_within_five_per_cent_of_the_simulation(p: int, m: int, send: float) -> None:
     times = [1.0] * p, [2.0] * p

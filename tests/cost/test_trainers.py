@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from launcher.cost import Framework, Prediction, activations, block, collectives, memory, predict, stages, trainers
+from launcher.cost import TRIREME, Framework, Prediction, activations, block, collectives, memory, predict, stages, states, trainers
 from launcher.cost.case import Case
 from launcher.cost.collectives import Group
 from launcher.cost.constants import FITTED
@@ -296,6 +296,55 @@ def test_under_a_pipeline_parameters_that_stay_whole_are_gathered_once_and_take_
     assert once.memory[GRADIENTS] - often.memory[GRADIENTS] == pytest.approx(4 * once.memory[GRADIENTS] / 5, rel=0.05)
     assert once.memory[WEIGHTS] > 1.4 * often.memory[WEIGHTS]
     assert asked(alone, plain, 64) == asked(alone, whole, 64)
+
+
+def test_sharded_gradients_are_reduced_after_every_micro_batch() -> None:
+    """Of 16 micro-batches, ZeRO-2 reduces each, ZeRO-1 their sum; what is left of ZeRO-2's is the same."""
+    bare = replace(trainers.FSDP, gather_overlap=False, gradient_overlap=False, refresh_overlap=False)
+    one, two = (layout(1, 1, 16, sharding=ShardingConfig(1, grads, 16)) for grads in (1, 16))
+    summed, often = (asked(each, bare, 256).time[REDUCE] for each in (one, two))
+    assert often == pytest.approx(16 * summed, rel=0.01)
+    assert asked(two, replace(bare, reduce_every_micro_batch=False), 256).time[REDUCE] == pytest.approx(summed, rel=0.01)
+    assert (
+        asked(two, replace(TRIREME, gradient_overlap=False), 256).time[REDUCE]
+        > 10 * asked(one, replace(TRIREME, gradient_overlap=False), 256).time[REDUCE]
+    )
+
+
+def test_a_second_of_computation_hides_one_communication() -> None:
+    """On a slow network more computation never makes a step shorter."""
+    slow = cluster(64)
+    slow.hardware = replace(slow.hardware, network_gbs=1.0)
+    steps = []
+    for micro_batch in (1, 2, 4, 8):
+        one = layout(1, 1, 64, micro_batch=micro_batch, sharding=ShardingConfig(64, 64, 64))
+        steps.append(predict(LLAMA_13B, one, mixed(64 * 4 * micro_batch), slow, trainers.FSDP).step_time_s)
+    assert steps == sorted(steps)
+
+
+def test_context_ranks_share_states_and_add_up_gradients_like_replicas() -> None:
+    bare = replace(trainers.MEGATRON_CORE, gather_overlap=False, gradient_overlap=False, refresh_overlap=False)
+    replicas = cases(layout(1, 1, 8), bare)
+    table = to_table([layout(1, 1, 1, context=8, sharding=ShardingConfig(1, 1, 1))])
+    context = replace(replicas, table=table)
+    found, wanted = (states.work(case, stages.held(case)) for case in (context, replicas))
+    assert (found.reduce[0], found.refresh[0], found.optimizer[0]) == pytest.approx(
+        (wanted.reduce[0], wanted.refresh[0], wanted.optimizer[0])
+    )
+
+
+def test_gradients_of_experts_are_reduced_once() -> None:
+    """Fully sharded: each expert's over the replicas that have it, so that 8 expert ranks leave an eighth of the ranks and of the bytes."""
+    bare = replace(trainers.FSDP, gather_overlap=False, gradient_overlap=False)
+    one = cases(layout(1, 1, 64, expert=8, sharding=ShardingConfig(64, 64, 64)), bare)
+    mixture = replace(one, shape=replace(one.shape, experts=Experts(8, 2, one.shape.ffn)))
+    held = stages.held(mixture)
+    dense = states.work(one, stages.held(one))
+    found = states.work(mixture, held)
+    bytes_more = float(np.ravel(held.expert.most())[0]) * 4 * 7 / 8
+    rate = collectives.bus(one.device, one.constants, one.data_group(8, 8))
+    assert found.reduce[0] < 1.1 * dense.reduce[0] + 1e-3
+    assert found.scatter[0] - dense.scatter[0] < 1.2 * bytes_more / rate[0]
 
 
 def test_more_gathers_per_block_pay_their_way_through_the_network_more_often() -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cost import predict
 from launcher.results.published import Row, read
 from launcher.results.publishers import publisher
 from launcher.results.questions import layout_of
 from launcher.results.validation import by_source, judge
-from tests.cost.machines import HARDWARE
+from tests.cost.machines import HARDWARE, cluster, layout, mixed
+from trainer.config import ModelConfig
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 TABLE = Path(__file__).parent / "data" / "dlperf.csv"
@@ -33,6 +35,20 @@ def test_tensor_parallelism_across_nodes_waits_for_the_port_they_share() -> None
     assert len(rows) == 4
     for j in rows:
         assert j.answer is not None and j.answer.step_time_s == pytest.approx(j.step_seconds, rel=0.25)
+
+
+def test_our_own_runs_are_predicted_by_validate_as_by_plan() -> None:
+    # fmt: off
+    row = Row(1, {
+        "model": "7B", "arch": "gpt", "layers": "32", "hidden": "4096", "heads": "32", "vocab": "50304", "seq": "2048", "gpu": "a100_80", "gpus": "64", "nodes": "8",
+        "tp": "2", "pp": "1", "mbs": "1", "gbs": "256", "recompute": "none", "zero_stage_or_sharding": "ZeRO-1", "precision": "bf16",
+    })
+    # fmt: on
+    model = ModelConfig(layers=32, hidden=4096, heads=32, vocab=50304, seq=2048)
+    planned = predict(model, layout(2, 1, 32), mixed(256), cluster(64))
+    answer = judge([row], HARDWARE)[0].answer
+    assert answer is not None
+    assert answer.step_time_s == pytest.approx(planned.step_time_s) and answer.memory_bytes == pytest.approx(planned.memory_bytes)
 
 
 @pytest.mark.parametrize(
