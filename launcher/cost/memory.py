@@ -45,11 +45,13 @@ def _stage(case: Case, held: Held, kind: str, kept: Kept) -> Parts:
     parts = states(case, dense, expert)
     _add_whole(case, parts, held, kind)
     parts |= flying(case, kind, blocks, kept)
-    if case.framework.late_gradients:
-        parts[GRADIENTS] = np.maximum(parts[GRADIENTS] - blocks * stored(case, kept), 0.0)
     parts[PASSING] = passing(case)
-    parts[BUFFERS] = buffers(case, parts)
-    parts[UPDATE] = temporaries(case, dense, expert, parts)
+    update(
+        case,
+        parts,
+        blocks * stored(case, kept),
+        4 * (dense / case.shards("optimizer") + expert / np.maximum(case.shards("optimizer") / case.expert, 1)),
+    )
     stays = parts[WEIGHTS] + parts[GRADIENTS] + parts[OPTIMIZER]
     parts[FRAGMENTS] = case.constants.fragmentation * (total(parts) - stays) + case.constants.padding * stays
     parts[CONTEXT] = 0.0 if case.device.host else context(case)
@@ -172,22 +174,22 @@ def in_flight(case: Case, kind: str) -> Number:
     return np.where(case.scheduled("zero_bubble"), np.minimum(p + more, m), held)
 
 
-def temporaries(case: Case, dense: Number, expert: Number, parts: Parts) -> Number:
-    """4-byte copies of 2-byte gradients during the update, as far as they need more room than the activations that are gone by then."""
-    if case.wide or case.framework.gradient_bytes >= 4 or case.shape.frozen:
-        return np.zeros_like(case.tokens)
-    shard = dense / case.shards("optimizer") + expert / np.maximum(case.shards("optimizer") / case.expert, 1)
-    return np.maximum(4 * shard - parts[ACTIVATIONS] - parts[LOGITS], 0.0)
-
-
 def passing(case: Case) -> Number:
     """Gradients of activations while one block runs backward: of the hidden state and of the MLP's inner width, before and after an operation."""
     return 2 * case.width * case.tokens * (case.shape.hidden + activations.inner_width(case) / case.tensor)
 
 
-def buffers(case: Case, parts: Parts) -> Number:
-    """Communication buckets, as far as they need more room than the activations that are gone when they are filled."""
+def update(case: Case, parts: Parts, freed: Number, copies: Number) -> None:
+    """What the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward allocates them while it
+    frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are filled only then."""
     f = case.framework
     size = np.zeros_like(case.tokens) if f.pooled else f.bucket_bytes * (case.data > 1)
-    late = np.maximum(size - parts[ACTIVATIONS] - parts[LOGITS], 0.0)
-    return np.where(f.buckets_at_end & (case.pipeline > 1), late, size)
+    late = np.where(f.buckets_at_end & (case.pipeline > 1), size, 0.0)
+    copied = 0.0 if case.wide or f.gradient_bytes >= 4 or case.shape.frozen else copies
+    whole = parts[GRADIENTS]
+    if f.late_gradients:
+        parts[GRADIENTS] = np.maximum(whole - freed, 0.0)
+    backward = parts[GRADIENTS] + parts[ACTIVATIONS] + parts[LOGITS] + parts[PASSING]
+    more = np.maximum(whole + np.maximum(copied, late) - backward, 0.0)
+    parts[BUFFERS] = np.where(late > copied, more, size - late)
+    parts[UPDATE] = np.where(late > copied, 0.0, more)

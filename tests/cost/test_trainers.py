@@ -347,6 +347,17 @@ def test_gradients_of_experts_are_reduced_once() -> None:
     assert found.scatter[0] - dense.scatter[0] < 1.2 * bytes_more / rate[0]
 
 
+@pytest.mark.parametrize("trainer", [trainers.DEEPSPEED, trainers.MEGATRON_DEEPSPEED, trainers.NEMO, TRIREME], ids=lambda f: f.name)
+@pytest.mark.parametrize("pipeline", [1, 4])
+def test_larger_micro_batches_and_kept_activations_never_need_less_memory(trainer: Framework, pipeline: int) -> None:
+    """What the update needs once backward's activations are gone is a peak of its own, not room that is freed several times over."""
+    kinds, sizes = ("full", "selective", "none"), (1, 2, 4)
+    for tensor, data in ((8, 1), (1, 4)):
+        layouts = [[layout(tensor, pipeline, data, micro_batch=b, recompute=r) for b in sizes] for r in kinds]
+        needs = np.array([[asked(one, trainer, 64, LLAMA_13B).memory_bytes for one in row] for row in layouts])
+        assert (np.diff(needs, axis=0) >= 0).all() and (np.diff(needs, axis=1) >= 0).all()
+
+
 def test_more_gathers_per_block_pay_their_way_through_the_network_more_often() -> None:
     one = layout(1, 1, 1024, sharding=ShardingConfig(1024, 1024, 1024))
     bare = replace(trainers.DEEPSPEED, gather_overlap=False)
