@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Optional
 
 from launcher.config.search import ExpectConfig, SearchConfig
 from trainer.config import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
-from trainer.config.schema import key
+from trainer.config.schema import RATED, key
 
 BACKENDS = ("local", "slurm", "kubernetes")
 
@@ -21,18 +21,18 @@ class HardwareConfig:
 
     name: str = key("cpu", "name of the device")
     host: bool = key(False, "the device is the host's own processor: nothing is launched, there is no driver's context")
-    memory_gb: Optional[float] = key(None, "memory of one device in 1e9 bytes; null = the machine's, shared by its ranks", minimum=0)
-    peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}")
-    reached_tflops: dict[str, float] = key(dict, "rate that large matrix products sustain in training, in TFLOP/s by precision; missing = 70 % of the peak")
-    older_kernels: float = key(1.0, "fraction of the matrix peak open to kernels written for the generation before", minimum=0)
-    exponentials: float = key(1.0, "exponentials per unit and second, in those of A100, H100 and B200 (they all do 16 a clock)", minimum=0)
+    memory_gb: Optional[float] = key(None, "memory of one device in 1e9 bytes; null = the machine's, shared by its ranks", above=0)
+    peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}", above=0, choices=RATED)
+    reached_tflops: dict[str, float] = key(dict, "rate that large matrix products sustain in training, in TFLOP/s by precision; missing = 70 % of the peak", above=0, choices=RATED)
+    older_kernels: float = key(1.0, "fraction of the matrix peak open to kernels written for the generation before", above=0)
+    exponentials: float = key(1.0, "exponentials per unit and second, in those of A100, H100 and B200 (they all do 16 a clock)", above=0)
     units: Optional[int] = key(None, "processors of a device that share out the tiles of a matrix product (SMs, CUs, cores); null = one", minimum=1)
-    memory_bandwidth_gbs: Optional[float] = key(None, "device memory bandwidth in 1e9 bytes/s", minimum=0)
-    link_gbs: Optional[float] = key(None, "bandwidth inside a node, per device and direction, in 1e9 bytes/s (NVLink)", minimum=0)
+    memory_bandwidth_gbs: Optional[float] = key(None, "device memory bandwidth in 1e9 bytes/s", above=0)
+    link_gbs: Optional[float] = key(None, "bandwidth inside a node, per device and direction, in 1e9 bytes/s (NVLink)", above=0)
     link_latency_us: float = key(5.0, "latency of one message inside a node", minimum=0)
     link_domain: Optional[int] = key(None, "devices joined by links (72 for NVL72); null = the devices of a node", minimum=1)
     link_reduction: bool = key(False, "the link switch itself adds up all-reduces (NVLink SHARP)")
-    network_gbs: Optional[float] = key(None, "bandwidth between nodes, per device and direction, in 1e9 bytes/s (NIC share)", minimum=0)
+    network_gbs: Optional[float] = key(None, "bandwidth between nodes, per device and direction, in 1e9 bytes/s (NIC share)", above=0)
     network_latency_us: float = key(10.0, "latency of one message between nodes", minimum=0)
     cores: Optional[int] = key(None, "cores of a node that its ranks share, where the device is the host's processor; null = one for each rank", minimum=1)
     calibration: dict[str, Any] = key(dict, "what 'trireme doctor' measured: matrix products by shape, copies, operations, collectives by size and group")
@@ -54,8 +54,8 @@ class ClusterConfig:
     """Where trials run: common to all backends."""
 
     backend: str = key("local", "local, slurm or kubernetes", choices=BACKENDS)
-    nodes: int = key(1, "nodes of one trial", minimum=1)
-    gpus_per_node: int = key(8, "ranks per node (GPUs, or CPU processes where there is none)", minimum=1)
+    nodes: int = key(1, "nodes of one trial", minimum=1, maximum=1_000_000)
+    gpus_per_node: int = key(8, "ranks per node (GPUs, or CPU processes where there is none)", minimum=1, maximum=1000)
     hardware: HardwareConfig = key(HardwareConfig, "the device; conf/hardware")
     container: ContainerConfig = key(ContainerConfig, "what the ranks run in")
     env: dict[str, str] = key(dict, "environment variables of the ranks (secrets: by reference only)")

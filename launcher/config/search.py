@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Optional
 
-from trainer.config.schema import RECOMPUTE, key
+from trainer.config.schema import RECOMPUTE, SCHEDULES, key
 
 
 @dataclass
@@ -17,10 +17,10 @@ class SpaceConfig:
     max_pipeline: Optional[int] = key(None, "largest pipeline degree; null = model.layers", minimum=1)
     max_virtual: Optional[int] = key(None, "most chunks per pipeline rank; null = model.layers / pipeline", minimum=1)
     max_micro_batch: int = key(16, "largest micro-batch", minimum=1)
-    schedules: list[str] = key(partial(list, ("1f1b", "interleaved", "zero_bubble")), "pipeline schedules (gpipe never beats 1f1b)")
-    recompute: list[str] = key(partial(list, RECOMPUTE), "recomputation of activations")
+    schedules: list[str] = key(partial(list, ("1f1b", "interleaved", "zero_bubble")), "pipeline schedules (gpipe never beats 1f1b)", choices=SCHEDULES)
+    recompute: list[str] = key(partial(list, RECOMPUTE), "recomputation of activations", choices=RECOMPUTE)
     partial_recompute: bool = key(True, "also full recomputation of only half the blocks of a chunk")
-    sequence_parallel: list[bool] = key(partial(list, (False, True)), "sequence parallelism, where layout.tensor > 1")
+    sequence_parallel: list[bool] = key(partial(list, (False, True)), "sequence parallelism, where layout.tensor > 1", choices=(False, True))
     sharding: str = key("levels", "sharding factors: levels (1, the replicas of a node, all) or all divisors", choices=("levels", "all"))
 
 
@@ -29,7 +29,7 @@ class SearchConfig:
     """How the fastest layout is found with few measured trials."""
 
     tolerance: float = key(0.02, "stop when no untried layout can plausibly beat the best by more than this fraction", minimum=0)
-    doubt: float = key(0.1, "how probable such a better layout may be, over all untried ones together, when the search stops", minimum=0)
+    doubt: float = key(0.1, "how probable it may still be of any one untried layout that it is that much better, when the search stops", minimum=0)
     max_trials: Optional[int] = key(None, "most trials; null = no limit", minimum=1)
     max_gpu_hours: Optional[float] = key(None, "most GPU-hours of trials; null = no limit", minimum=0)
     max_hours: Optional[float] = key(None, "most hours of wall-clock time; null = no limit", minimum=0)

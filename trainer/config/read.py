@@ -116,14 +116,35 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
 
 
 def _wrong_type(where: str, value: Any, allowed: str) -> ConfigError:
-    return ConfigError(f"{where}={value!r} is not {allowed}; give {allowed}" + (" or null" if value is None else ""))
+    return ConfigError(f"{where}={'null' if value is None else repr(value)} is not {allowed}; give {allowed}")
 
 
 def _check_range(metadata: Mapping[str, Any], value: Any, where: str) -> None:
     if value is None:
         return
-    choices, minimum = metadata.get("choices"), metadata.get("minimum")
-    if choices and value not in choices:
+    choices, minimum, above, maximum = (metadata.get(name) for name in ("choices", "minimum", "above", "maximum"))
+    if isinstance(value, (list, dict)):
+        _check_entries(metadata, value, where)
+    elif choices and value not in choices:
         raise ConfigError(f"{where}={value!r} is not one of {listed(choices)}{nearest(str(value), choices)}")
-    if minimum is not None and value < minimum:
+    elif minimum is not None and value < minimum:
         raise ConfigError(f"{where}={value} is below the smallest allowed value; use {minimum:g} or more")
+    elif above is not None and value <= above:
+        raise ConfigError(f"{where}={value:g} is not above {above:g}; give a larger number, or leave it out where it is not known")
+    elif maximum is not None and value > maximum:
+        raise ConfigError(f"{where}={value} is above the largest allowed value; use {maximum} or less")
+
+
+def _check_entries(metadata: Mapping[str, Any], values: list[Any] | dict[str, Any], where: str) -> None:
+    """Each entry of a list, or each key and value of a mapping."""
+    choices = metadata.get("choices")
+    if isinstance(values, dict):
+        for name, value in values.items():
+            if choices and name not in choices:
+                raise ConfigError(f"unknown key {where}.{name}{nearest(name, choices)} (known: {', '.join(choices)})")
+            _check_range({**metadata, "choices": None}, value, f"{where}.{name}")
+    elif choices:
+        if not values:
+            raise ConfigError(f"{where}=[] leaves nothing to choose from; give one or more of {', '.join(map(str, choices))}")
+        for index, value in enumerate(values):
+            _check_range({"choices": choices}, value, f"{where}[{index}]")

@@ -17,7 +17,7 @@ from trainer.config.schema import LayoutConfig, ModelConfig, TrainConfig
 def resolve(config: TrainConfig, world_size: int) -> TrainConfig:
     """``config`` with every derived value filled in, checked for ``world_size`` ranks."""
     model = resolve_model(config.model)
-    _check_model(model)
+    check_model(model)
     _check_split(model, config.layout)  # what the model forbids on any cluster is said before what this cluster cannot hold
     layout = dataclasses.replace(config.layout, data=_data_degree(config.layout, world_size))
     optimizer = dataclasses.replace(
@@ -57,7 +57,7 @@ def micro_batches(config: TrainConfig) -> int:
 
 def check(config: TrainConfig, world_size: int) -> None:
     """Raise ``ConfigError`` on the first broken rule of a resolved ``config`` on ``world_size`` ranks."""
-    _check_model(config.model)
+    check_model(config.model)
     _check_split(config.model, config.layout)
     _check_world(config.layout, world_size)
     _check_schedule(config)
@@ -109,7 +109,8 @@ def _check_world(layout: LayoutConfig, world_size: int) -> None:
         raise _too_many_ranks(layout, needed, world_size)
 
 
-def _check_model(model: ModelConfig) -> None:
+def check_model(model: ModelConfig) -> None:
+    """Raise ``ConfigError`` on the first rule that ``model`` breaks in any layout."""
     kv_heads = model.kv_heads or model.heads
     if model.hidden % model.heads:
         raise ConfigError(f"model.heads={model.heads} does not divide model.hidden={model.hidden}; use {_few_divisors(model.hidden)}")

@@ -15,12 +15,27 @@ ACTIVATIONS = ("gelu", "swiglu", "squared_relu")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
+RATED = (*PRECISIONS, "fp8", "fp4")
+"""Precisions that a device may have a rate for."""
 TASKS = ("train", "probe")
+MOST = 10**9
+"""The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
 
-def key(default: Any, doc: str, *, choices: tuple[str, ...] | None = None, minimum: float | None = None) -> Any:
-    """A documented field. ``minimum`` is inclusive; a mutable default is given as a callable."""
-    metadata = {"doc": doc, "choices": choices, "minimum": minimum}
+def key(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: int | None = None,
+) -> Any:
+    """A documented field. ``minimum`` and ``maximum`` are allowed themselves, ``above`` is not; a mutable default is given as a callable.
+
+    Of a list the ``choices`` are its entries, at least one; of a mapping its keys, and its values keep the bounds.
+    """
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -31,13 +46,13 @@ class ModelConfig:
     """The shape of the network."""
 
     family: str = key("gpt", "architecture: gpt (GPT-2/3), llama, bloom", choices=FAMILIES)
-    layers: int = key(4, "transformer blocks", minimum=1)
-    hidden: int = key(128, "width of the residual stream", minimum=1)
-    heads: int = key(4, "attention heads", minimum=1)
-    kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1)
-    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (llama: 8/3 hidden, rounded up to 64)", minimum=1)
-    vocab: int = key(4096, "vocabulary size, before any padding", minimum=2)
-    seq: int = key(128, "sequence length in tokens", minimum=1)
+    layers: int = key(4, "transformer blocks", minimum=1, maximum=100_000)
+    hidden: int = key(128, "width of the residual stream", minimum=1, maximum=10_000_000)
+    heads: int = key(4, "attention heads", minimum=1, maximum=10_000_000)
+    kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1, maximum=10_000_000)
+    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (llama: 8/3 hidden, rounded up to 64)", minimum=1, maximum=100_000_000)
+    vocab: int = key(4096, "vocabulary size, before any padding", minimum=2, maximum=MOST)
+    seq: int = key(128, "sequence length in tokens", minimum=1, maximum=MOST)
     tied: Optional[bool] = key(None, "share input embedding and output head; null = by family (llama: no)")
     activation: Optional[str] = key(None, "MLP non-linearity; null = by family (llama: swiglu, else gelu)", choices=ACTIVATIONS)
     dropout: float = key(0.0, "dropout of embeddings, attention and residuals", minimum=0)
@@ -54,27 +69,27 @@ class ShardingConfig:
     (1,1,1) is plain data parallel, (1,1,d) ZeRO-1, (1,d,d) ZeRO-2, (d,d,d) ZeRO-3, equal and below d HSDP.
     """
 
-    params: int = key(1, "shards of the parameters", minimum=1)
-    grads: int = key(1, "shards of the gradients", minimum=1)
-    optimizer: int = key(1, "shards of the optimizer states and master weights", minimum=1)
+    params: int = key(1, "shards of the parameters", minimum=1, maximum=MOST)
+    grads: int = key(1, "shards of the gradients", minimum=1, maximum=MOST)
+    optimizer: int = key(1, "shards of the optimizer states and master weights", minimum=1, maximum=MOST)
 
 
 @dataclass
 class LayoutConfig:
     """How the model is laid over the ranks."""
 
-    tensor: int = key(1, "tensor-parallel ranks", minimum=1)
-    pipeline: int = key(1, "pipeline stages", minimum=1)
-    virtual_pipeline: int = key(1, "model chunks per pipeline rank (interleaving)", minimum=1)
-    data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline)", minimum=1)
-    context: int = key(1, "context-parallel ranks (planned, not trained yet)", minimum=1)
-    expert: int = key(1, "expert-parallel ranks (planned, not trained yet)", minimum=1)
-    micro_batch: int = key(1, "sequences in one micro-batch", minimum=1)
+    tensor: int = key(1, "tensor-parallel ranks", minimum=1, maximum=MOST)
+    pipeline: int = key(1, "pipeline stages", minimum=1, maximum=MOST)
+    virtual_pipeline: int = key(1, "model chunks per pipeline rank (interleaving)", minimum=1, maximum=MOST)
+    data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline)", minimum=1, maximum=MOST)
+    context: int = key(1, "context-parallel ranks (planned, not trained yet)", minimum=1, maximum=MOST)
+    expert: int = key(1, "expert-parallel ranks (planned, not trained yet)", minimum=1, maximum=MOST)
+    micro_batch: int = key(1, "sequences in one micro-batch", minimum=1, maximum=MOST)
     schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
     sequence_parallel: bool = key(False, "shard norms, dropout and residuals along the sequence over the tensor ranks")
     recompute: str = key("none", "activations recomputed in backward: none, selective (attention core), full (blocks)", choices=RECOMPUTE)
-    recompute_layers: Optional[int] = key(None, "full: recompute only the first N blocks of each chunk; null = all", minimum=0)
-    recompute_every: int = key(1, "full: recompute every k-th block", minimum=1)
+    recompute_layers: Optional[int] = key(None, "full: recompute only the first N blocks of each chunk; null = all", minimum=0, maximum=MOST)
+    recompute_every: int = key(1, "full: recompute every k-th block", minimum=1, maximum=MOST)
     balance: str = key("equal", "blocks per stage: equal, or cost (embedding and head weighed in, uneven allowed)", choices=("equal", "cost"))
     stage_layers: Optional[list[int]] = key(None, "blocks of each chunk in model order (pipeline x virtual_pipeline entries); null = by layout.balance")
     order: str = key("tensor-data-pipeline", "rank placement, fastest-changing axis first", choices=("tensor-data-pipeline", "tensor-pipeline-data"))
@@ -125,7 +140,7 @@ class RunConfig:
     task: str = key("train", "train, or probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS)
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
-    global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1)
+    global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1, maximum=MOST)
     seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
     precision: str = key("fp32", "fp32, fp64, bf16 or fp16 (the last two with fp32 master weights and reductions)", choices=PRECISIONS)
     device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
@@ -135,8 +150,8 @@ class RunConfig:
     on_nonfinite: str = key("stop", "non-finite loss or gradient norm: stop the run, or skip the step", choices=("stop", "skip"))
     bucket_mb: float = key(25.0, "size of a gradient bucket in MiB", minimum=0)
     timeline: bool = key(True, "record one measured step's pipeline events to timeline.json")
-    peak_tflops: Optional[float] = key(None, "peak TFLOP/s of one device at this precision, for MFU; null = no MFU", minimum=0)
-    memory_gb: Optional[float] = key(None, "device memory budget in 1e9 bytes: more counted tensor bytes end the run as out of memory; null = the device's own", minimum=0)
+    peak_tflops: Optional[float] = key(None, "peak TFLOP/s of one device at this precision, for MFU; null = no MFU", above=0)
+    memory_gb: Optional[float] = key(None, "device memory budget in 1e9 bytes: more counted tensor bytes end the run as out of memory; null = the device's own", above=0)
     checkpoint: CheckpointConfig = key(CheckpointConfig, "saving and resuming")
 
 
