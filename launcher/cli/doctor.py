@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.config.schema import HardwareConfig
 
-HELP = "measure this machine, or the nodes of a cluster, into a hardware file"
-
 DESCRIPTION = """\
 Measures, in a minute or so, what ranks really get: matrix products by shape and precision, memory bandwidth, what issuing an operation
 costs, and collectives by size and group, inside a node and between nodes. The probe runs as ranks of a trial do, through the configured
@@ -43,9 +41,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def main(argv: list[str]) -> int:
     """0 when a file was written, 1 when the ranks failed."""
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     from launcher.config import compose
-    from launcher.config.hardware import hardware_files
+    from launcher.config.hardware import shipped_hardware
     from launcher.cost.calibration import hardware
     from launcher.sweep.errand import ErrandError, run_errand
 
@@ -61,8 +59,8 @@ def main(argv: list[str]) -> int:
     finally:
         progress.close()
     figures = result["probe"]
-    sheet = config.cluster.hardware if config.cluster.hardware.peak_tflops else data_sheet(figures, hardware_files())
-    found = hardware(arguments.name, figures, sheet)
+    sheet = config.cluster.hardware if config.cluster.hardware.peak_tflops else data_sheet(figures, shipped_hardware())
+    found = consistent(hardware(arguments.name, figures, sheet), sheet)
     write(path, found, figures, config)
     if arguments.json:
         print(json.dumps(document(found, path, time.time() - started), indent=2, allow_nan=False))
@@ -115,6 +113,17 @@ def data_sheet(figures: dict[str, Any], known: dict[str, HardwareConfig]) -> Har
         if size and sheet.memory_gb and sheet.name.split("-")[0].upper() in words and abs(sheet.memory_gb * 1e9 / size - 1) < 0.1
     ]
     return fits[0] if len(fits) == 1 else None
+
+
+def consistent(found: HardwareConfig, sheet: HardwareConfig | None) -> HardwareConfig:
+    """``found`` without rates above their peaks. What is reached is what the cost model makes of several products, a peak without a ``sheet`` the
+    best single one: noise may turn them round, and the peak was too low. A data sheet's peak is a fact: what is above it was measured wrong."""
+    peaks, reached = found.peak_tflops, found.reached_tflops
+    if sheet is None:
+        peaks = {precision: max(peak, reached.get(precision, peak)) for precision, peak in peaks.items()}
+    else:
+        reached = {precision: min(rate, peaks.get(precision, rate)) for precision, rate in reached.items()}
+    return dataclasses.replace(found, peak_tflops=peaks, reached_tflops=reached)
 
 
 def write(path: Path, found: HardwareConfig, figures: dict[str, Any], config: Config) -> None:

@@ -8,10 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from launcher.cli.main import VERBS
 from launcher.config.compose import compose
 from trainer.config import save
-
-HELP = "make a tokenizer and a token file from text"
 
 EPILOG = """\
 overrides (Hydra's grammar):
@@ -29,7 +28,7 @@ A folder that was prepared from the same files with the same settings is used ag
 def main(argv: list[str]) -> int:
     """Exit code 0 when the folder is there, 2 for wrong input."""
     parser = argparse.ArgumentParser(
-        prog="trireme prepare", description=HELP, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="trireme prepare", description=VERBS["prepare"], epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE")
     parser.add_argument("--force", action="store_true", help="prepare again even if the folder is there")

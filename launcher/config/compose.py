@@ -19,6 +19,9 @@ from launcher.config.schema import Config
 from trainer.config import ConfigError, from_dict, to_dict
 from trainer.config.errors import listed, nearest
 
+PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
+"""Groups whose files hold keys of other sections, and of which."""
+
 
 def project_dir() -> Path:
     """The folder that holds ``conf/``: the checkout, or the installed package."""
@@ -65,6 +68,9 @@ def to_config(composed: Any) -> Config:
     with plain_errors():  # section by section: Hydra's own may hold values that are only known later
         sections = {str(name): composed[name] for name in composed if name != "hydra"}
         data: dict[str, Any] = {k: _plain(v) for k, v in sections.items()}
+    for group, package in PACKAGES.items():
+        if group in data:  # the group itself is no key: its files say where their keys belong
+            raise ConfigError(f"the file chosen with {group}=... does not say where its keys belong; begin it with the line '# @package {package}'")
     cluster = data.pop("cluster", {})
     config = from_dict(Config, data)
     return dataclasses.replace(config, cluster=cluster_from_dict(cluster))
@@ -83,7 +89,8 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False) -> list[st
     """
     parsed = [_parse(text) for text in overrides]
     options = [o.value() for o in parsed if o.key_or_group == "cluster"]
-    keys = known_keys(_backend_of(options[-1]) if options and isinstance(options[-1], str) else "local")
+    with plain_errors():
+        keys = known_keys(_backend_of(options[-1]) if options and isinstance(options[-1], str) else "local")
     groups = config_groups()
     checked = []
     for text, override in zip(overrides, parsed):
@@ -145,7 +152,7 @@ def config_groups() -> dict[str, list[str]]:
     groups: dict[str, set[str]] = {}
     for root in (conf_dir(), Path("runs")):
         for folder in ("model", "layout", "cluster", "hardware", "data", "optimizer", "search", "recipe"):
-            found = {str(p.relative_to(root / folder).with_suffix("")) for p in sorted((root / folder).glob("**/*.yaml"))}
+            found = {str(p.relative_to(root / folder).with_suffix("")) for p in sorted((root / folder).glob("**/*.yaml")) if p.is_file()}
             if found:
                 groups.setdefault(folder, set()).update(found)
     return {name: sorted(options) for name, options in groups.items()}
@@ -188,6 +195,11 @@ def _check_group_value(override: Any, options: list[str]) -> None:
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
+        for path in filter(Path.is_file, (root / group / f"{name}.yaml" for root in (conf_dir(), Path("runs")))):
+            try:
+                path.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
 
 
 def _backend_of(cluster_option: str) -> str:

@@ -9,15 +9,42 @@ from launcher.config.schema import HardwareConfig
 from trainer.config import ConfigError, from_dict
 
 
-def hardware_files() -> dict[str, HardwareConfig]:
-    """Every hardware file by its name; what was measured here replaces what ships."""
+class HardwareFiles(dict[str, HardwareConfig]):
+    """Devices by name. A measured one whose file is broken stops nothing else: it is a ``ConfigError`` when it is asked for."""
+
+    def __init__(self, readable: dict[str, HardwareConfig], broken: dict[str, ConfigError]):
+        super().__init__(readable)
+        self._broken = broken
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self._broken
+
+    def __missing__(self, name: str) -> HardwareConfig:
+        raise self._broken.get(name) or KeyError(name)
+
+
+def hardware_files() -> HardwareFiles:
+    """Every hardware file by its name; what ships comes before what was measured here, as in ``hardware=NAME``."""
+    readable, broken = {}, {}
+    for path in sorted((Path("runs") / "hardware").glob("*.yaml")):
+        try:
+            readable[path.stem] = _read(path)
+        except ConfigError as error:
+            broken[path.stem] = error
+    return HardwareFiles(readable | shipped_hardware(), broken)
+
+
+def shipped_hardware() -> dict[str, HardwareConfig]:
+    """The data sheets of conf/hardware by name."""
+    return {path.stem: _read(path) for path in sorted((conf_dir() / "hardware").glob("*.yaml"))}
+
+
+def _read(path: Path) -> HardwareConfig:
     import yaml
 
-    found = {}
-    for folder in (conf_dir() / "hardware", Path("runs") / "hardware"):
-        for path in sorted(folder.glob("*.yaml")):
-            try:
-                found[path.stem] = from_dict(HardwareConfig, yaml.safe_load(path.read_text()) or {}, f"{path}: ")
-            except yaml.YAMLError as error:
-                raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    return found
+    try:
+        return from_dict(HardwareConfig, yaml.safe_load(path.read_text()) or {}, f"{path}: ")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
