@@ -12,12 +12,15 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
 
     from launcher.config.compose import plain_errors
     from launcher.search.wanted import columns_wanted
+    from trainer.config import ConfigError
 
     words = [word for word in overrides if word.lstrip("+").startswith("layout.")]
+    if whole := [word for word in overrides if word.lstrip("+").startswith("layout=")]:
+        raise ConfigError(f"{whole[0]} gives one layout, where all are looked at; keep to some by their keys, as in layout.tensor=2,4")
     with plain_errors():
         parsed = OverridesParser.create().parse_overrides(words)
         asked = {o.key_or_group: list(o.sweep_iterator()) if o.is_sweep_override() else [o.value()] for o in parsed}
-    typed_values = {key: [typed(value) for value in values] for key, values in asked.items()}
+        typed_values = {key: [typed(value) for value in values] for key, values in asked.items()}
     return columns_wanted(typed_values), [word for word in overrides if word not in words]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 DRAWN = 160
 """Computations of a rank that a picture shows: more than that are stripes."""
 
-HELP = "predict every layout of a model on a cluster"
-
 DESCRIPTION = """\
 Predicts step time and memory of every layout that obeys the rules: tensor x pipeline x virtual pipeline x micro-batch x schedule x
 recomputation x sequence parallelism x state sharding. Nothing is run. Layouts that no other one with the same ranks beats in both
@@ -41,7 +40,7 @@ examples:
 
 def main(argv: list[str]) -> int:
     """0 when a layout fits, 1 when none is likely to."""
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     from launcher.cli.layouts import layouts_asked
     from launcher.config import compose
     from launcher.search.plan import plan
@@ -49,13 +48,15 @@ def main(argv: list[str]) -> int:
 
     if arguments.top < 1:
         raise ConfigError(f"--top={arguments.top} must be 1 or more")
+    if arguments.svg is not None and arguments.explain is None:
+        raise ConfigError(f"--svg={arguments.svg} is where the timeline of one layout is drawn; say which, as in --explain 1")
 
     started = time.perf_counter()
     wanted, others = layouts_asked(arguments.overrides)
     config = limited(compose(others), arguments.limit)
     planned = plan(config, spanning(wanted, config.search.space), wanted)
     seconds = time.perf_counter() - started
-    if arguments.explain:
+    if arguments.explain is not None:
         return explain(config, planned, arguments)
     if arguments.json:
         print(json.dumps(document(config, planned, arguments.top, seconds), indent=2, allow_nan=False))
@@ -80,8 +81,8 @@ def limited(config: Config, limit_gb: float | None) -> Config:
     """``config`` with another memory budget."""
     if limit_gb is None:
         return config
-    if limit_gb <= 0:
-        raise ConfigError(f"--limit={limit_gb:g} must be more than 0 GB")
+    if not 0 < limit_gb < math.inf:
+        raise ConfigError(f"--limit={limit_gb:g} must be a number of GB above 0")
     hardware = dataclasses.replace(config.cluster.hardware, memory_gb=limit_gb)
     return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, hardware=hardware))
 
@@ -101,9 +102,15 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     if edge:
         console.print(f"Faster if they fit (probability below {FITS:.0%}):")
         console.print(table(planned, edge, config))
-    console.print(f"{len(planned.space.table):,} layouts predicted, {len(planned.order):,} are in ({seconds:.2f} s). Out:")
-    for reason, count in planned.out.items():
-        console.print(f"  {count:>10,}  {reason}")
+    counts = (
+        (f"{len(planned.space.table):,} layouts predicted, {len(planned.order):,} are in ({seconds:.2f} s). Out:", planned.out),
+        ("Not predicted, since they break a rule, repeat another layout or were not asked for:", planned.space.dropped),
+    )
+    for title, reasons in counts:
+        if reasons:
+            console.print(title)
+        for reason, count in reasons.items():
+            console.print(f"  {count:>10,}  {reason}")
 
 
 def heading(config: Config) -> str:
@@ -167,6 +174,7 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
         "considered": len(planned.space.table),
         "in": len(planned.order),
         "out": planned.out,
+        "not_predicted": planned.space.dropped,
         "seconds": seconds,
     }
 
@@ -230,7 +238,7 @@ def chosen(config: Config, planned: Plan, what: str) -> int:
     from launcher.config import resolve
     from launcher.search.naming import layout_of
 
-    if what.isdigit():
+    if what.isdecimal():
         if not 1 <= int(what) <= len(planned.order):
             raise ConfigError(f"--explain={what} is not a place of the list; it has {len(planned.order)}")
         return int(planned.order[int(what) - 1])
@@ -238,8 +246,23 @@ def chosen(config: Config, planned: Plan, what: str) -> int:
     row = planned.find(layout)
     if row is None:
         resolve(dataclasses.replace(config, layout=layout))  # the broken rule says it best
-        raise ConfigError(f"layout {what!r} obeys the rules but is outside of search.space; widen it, as with search.space.sharding=all")
+        raise ConfigError(f"layout {what!r} {why_absent(config, layout)}")
     return row
+
+
+def why_absent(config: Config, layout: LayoutConfig) -> str:
+    """Why a layout that obeys the rules is not among those of a plan."""
+    from launcher.cost.layouts import to_table
+    from launcher.search.space import REDUNDANT, RULES, redundancies
+    from trainer.config import resolve_model, world_size_of
+
+    used, world = world_size_of(layout), config.cluster.world_size
+    if used != world:
+        return f"uses {used} of {world} ranks, and a plan is of layouts that use all; change its degrees, or cluster.nodes"
+    code = redundancies(to_table([layout]), resolve_model(config.model), config.cluster.gpus_per_node, config.search.space)[0]
+    if code >= 0:
+        return f"is left out ({(RULES + REDUNDANT)[code]}); --top=N lists more of those that are in"
+    return "is outside of search.space, or of the values given to layout keys; widen them, as with search.space.sharding=all"
 
 
 def parts(title: str, values: dict[str, float], form: Any) -> Any:

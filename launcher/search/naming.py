@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from launcher.results.labels import layout_label
-from trainer.config import ConfigError, LayoutConfig, ShardingConfig, flatten, to_dict
+from trainer.config import ConfigError, LayoutConfig, flatten, from_dict, to_dict
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "mb": "micro_batch"}
@@ -24,16 +24,16 @@ def name_of(layout: LayoutConfig) -> str:
 def overrides_of(layout: LayoutConfig, base: LayoutConfig | None = None) -> list[str]:
     """The Hydra overrides that make ``layout`` out of ``base`` (the default layout). ``data`` is left to follow from the cluster."""
     wanted, given = flatten(dataclasses.replace(layout, data=None), "layout."), flatten(base or LayoutConfig(), "layout.")
-    return [f"{key}={_word(value)}" for key, value in wanted.items() if value != given[key]]
+    return [f"{key}={word(value)}" for key, value in wanted.items() if value != given[key]]
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
     """A value in Hydra's grammar."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
 def layout_of(name: str) -> LayoutConfig:
-    """The layout that ``name`` means. ``ConfigError`` names the word that is not understood."""
+    """The layout that ``name`` means. ``ConfigError`` names the word that is not understood, or the degree out of range."""
     values: dict[str, Any] = {}
     for word in name.replace(",", " ").split():
         values |= _meaning(word, name)
@@ -41,7 +41,8 @@ def layout_of(name: str) -> LayoutConfig:
     data = values.get("data")
     if data is None:
         raise ConfigError(f"layout {name!r} has no data degree; a layout is written like 't8 p4 d16 mb1 sp zero-1'")
-    return LayoutConfig(**values, sharding=ShardingConfig(*(data if factor == "data" else factor for factor in sharding)))
+    factors = (data if factor == "data" else factor for factor in sharding)
+    return from_dict(LayoutConfig, values | {"sharding": dict(zip(("params", "grads", "optimizer"), factors))}, "layout.")
 
 
 def _meaning(word: str, name: str) -> dict[str, Any]:

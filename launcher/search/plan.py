@@ -17,7 +17,9 @@ from launcher.cost.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import Prediction, case_of, explain
 from launcher.search.space import Space, space
+from launcher.search.wanted import said
 from trainer.config import ConfigError, LayoutConfig
+from trainer.config.errors import listed
 
 FITS, EDGE = 0.5, 0.02
 """A layout with a smaller chance to fit than FITS is at the edge of memory, with a smaller one than EDGE it is out."""
@@ -26,7 +28,7 @@ IN, AT_EDGE, MEMORY, DOMINATED = range(4)
 ASKED = "asked: has not the values given to layout keys"
 VERDICTS = (
     "in",
-    "edge: may not fit into memory",
+    "edge: less likely than not to fit into memory",
     "memory: does not fit",
     "dominated: a layout with the same ranks is as fast and needs no more memory",
 )
@@ -58,9 +60,8 @@ class Plan:
 
     @property
     def out(self) -> dict[str, int]:
-        """How many combinations each reason took out: rules, memory, dominated."""
-        counts = Counter(self.space.dropped)
-        counts.update({VERDICTS[code]: int((self.verdict == code).sum()) for code in (MEMORY, DOMINATED)})
+        """How many of the predicted layouts each verdict but ``IN`` keeps off the list; ``space.dropped`` counts what was not predicted."""
+        counts = Counter({VERDICTS[code]: int((self.verdict == code).sum()) for code in (AT_EDGE, MEMORY, DOMINATED)})
         return {reason: count for reason, count in counts.most_common() if count}
 
     def layout(self, row: int) -> LayoutConfig:
@@ -95,9 +96,14 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:
     """The layouts of ``found`` that have the values asked for."""
     keep = np.ones(len(found.table), dtype=bool)
     for name, values in wanted.items():
-        keep &= np.isin(found.table[name], list(values))
+        has = np.isin(found.table[name], list(values))
+        if not has.any():
+            there = [said(name, [code]).partition("=")[2] for code in np.unique(found.table[name])[:12].tolist()]
+            raise ConfigError(f"no layout that obeys the rules has {said(name, values)}; there are some with {listed(there)}")
+        keep &= has
     if not keep.any():
-        raise ConfigError("no layout that obeys the rules has the values asked for; ask for more of them")
+        asked = " and ".join(said(name, values) for name, values in wanted.items())
+        raise ConfigError(f"no layout that obeys the rules has {asked} at once; give more values to one of them")
     return Space(found.table[keep], found.dropped | ({ASKED: int((~keep).sum())} if not keep.all() else {}))
 
 
@@ -123,5 +129,5 @@ def pareto(group: np.ndarray, time: np.ndarray, memory: np.ndarray) -> np.ndarra
 
 
 def world(cluster: ClusterConfig) -> str:
-    """``128 x 8 a100_80gb``, for headings."""
+    """``128 x 8 A100-80GB-SXM``, for headings."""
     return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.hardware.name}"

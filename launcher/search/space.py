@@ -6,6 +6,7 @@ two on random points), plus two that spare the planner what cannot be better (``
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ import numpy as np
 
 from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
-from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE, WORDS
+from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.sharding_planner import node_levels, sharding_chains
 from trainer.config import ConfigError, ModelConfig, resolve_model
-from trainer.config.errors import divisors, listed, nearest
+from trainer.config.errors import divisors
+from trainer.config.rules import check_model
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 RULES = (
@@ -47,14 +49,14 @@ class Space:
 
 
 def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig | None = None) -> Space:
-    """All layouts that fill ``cluster``. ``ConfigError`` when ``limits`` names unknown words or no layout is left."""
-    limits, model, dropped = limits or SpaceConfig(), resolve_model(model), Counter[str]()
-    _check(limits)
+    """All layouts that fill ``cluster``. ``ConfigError`` when ``model`` itself breaks a rule or no layout is left."""
+    limits, model, dropped = _once(limits or SpaceConfig()), resolve_model(model), Counter[str]()
+    check_model(model)
 
     def keep(table: np.ndarray, weight: int) -> np.ndarray:
         """What obeys the rules; what does not counts as often as it would have been refined further."""
         why = violations(table, model, cluster.world_size, global_batch)
-        why = np.where(why >= 0, why, redundancies(table, cluster.gpus_per_node, limits))
+        why = np.where(why >= 0, why, redundancies(table, model, cluster.gpus_per_node, limits))
         for code, times in zip(*np.unique(why[why >= 0], return_counts=True)):
             dropped[(RULES + REDUNDANT)[code]] += int(times) * weight
         return table[why < 0]
@@ -89,18 +91,21 @@ def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_ba
     return _first(broken)
 
 
-def redundancies(table: np.ndarray, gpus_per_node: int, limits: SpaceConfig) -> np.ndarray:
+def redundancies(table: np.ndarray, model: ModelConfig, gpus_per_node: int, limits: SpaceConfig) -> np.ndarray:
     """Per layout, the index in ``RULES + REDUNDANT`` of why it need not be looked at, or -1.
 
     A tensor group that straddles nodes sends every layer's activations through the slowest link with the node's GPUs split
-    unevenly. Schedules are one and the same without a pipeline, and sequence parallelism is nothing without a tensor group.
+    unevenly. Schedules are one and the same without a pipeline, sequence parallelism is nothing without a tensor group, and where
+    chunks are single blocks the first of every so many is each of them.
     """
-    tensor, pipeline = table["tensor"], table["pipeline"]
+    tensor, pipeline, virtual = table["tensor"], table["pipeline"], table["virtual_pipeline"]
     plain = "1f1b" if "1f1b" in limits.schedules else next((name for name in limits.schedules if name != "interleaved"), "")
     first_schedule = SCHEDULES.index(plain) if plain else -1
     broken = [
         (gpus_per_node % tensor != 0) & (tensor % gpus_per_node != 0),
-        ((pipeline == 1) & (table["schedule"] != first_schedule)) | (table["sequence_parallel"] & (tensor == 1)),
+        ((pipeline == 1) & (table["schedule"] != first_schedule))
+        | (table["sequence_parallel"] & (tensor == 1))
+        | ((table["recompute_every"] > 1) & (pipeline * virtual == model.layers)),
     ]
     codes = _first(broken)
     return np.where(codes < 0, -1, codes + len(RULES))
@@ -168,17 +173,16 @@ def _sharded(table: np.ndarray, gpus_per_node: int, levels: str) -> np.ndarray:
     return np.concatenate(rows) if rows else table
 
 
-def _check(limits: SpaceConfig) -> None:
-    for name in ("schedules", "recompute"):
-        words: Any = WORDS["schedule" if name == "schedules" else name]
-        for value in getattr(limits, name):
-            if value not in words:
-                raise ConfigError(f"search.space.{name} holds {value!r}, which is not one of {listed(words)}{nearest(value, words)}")
+def _once(limits: SpaceConfig) -> SpaceConfig:
+    """``limits`` with each of its words once."""
+    words: dict[str, Any] = {name: list(dict.fromkeys(getattr(limits, name))) for name in ("schedules", "recompute", "sequence_parallel")}
+    return dataclasses.replace(limits, **words)
 
 
 def _nothing_left(world_size: int, global_batch: int, dropped: Counter[str]) -> str:
-    reason, count = dropped.most_common(1)[0] if dropped else ("search.space allows none", 0)
+    """A combination counts for the first rule that it breaks, so those that come nearest to a run are at the last reason that is met."""
+    reason = max(dropped, key=(RULES + REDUNDANT).index)
     return (
-        f"no layout fits {world_size} ranks with run.global_batch={global_batch}: of {sum(dropped.values())} combinations "
-        f"{count} break '{reason}'; change cluster.nodes, run.global_batch, model.heads or model.layers, or widen search.space"
+        f"no layout fits {world_size} ranks with run.global_batch={global_batch}: of {sum(dropped.values())} combinations those that come "
+        f"nearest ({dropped[reason]}) break '{reason}'; change cluster.nodes, run.global_batch, model.heads or model.layers, or widen search.space"
     )

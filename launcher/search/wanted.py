@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.config.search import SpaceConfig
 from launcher.cost.layouts import LAYOUT_DTYPE, SHARDED, WORDS, to_table
-from trainer.config import ConfigError, LayoutConfig
+from launcher.search.naming import word
+from trainer.config import ConfigError, LayoutConfig, ShardingConfig, from_dict
 from trainer.config.errors import listed, nearest
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
+KEYS = {name: ("layout.sharding." if name in SHARDED else "layout.") + name for name in LAYOUT_DTYPE.names or ()}
+"""The key of each column."""
 FREE = ("data", "balance")
 """Columns that follow from the others: replicas from the cluster, uneven stages from layers that do not divide."""
 
 
 def columns_wanted(sweeps: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """``{"layout.recompute": ["none", "full"]}`` as ``{"recompute": [0, 2]}``. ``ConfigError`` for what is not searched."""
-    known = {("layout.sharding." if name in SHARDED else "layout.") + name: name for name in LAYOUT_DTYPE.names or ()}
+    """``{"layout.recompute": ["none", "full"]}`` as ``{"recompute": [0, 2]}``. ``ConfigError`` for what is not searched and for wrong values."""
+    known = {key: name for name, key in KEYS.items()}
     found = {}
     for key, values in sweeps.items():
         if key not in known:
             raise ConfigError(f"{key}={','.join(map(str, values))} cannot be searched{nearest(key, known)}; searched are {listed(known)}")
-        words = WORDS.get(known[key])
-        if words and (strange := [value for value in values if value not in words]):
-            raise ConfigError(f"{key}={strange[0]} is not one of {listed(words)}{nearest(str(strange[0]), words)}")
-        found[known[key]] = [words.index(value) if words else value for value in values]
+        if known[key] != "data" or None not in values:  # replicas that follow from the cluster are no choice
+            found[known[key]] = list(dict.fromkeys(_code(known[key], value) for value in values))
     return found
+
+
+def _code(name: str, value: Any) -> Any:
+    """``value`` as column ``name`` holds it, once it is read like the key of a single run."""
+    cls, where = (ShardingConfig, "layout.sharding.") if name in SHARDED else (LayoutConfig, "layout.")
+    read = getattr(from_dict(cls, {name: value}, where), name)
+    return WORDS[name].index(read) if name in WORDS else -1 if read is None else read
+
+
+def said(name: str, codes: Iterable[Any]) -> str:
+    """What ``codes`` of column ``name`` are as an override: ``layout.recompute=none,full``."""
+    read = [WORDS[name][code] if name in WORDS else None if code == -1 else code for code in codes]
+    return f"{KEYS[name]}={','.join(map(word, read))}"
 
 
 def fixed(layout: LayoutConfig, wanted: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

@@ -12,7 +12,7 @@ from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.layouts import BALANCES, ORDERS, to_layout, to_table
 from launcher.search.space import RULES, space, violations
-from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig, check, resolve_model
+from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig, check, from_dict, resolve_model
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 MODEL = resolve_model(ModelConfig(layers=12, hidden=96, heads=12, kv_heads=4, vocab=100, seq=42, family="llama", ffn=256))
@@ -116,8 +116,34 @@ def test_limits_narrow_the_space() -> None:
 def test_limits_that_allow_nothing_and_unknown_words_are_plain_errors() -> None:
     with pytest.raises(ConfigError, match=r"no layout fits 48 ranks with run.global_batch=7.*batch"):
         space(MODEL, CLUSTER, 7, SpaceConfig(max_tensor=1, max_pipeline=1))
-    with pytest.raises(ConfigError, match=r"search.space.schedules holds '1b1f'.*one of gpipe, 1f1b"):
-        space(MODEL, CLUSTER, 48, SpaceConfig(schedules=["1b1f"]))
+    with pytest.raises(ConfigError, match=r"space.schedules\[0\]='1b1f' is not one of gpipe, 1f1b"):
+        from_dict(SpaceConfig, {"schedules": ["1b1f"]}, "space.")
+    with pytest.raises(ConfigError, match=r"space.recompute=\[\] leaves nothing to choose from; give one or more of none, selective"):
+        from_dict(SpaceConfig, {"recompute": []}, "space.")
+
+
+def test_the_reason_given_when_nothing_is_left_is_that_of_the_combinations_that_came_nearest() -> None:
+    """A batch that no number of replicas divides is the cause, however many combinations have more stages than layers."""
+    cluster = dataclasses.replace(CLUSTER, nodes=5000)
+    with pytest.raises(ConfigError, match=r"nearest.*break 'batch: "):
+        space(MODEL, cluster, 1009, SpaceConfig())
+
+
+def test_a_model_that_no_layout_can_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.heads=7 does not divide model.hidden=96"):
+        space(dataclasses.replace(MODEL, heads=7, kv_heads=7), CLUSTER, 48)
+
+
+def test_no_two_layouts_recompute_the_same_blocks() -> None:
+    found = space(
+        MODEL, CLUSTER, 48, SpaceConfig(max_tensor=2, schedules=["1f1b", "interleaved", "1f1b"], sequence_parallel=[True, False, True])
+    )
+    runs = set()
+    for layout in map(to_layout, found.table):
+        blocks = MODEL.layers // (layout.pipeline * layout.virtual_pipeline)
+        redone = tuple(range(0, blocks, layout.recompute_every))
+        runs.add((repr(dataclasses.replace(layout, recompute_every=1)), redone if layout.balance == "equal" else layout.recompute_every))
+    assert len(runs) == len(found.table)
 
 
 def test_words_of_the_table_are_those_of_the_schema() -> None:

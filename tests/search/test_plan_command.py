@@ -1,0 +1,127 @@
+"""``trireme plan`` says what it counted and why a layout is out, and refuses what train refuses in the same words."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.cli.main import main
+from launcher.config import compose, resolve
+from launcher.search.plan import world
+from launcher.search.wanted import columns_wanted, said
+from trainer.config import ConfigError
+
+SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
+         "model.seq=1024", "run.global_batch=64", "run.precision=bf16"]  # fmt: skip
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs ``trireme plan`` in an empty folder; its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = main(["plan", *argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("more", [["--limit", "20"], ["--limit", "20", "layout.tensor=2,4"]])
+def test_what_is_in_and_what_is_out_are_all_that_was_predicted(plan: Any, more: list[str]) -> None:
+    document = json.loads(plan(*SMALL, *more, "--json")[1])
+    assert any(reason.startswith("edge") for reason in document["out"])
+    assert document["considered"] == document["in"] + sum(document["out"].values())
+    printed = plan(*SMALL, *more)[1].splitlines()
+    (place,) = [i for i, line in enumerate(printed) if "layouts predicted" in line]
+    (end,) = [i for i, line in enumerate(printed) if line.startswith("Not predicted")]
+    counts = [int(line.split()[0].replace(",", "")) for line in printed[place + 1 : end]]
+    considered, listed = (int(word.replace(",", "")) for word in re.findall(r"([\d,]+) (?:layouts|are in)", printed[place]))
+    assert considered == listed + sum(counts) == document["considered"]
+    assert not set(document["out"]) & set(document["not_predicted"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("layout.tensor", value) for value in ("abc", "null", "0", "1.5", "true", "1e30", "[2,4]")],
+        *[("layout.sequence_parallel", value) for value in ("maybe", "1", "null")],
+        *[("layout.schedule", value) for value in ("1f2b", "null", "0")],
+        *[("layout.sharding.optimizer", value) for value in ("x", "0")],
+        ("layout.micro_batch", "abc"),
+        ("layout.recompute_layers", "-1"),
+    ],
+)
+def test_values_of_layout_keys_are_read_as_those_of_a_run(plan: Any, key: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([f"{key}={value}"])
+    for words in (value, f"1,{value}") if key == "layout.tensor" and value != "[2,4]" else (value,):
+        assert plan(*SMALL, f"{key}={words}") == (2, "", f"error: {caught.value}\n")
+
+
+def test_values_of_layout_keys_lead_back_to_the_words_they_were_read_from() -> None:
+    given = {"layout.recompute": ["none", "full"], "layout.sharding.params": [1, 2.0, 2], "layout.recompute_layers": [None]}
+    given["layout.sequence_parallel"] = [True]
+    back = [said(name, codes) for name, codes in columns_wanted(given).items()]
+    assert back == [
+        "layout.recompute=none,full",
+        "layout.sharding.params=1,2",
+        "layout.recompute_layers=null",
+        "layout.sequence_parallel=true",
+    ]
+    assert columns_wanted({"layout.data": [None]}) == {}, "replicas that follow from the cluster leave every layout in"
+
+
+def test_options_and_overrides_may_come_in_any_order(plan: Any) -> None:
+    document = json.loads(plan("--json", *SMALL, "--top", "1", "layout.tensor=4")[1])
+    assert [entry["layout"]["tensor"] for entry in document["layouts"]] == [4]
+
+
+@pytest.mark.parametrize("override", ["model.heads=7", "model.kv_heads=3", "model.dropout=1"])
+def test_a_model_that_train_refuses_is_refused_in_the_same_words(plan: Any, override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(compose([*SMALL, override]))
+    assert plan(*SMALL, override) == (2, "", f"error: {caught.value}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--explain", "t2 p2 d1 mb1"], "uses 4 of 8 ranks"),
+        (["--explain", "t1 p1 d8 mb1 zero-bubble"], "same: another layout of the space means the same run"),
+        (["--explain", "t2 p2 d2 mb1", "layout.tensor=4"], "outside of search.space, or of the values given to layout keys"),
+        (["--explain", "t0 p8 d1 mb1"], "layout.tensor=0 is below"),
+        (["--explain", "t1 p1 d8 mb99999999999"], "layout.micro_batch=99999999999 is above"),
+        (["--explain", ""], "layout '' has no data degree"),
+        (["--explain", "²"], "means nothing"),
+        (["--svg", "x.svg"], "--svg=x.svg"),
+        (["--limit", "nan"], "--limit=nan"),
+        (["layout=zero1"], "layout=zero1 gives one layout, where all are looked at; keep to some by their keys"),
+        (["layout={tensor: 2}"], "layout={tensor: 2} gives one layout"),
+        (["layout.data=7"], "has layout.data=7; there are some with 1, 2, 4 or 8"),
+        (["layout.schedule=gpipe", "layout.virtual_pipeline=2"], "no layout"),
+        (["layout.tensor=4", "layout.data=4"], "has layout.tensor=4 and layout.data=4 at once; give more values"),
+        (["layout.tensor='['"], "error: "),
+    ],
+)
+def test_what_cannot_be_answered_is_one_plain_error_that_says_why(plan: Any, argv: list[str], words: str) -> None:
+    code, out, err = plan(*SMALL, *argv)
+    assert code == 2 and out == "" and err.startswith("error: ") and words in err and len(err.splitlines()) == 1
+
+
+def test_the_heading_names_the_device(plan: Any) -> None:
+    cluster = compose(SMALL).cluster
+    assert world(cluster) == "1 x 8 A100-80GB-SXM" and plan(*SMALL)[1].splitlines()[0].endswith(world(cluster))
+
+
+def test_every_listed_layout_is_explained_by_its_name(plan: Any) -> None:
+    document = json.loads(plan(*SMALL, "--top", "4", "--json")[1])
+    for entry in document["layouts"]:
+        again = json.loads(plan(*SMALL, "--explain", entry["name"], "--json")[1])
+        assert np.isclose(again["step_time_s"], entry["step_time_s"])
