@@ -55,7 +55,7 @@ def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
 
 def _explicit(split: Sequence[int], p: int) -> Blocks:
     held = [float(sum(split[rank::p])) for rank in range(p)]
-    middle = held[1:-1] or [0.0]
+    middle = held[1:-1] or [sum(held) / p]  # of two ranks neither is one: the mean, as for other splits
     return Blocks(held[0], max(middle), held[-1], sum(middle) / len(middle))
 
 

@@ -7,8 +7,11 @@ import pytest
 
 from launcher.cost import Framework, Prediction, predict, predict_many, trainers
 from launcher.cost.layouts import to_table
+from launcher.cost.prediction import case_of
+from launcher.cost.timeline import timeline
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
 from trainer.config import LayoutConfig, ModelConfig, ShardingConfig
+from trainer.layout.simulate import makespan
 
 PLAIN = ShardingConfig(1, 1, 1)
 DAY = 86400
@@ -110,3 +113,11 @@ def test_more_of_everything_takes_longer() -> None:
     base = asked(GPT_22B, 64, 64, 8, 1, **SAVING).step_time_s
     assert asked(GPT_22B, 128, 64, 8, 1, **SAVING).step_time_s > 1.75 * base
     assert asked(GPT_22B, 64, 64, 8, 1, sequence_parallel=True, recompute="full").step_time_s > 1.15 * base
+
+
+def test_an_even_split_by_hand_is_the_even_split() -> None:
+    """Two ranks of two chunks: with a middle rank that nobody is, chunks inside the model would take no time."""
+    one = layout(1, 2, 1, virtual_pipeline=2)
+    case = case_of(GPT_22B, to_table([one]), mixed(8), cluster(2))
+    drawn, split = timeline(case), timeline(case, [12, 12, 12, 12])
+    assert makespan(split.ranks) == pytest.approx(makespan(drawn.ranks))
