@@ -47,7 +47,7 @@ def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
     if split is not None:
         return _explicit(split, int(p[0]))
     even = _with_ends(p, layers) if case.framework.counts_ends else _even(p, layers)
-    by_cost = _by_cost(p, layers, case.shape.vocab / (12 * case.shape.hidden))
+    by_cost = _by_cost(p, case.chunks, layers, case.shape.vocab / (12 * case.shape.hidden))
     choose = (case.table["balance"] == BALANCES.index("cost")) & (p > 1)
     first, middle, last = (np.where(choose, b, e) for b, e in zip(by_cost, even))
     return Blocks(first, middle, last, (layers - first - last) / np.maximum(p - 2, 1))
@@ -76,13 +76,15 @@ def _with_ends(p: Number, layers: Number) -> tuple[Number, Number, Number]:
     return tuple(np.where(p > 1, np.maximum(end, 0), layers) for end in ends)  # type: ignore[return-value]
 
 
-def _by_cost(p: Number, layers: Number, head: Number) -> tuple[Number, Number, Number]:
-    """First, middle, last: the last count whose heaviest rank is lightest, as ``trainer.layout.balance.by_cost`` chooses it."""
-    others = np.maximum(p - 1, 1)
-    guess = np.floor((layers + head) / p - head)
+def _by_cost(p: Number, v: Number, layers: Number, head: Number) -> tuple[Number, Number, Number]:
+    """First, middle, last: the last chunk has the count whose heaviest chunk is lightest, the others are even, as ``trainer.layout.balance.by_cost``
+    deals them out: larger chunks later. A rank holds every ``p``-th of the ``p v`` chunks."""
+    chunks = p * v
+    others = np.maximum(chunks - 1, 1)
+    guess = np.floor((layers + head) / chunks - head)
     best: tuple[Any, Any, Any] = (np.inf, np.inf, 0.0)
     for step in (-2, -1, 0, 1, 2):
-        last = np.clip(guess + step, 0, np.maximum(layers - p + 1, 0))
+        last = np.clip(guess + step, 0, np.maximum(layers - chunks + 1, 0))
         low = np.floor((layers - last) / others)
         more = layers - last - low * others
         heaviest = np.maximum(low + (more > 0), last + head).round(9)
@@ -90,7 +92,14 @@ def _by_cost(p: Number, layers: Number, head: Number) -> tuple[Number, Number, N
         better = (heaviest < best[0]) | ((heaviest == best[0]) & (squares < best[1]))
         best = (np.where(better, heaviest, best[0]), np.where(better, squares, best[1]), np.where(better, last, best[2]))
     last = best[2]
-    return np.floor((layers - last) / others), np.ceil((layers - last) / others), last
+    low = np.floor((layers - last) / others)
+    larger = others - (layers - last - low * others)  # the first chunk that has one more
+
+    def of_rank(rank: Number, count: Number) -> Number:
+        """Blocks of its first ``count`` chunks."""
+        return count * low + count - np.clip(np.ceil((larger - rank) / p), 0, count)
+
+    return of_rank(0, v), of_rank(np.maximum(p - 2, 0), v), of_rank(p - 1, v - 1) + last
 
 
 def held(case: Case, split: Sequence[int] | None = None) -> Held:

@@ -114,11 +114,12 @@ def test_transfers_are_what_they_add() -> None:
     assert found.transfers[0] > 0
 
 
-@given(layers=st.integers(2, 130), p=st.integers(2, 40), head=st.floats(0.01, 20))
-def test_balanced_splits_are_those_that_the_trainer_makes(layers: int, p: int, head: float) -> None:
-    if p > layers:
+@given(layers=st.integers(2, 130), p=st.integers(2, 40), v=st.integers(1, 4), head=st.floats(0.01, 20))
+def test_balanced_splits_are_those_that_the_trainer_makes(layers: int, p: int, v: int, head: float) -> None:
+    if p * v > layers:
         return
-    made = by_cost(layers, p, head)
-    first, middle, last = _by_cost(np.array([float(p)]), layers, head)
-    assert (first[0], last[0]) == (made[0], made[-1])
-    assert p == 2 or middle[0] == max(made[1:-1])
+    chunks = by_cost(layers, p * v, head)
+    ranks = [sum(chunks[rank::p]) for rank in range(p)]
+    first, middle, last = _by_cost(np.array([float(p)]), np.array([float(v)]), layers, head)
+    assert (first[0], last[0]) == (ranks[0], ranks[-1])
+    assert p == 2 or middle[0] == max(ranks[1:-1])
