@@ -9,6 +9,7 @@ from typing import Any
 def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
     """What the overrides of layout keys allow, by column of a table of layouts, and all other overrides. ``ConfigError`` for wrong ones."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
     from launcher.config.compose import plain_errors
     from launcher.search.wanted import columns_wanted
@@ -19,6 +20,8 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
         raise ConfigError(f"{whole[0]} gives one layout, where all are looked at; keep to some by their keys, as in layout.tensor=2,4")
     with plain_errors():
         parsed = OverridesParser.create().parse_overrides(words)
+        if endless := [o for o in parsed if o.is_sweep_override() and not isinstance(o.value(), (ChoiceSweep, RangeSweep))]:
+            raise ConfigError(f"{endless[0].input_line} does not list its values; write them out, as in {endless[0].key_or_group}=2,4")
         asked = {o.key_or_group: list(o.sweep_iterator()) if o.is_sweep_override() else [o.value()] for o in parsed}
         typed_values = {key: [typed(value) for value in values] for key, values in asked.items()}
     return columns_wanted(typed_values), [word for word in overrides if word not in words]

@@ -19,7 +19,7 @@ CLUSTER_CLASSES = {
 
 def cluster_class(backend: str) -> type[ClusterConfig]:
     """The dataclass of ``backend``; ``ConfigError`` if there is no such backend."""
-    if backend not in CLUSTER_CLASSES:
+    if str(backend) not in CLUSTER_CLASSES:
         raise ConfigError(f"cluster.backend={backend!r} is not one of {listed(BACKENDS)}{nearest(str(backend), BACKENDS)}")
     module, name = CLUSTER_CLASSES[backend].split(":")
     return getattr(import_module(module), name)  # type: ignore[no-any-return]
@@ -27,4 +27,5 @@ def cluster_class(backend: str) -> type[ClusterConfig]:
 
 def cluster_from_dict(data: Mapping[str, Any]) -> ClusterConfig:
     """A cluster of the class that ``data["backend"]`` names, strictly read."""
-    return from_dict(cluster_class(data.get("backend", "local")), data, "cluster.")
+    backend = data.get("backend", "local") if isinstance(data, Mapping) else "local"  # what is no mapping is refused where it is read
+    return from_dict(cluster_class(backend), data, "cluster.")

@@ -209,8 +209,8 @@ def _backend_of(cluster_option: str) -> str:
     for root in (conf_dir(), Path("runs")):
         path = root / "cluster" / f"{cluster_option}.yaml"
         if path.is_file():
-            defaults = (yaml.safe_load(path.read_text()) or {}).get("defaults", [])
-            for item in defaults:
+            read = yaml.safe_load(path.read_text())
+            for item in read.get("defaults", []) if isinstance(read, dict) else []:
                 if isinstance(item, str) and item.removeprefix("_") in CLUSTER_CLASSES:
                     return item.removeprefix("_")
                 if isinstance(item, str) and item != "_self_":

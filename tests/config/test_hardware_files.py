@@ -50,5 +50,14 @@ def test_a_broken_file_is_a_plain_error_where_it_is_asked_for(measured: Path, na
     assert BROKEN[name][1] in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("content", [b"\xff", b"- slurm\n", b"defaults: [\n"])
+def test_a_broken_file_of_a_cluster_is_a_plain_error(measured: Path, content: bytes) -> None:
+    path = measured.parent / "cluster" / "site.yaml"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ConfigError):
+        compose(["cluster=site"])
+
+
 def test_a_device_that_ships_is_the_same_for_tables_and_for_runs(measured: Path) -> None:
     assert hardware_files()["h100"] == compose(["hardware=h100"]).cluster.hardware == shipped_hardware()["h100"]

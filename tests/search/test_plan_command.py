@@ -108,6 +108,8 @@ def test_a_model_that_train_refuses_is_refused_in_the_same_words(plan: Any, over
         (["layout.schedule=gpipe", "layout.virtual_pipeline=2"], "no layout"),
         (["layout.tensor=4", "layout.data=4"], "has layout.tensor=4 and layout.data=4 at once; give more values"),
         (["layout.tensor='['"], "error: "),
+        (["layout.tensor=interval(1,4)"], "layout.tensor=interval(1,4) does not list its values; write them out"),
+        (["layout.tensor=glob(*)"], "layout.tensor=glob(*) does not list its values"),
     ],
 )
 def test_what_cannot_be_answered_is_one_plain_error_that_says_why(plan: Any, argv: list[str], words: str) -> None:
