@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.layouts import layouts_asked, typed
+from launcher.results.labels import plural
 from trainer.config import ConfigError
+from trainer.config.errors import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +25,13 @@ if TYPE_CHECKING:
     from launcher.sweep.search import Found
     from launcher.sweep.store import Record
 
-HELP = "find the fastest layout with few measured trials"
+FOLDER = Path("runs") / "recipe"
+"""Where ``recipe=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml), whatever folder the trials are in."""
+
+REPLAYED = (
+    "search", "search.tolerance", "search.doubt", "search.max_trials", "search.max_gpu_hours", "search.start_s", "run.steps", "run.warmup_steps",
+)  # fmt: skip
+"""Keys that a search of measured trials has a use for: all else is in the table."""
 
 DESCRIPTION = """\
 Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, corrects the cost
@@ -32,7 +40,7 @@ search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few n
 again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any
 time: the same command goes on. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
-With --replay a table of measured trials (published format) stands for the cluster.
+With --replay the sweeps of a table of measured trials (published format) stand for the cluster.
 
 examples:
   trireme search model=gpt_mini cluster.gpus_per_node=4 run.global_batch=16 hardware=mine
@@ -43,22 +51,30 @@ examples:
 
 def main(argv: list[str]) -> int:
     """0 when a layout was measured, 1 when none ran or the search was interrupted."""
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     from launcher.config import compose
 
     if arguments.replay:
         return replay(arguments)
+    if arguments.only:
+        raise ConfigError(f"--only={arguments.only} names sweeps of a table; give the table with --replay")
     wanted, others = layouts_asked(arguments.overrides)
-    return run(compose(others), compose([]), arguments.overrides, wanted, as_json=arguments.json)
+    config = compose(others)
+    return run(config, compose(alone(config)), arguments.overrides, wanted, as_json=arguments.json)
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme search", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what differs from conf/config.yaml, in Hydra's grammar")
-    made.add_argument("--replay", metavar="CSV", help="search the tables of this file in place of a cluster")
-    made.add_argument("--only", metavar="TEXT", help="replay: only tables whose name contains this")
+    made.add_argument("--replay", metavar="CSV", help="search the sweeps of this table in place of a cluster")
+    made.add_argument("--only", metavar="TEXT", help="replay: only sweeps whose name contains this")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
+
+
+def key_of(override: str) -> str:
+    """The key or config group that an override is about."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 # ---------------------------------------------------------------------------------------------------- on a cluster
@@ -76,14 +92,15 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
         parsed = list(zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True))
         swept = {o.key_or_group: [typed(value) for value in o.sweep_iterator()] for _, o in parsed if o.is_sweep_override()}
         others = [text for text, o in parsed if not o.is_sweep_override()]
-        config, default = (to_config(context.config_loader.load_sweep_config(base, words)) for words in (others, []))
+        config = to_config(context.config_loader.load_sweep_config(base, others))
+        default = to_config(context.config_loader.load_sweep_config(base, alone(config)))
     return run(config, default, list(arguments), fixed(config.layout, columns_wanted(swept)) if swept else None)
 
 
 def run(
     config: Config, default: Config, overrides: Sequence[str], wanted: Mapping[str, list[Any]] | None = None, as_json: bool = False
 ) -> int:
-    """Search and report. ``default`` is the configuration without overrides; ``wanted`` keeps only layouts with given values, by column."""
+    """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.config import locate_data
     from launcher.results.tracking import MlflowMirror
     from launcher.search.contest import contest
@@ -93,10 +110,11 @@ def run(
     from launcher.sweep.multirun import sweep_name
     from launcher.sweep.search import first_points, search
 
-    config = locate_data(config)
+    name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
+    path = recipe_path(config.search.recipe or name)
+    asked, config = config, locate_data(config)
     planned = plan(config, spanning(wanted or {}, config.search.space), wanted)
     candidates = contest(config, planned)
-    name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
     say(f"search {name}: {len(planned.space.table):,} layouts, {len(candidates.candidates):,} of them candidates")
     base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]
     if config.dry_run:
@@ -104,13 +122,20 @@ def run(
         return 0
     found = search(name, candidates, base, tell=lambda *trial: say(line(candidates, *trial)))
     MlflowMirror(config.sweep.dir, name).close()  # once: a mirror beside every single trial would disturb the next one
-    recipe = write_recipe(name, candidates, found, default, overrides)
-    result = document(name, candidates, found, len(planned.space.table), recipe)
+    won = bool(found.policy.ranking()) and not found.interrupted
+    if won:
+        write_recipe(path, name, candidates, found, asked, default, overrides)
+    result = document(name, candidates, found, len(planned.space.table), path if won else None)
     if as_json:
         print(json.dumps(result, indent=2, allow_nan=False))
     else:
         show(result)
-    return 0 if found.policy.ranking() and not found.interrupted else 1
+    return 0 if won else 1
+
+
+def alone(config: Config) -> list[str]:
+    """What the recipe of ``config`` is compared with: the cluster's backend and nothing else, as its keys depend on it."""
+    return [f"cluster={config.cluster.backend}"]
 
 
 def line(candidates: Contest, trial: Trial, record: Record, measured: Measurement) -> str:
@@ -178,47 +203,60 @@ def show(result: dict[str, Any]) -> None:
         console.print(f"{row['trial']}  {row['layout']}: {row['reason']} {row['detail']}".rstrip(), markup=False)
     share = result["gpu_hours"] / result["grid_gpu_hours"] if result["grid_gpu_hours"] else 0.0
     console.print(
-        f"{result['trials']} trials of {result['layouts']:,} layouts, {result['gpu_hours']:.3g} GPU-hours; "
+        f"{plural(result['trials'], 'trial')} of {result['layouts']:,} layouts, {result['gpu_hours']:.3g} GPU-hours; "
         f"all candidates would take about {result['grid_gpu_hours']:.3g} ({share:.1%})"
     )
     console.print(f"stopped: {result['reason']}")
     if result["recipe"]:
-        console.print(f"the winner is a recipe: trireme train recipe={Path(result['recipe']).stem}")
+        name = Path(result["recipe"]).relative_to(FOLDER).with_suffix("")
+        console.print(f"the winner is a recipe, {result['recipe']}: trireme train recipe={name}", soft_wrap=True)
 
 
-def write_recipe(name: str, candidates: Contest, found: Found, default: Config, overrides: Sequence[str]) -> Path | None:
-    """The winner under ``<sweep.dir>/recipe/``, where ``recipe=NAME`` finds it."""
+def recipe_path(name: str) -> Path:
+    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for the name of a recipe that ships, which would be found instead."""
+    from launcher.config import conf_dir
+
+    if (conf_dir() / "recipe" / f"{name}.yaml").exists():
+        raise ConfigError(f"search.recipe={name} is a recipe that ships, and stays what it is; name the winner otherwise")
+    return FOLDER / f"{name}.yaml"
+
+
+def write_recipe(
+    path: Path, name: str, candidates: Contest, found: Found, asked: Config, default: Config, overrides: Sequence[str]
+) -> None:
+    """The winner of the search ``name``: ``asked`` in the layout that was measured fastest."""
     from launcher.cli import recipes
+    from launcher.config.hardware import hardware_files
     from launcher.search.recipe import recipe
 
-    config, ranking = candidates.config, found.policy.ranking()
-    if not ranking or found.interrupted:
-        return None
-    hardware = next((o.split("=", 1)[1] for o in overrides if o.startswith("hardware=")), None)
-    layout, best = candidates.layout(ranking[0]), found.policy.seconds_of(ranking[0])
-    made = recipe(config.model, config.optimizer, config.run, layout, config.cluster, hardware, default)
-    made["expect"] = {"step_time_s": float(f"{best:.4g}"), "tolerance": 0.05, "source": f"trireme search, sweep {name}"}
-    path = Path(config.sweep.dir) / "recipe" / f"{config.search.recipe or name}.yaml"
-    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' with {found.policy.trials} trials.")
-    return path
+    winner = found.policy.ranking()[0]
+    made = recipe(dataclasses.replace(asked, layout=candidates.layout(winner)), default, hardware_files())
+    best = float(f"{found.policy.seconds_of(winner):.4g}")
+    made["expect"] = {"step_time_s": best, "tolerance": 0.05, "source": f"trireme search, sweep {name}"}
+    trials = plural(found.policy.trials, "trial")
+    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' with {trials}.")
 
 
 # ---------------------------------------------------------------------------------------------------- in a table
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Search every table of a CSV file."""
+    """Search every sweep of a CSV file. 0 when a layout was measured in one of them, else 1."""
     from launcher.config import compose
     from launcher.config.hardware import hardware_files
     from launcher.results.published import read
     from launcher.search.replay import replay as replay_table
     from launcher.search.replay import tables
 
+    if strange := [word for word in arguments.overrides if key_of(word) not in REPLAYED]:
+        raise ConfigError(
+            f"{strange[0]} changes nothing in a search of measured trials (--replay); keys that do are {listed(REPLAYED[1:])}"
+        )
     config = compose(arguments.overrides)
     found = [t for t in tables(read(arguments.replay), hardware_files()) if (arguments.only or "").lower() in t.name.lower()]
     if not found:
         raise ConfigError(
-            f"{arguments.replay} holds no table to search"
+            f"{arguments.replay} holds no sweep to search"
             + (f" whose name contains {arguments.only!r}" if arguments.only else "")
             + ": that is at least 5 measured rows of one source, model, sequence length, GPU and number of GPUs, with 3 different layouts"
         )
@@ -227,41 +265,42 @@ def replay(arguments: argparse.Namespace) -> int:
         print(json.dumps([replayed(each) for each in replays], indent=2, allow_nan=False))
     else:
         show_replays(replays)
-    return 0
+    return 0 if any(each.behind is not None for each in replays) else 1
 
 
 def replayed(each: Replay) -> dict[str, Any]:
     return {
         **{key: getattr(each, key) for key in ("name", "rows", "ran", "trials_to_best", "grid_gpu_hours", "reason")},
-        "behind_best": each.behind if each.ran else None,
+        "behind_best": each.behind,
         "gpu_hours": each.gpu_hours,
         "trials": [dataclasses.asdict(step) for step in each.steps],
     }
 
 
 def show_replays(replays: Sequence[Replay]) -> None:
-    """One line per table, and the means."""
+    """One line per sweep, and the means."""
     from rich import box
     from rich.table import Table
 
+    from launcher.results.labels import percent
+
     console = wide_console()
     made = Table(
-        "table", "rows", "ran", "to best", "trials", "behind best", "GPU-hours", "of the grid", box=box.SIMPLE_HEAD, pad_edge=False
+        "sweep", "rows", "ran", "to best", "trials", "behind best", "GPU-hours", "of the grid", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for each in replays:
         share = each.gpu_hours / each.grid_gpu_hours
         to_best = "never" if each.trials_to_best is None else str(each.trials_to_best)
-        behind = f"{each.behind:.1%}"
-        made.add_row(
-            each.name, str(each.rows), str(each.ran), to_best, str(len(each.steps)), behind, f"{each.gpu_hours:.4g}", f"{share:.1%}"
-        )
+        cells = (each.name, str(each.rows), str(each.ran), to_best, str(len(each.steps)), percent(each.behind))
+        made.add_row(*cells, f"{each.gpu_hours:.4g}", percent(share))
     console.print(made)
     reached = [each.trials_to_best for each in replays if each.trials_to_best is not None]
     spent, grid = sum(each.gpu_hours for each in replays), sum(each.grid_gpu_hours for each in replays)
-    in_mean, in_all = sum(reached) / max(len(reached), 1), sum(len(each.steps) for each in replays) / len(replays)
+    after = f", after {sum(reached) / len(reached):.1f} trials in the mean" if reached else ""
     console.print(
-        f"{len(replays)} tables; within {replays[0].tolerance:.0%} of the best in {len(reached)}, after {in_mean:.1f} trials in the mean; "
-        f"{in_all:.1f} trials until the search stops; {spent:.4g} of {grid:.4g} GPU-hours ({spent / grid:.1%})"
+        f"{plural(len(replays), 'sweep')}; within {replays[0].tolerance:.0%} of the best in {len(reached)}{after}; "
+        f"{sum(len(each.steps) for each in replays) / len(replays):.1f} trials until the search stops; "
+        f"{spent:.4g} of {grid:.4g} GPU-hours ({percent(spent / grid)})"
     )
 
 

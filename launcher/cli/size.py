@@ -5,22 +5,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
 from launcher.cli.console import wide_console
+from launcher.cli.search import FOLDER, alone, key_of
 from trainer.config import ConfigError, ModelConfig, to_dict
+from trainer.config.errors import listed
 from trainer.config.schema import RECOMPUTE
 
 if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.search.baseline import Baseline
     from launcher.search.size import Budget, Choice, Seconds
+    from trainer.config import LayoutConfig
 
-HELP = "choose a model size and its hyper-parameters from GPUs, days and tokens"
 FAMILIES = ("gpt", "llama", "bloom", "t5", "mt5")
+HONOURED = ("cluster.", "hardware.", "data.", "tracking.", "run.precision.", "search.space.")
+"""Keys that may be given. All else is what is chosen here, or nothing that a configuration keeps."""
 
 DESCRIPTION = """\
 How large a model can be trained in the given days on the given tokens, with the shape, learning rate, batch and schedule that published
@@ -31,7 +36,7 @@ achieves: executed FLOPs, recomputed ones included, so give --recompute with it 
 
 examples:
   trireme size --gpus 1024 --days 24 --tokens 300e9 hardware=a100_80
-  trireme size --gpus 64 --days 10 --compute-optimal --family llama hardware=h100 --out recipes/mine.yaml
+  trireme size --gpus 64 --days 10 --compute-optimal --family llama hardware=h100 --out runs/recipe/mine.yaml
   trireme size --gpus 1024 --days 34 --tokens 300e9 --tflops 140 --recompute full
   trireme size --parameters 20e9 --tokens 300e9
 """
@@ -39,10 +44,11 @@ examples:
 
 def main(argv: list[str]) -> int:
     """Prints tables and the configuration; 0, or 2 for wrong input."""
-    arguments = parser().parse_args(argv)
-    check(arguments)
+    arguments = parser().parse_intermixed_args(argv)
+    positive(arguments)
     if arguments.family in ("t5", "mt5"):
         return encoder_decoder(arguments)
+    check(arguments)
     from launcher.search.baseline import baseline
 
     budget, seconds, config = basis(arguments)
@@ -52,7 +58,7 @@ def main(argv: list[str]) -> int:
     if arguments.out:
         comment = f"{choice.parameters:.4g} parameters, {choice.tokens:.4g} tokens. Written by 'trireme size'."
         recipes.write(Path(arguments.out), ready, comment)
-        print(f"written: {arguments.out}", file=sys.stderr)
+        print(f"written: {arguments.out}; {how_to_use(Path(arguments.out))}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(document(choice, others, start, ready), indent=2, allow_nan=False))
     else:
@@ -70,16 +76,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest that the days allow")
     made.add_argument("--family", default="gpt", choices=FAMILIES, help="architecture (default: %(default)s)")
     made.add_argument("--vocab", type=int, help="vocabulary (default: the family's)")
-    made.add_argument("--seq", type=int, default=2048, help="sequence length (default: %(default)s)")
+    made.add_argument("--seq", type=int, help="sequence length (default: 2048)")
     made.add_argument("--tflops", type=float, help="TFLOP/s that a GPU executes, instead of the cost model's prediction")
-    made.add_argument("--recompute", default="none", choices=RECOMPUTE, help="recomputation that --tflops counts (default: %(default)s)")
+    made.add_argument("--recompute", choices=RECOMPUTE, help="recomputation that --tflops counts (default: none)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    made.add_argument("--out", metavar="FILE", help="write the configuration as a recipe")
+    made.add_argument("--out", metavar="FILE", help="write the configuration as a recipe; recipe=NAME finds runs/recipe/NAME.yaml")
     return made
 
 
+def positive(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that are no amounts."""
+    for name in ("gpus", "days", "tokens", "parameters", "vocab", "seq", "tflops"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"--{name}={value:g} must be more than 0")
+
+
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse what is missing or contradicts itself."""
+    """Refuse what is missing, contradicts itself or would not be looked at."""
     if arguments.tokens is None and not arguments.compute_optimal:
         raise ConfigError("--tokens is missing; say how many tokens there are, or --compute-optimal to choose them by the size")
     if arguments.tokens is not None and arguments.compute_optimal:
@@ -88,23 +102,31 @@ def check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--gpus and --days say how large a model may be; give both, or the size itself with --parameters")
     if arguments.parameters is not None and arguments.days is not None:
         raise ConfigError("--parameters and --days contradict each other: the size follows from the days; give one of them")
-    for name in ("gpus", "days", "tokens", "parameters", "vocab", "seq", "tflops"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{name}={value:g} must be more than 0")
+    if strange := [word for word in arguments.overrides if not f"{key_of(word)}.".startswith(HONOURED)]:
+        known = listed(key.strip(".") for key in HONOURED)
+        raise ConfigError(f"{strange[0]} is not for 'trireme size', which chooses model, hyper-parameters and layout; keys are {known}")
+    if arguments.recompute is not None and arguments.tflops is None:
+        raise ConfigError(f"--recompute={arguments.recompute} says what --tflops counts; give both, or neither for the best layout's own")
+    if arguments.gpus is None and (arguments.tflops is not None or arguments.overrides):
+        given = arguments.overrides[0] if arguments.overrides else f"--tflops={arguments.tflops:g}"
+        raise ConfigError(f"{given} says where a model trains; say with --gpus on how many")
+    if arguments.tflops is not None and arguments.overrides:
+        raise ConfigError(f"--tflops replaces the cost model, which {arguments.overrides[0]!r} is for; give one of them")
+    if nodes := [word for word in arguments.overrides if key_of(word) == "cluster.nodes"]:
+        raise ConfigError(
+            f"{nodes[0]} contradicts --gpus={arguments.gpus}, which nodes follow from; set cluster.gpus_per_node, if anything"
+        )
 
 
 def basis(arguments: argparse.Namespace) -> tuple[Budget | None, Seconds | None, Config | None]:
     """The budget, how long a model trains, and the cluster whose layouts are planned (None with --tflops or without GPUs)."""
     from launcher.search.size import Budget, seconds_at
 
-    budget = Budget(arguments.gpus, arguments.days) if arguments.gpus and arguments.days else None
-    if arguments.tflops is not None:
-        if arguments.overrides:
-            raise ConfigError(f"--tflops replaces the cost model, which {arguments.overrides[0]!r} is for; give one of them")
-        return budget, seconds_at(arguments.gpus or 1, arguments.tflops, arguments.recompute), None
     if arguments.gpus is None:
         return None, None, None
+    budget = Budget(arguments.gpus, arguments.days) if arguments.days else None
+    if arguments.tflops is not None:
+        return budget, seconds_at(arguments.gpus, arguments.tflops, arguments.recompute or "none"), None
     config = cluster_of(arguments)
     return budget, planned_seconds(config), config
 
@@ -116,7 +138,8 @@ def cluster_of(arguments: argparse.Namespace) -> Config:
     config = compose(["run.precision=bf16", *arguments.overrides])
     if not config.cluster.hardware.peak_tflops:
         raise ConfigError("which GPUs? name them with hardware=NAME (conf/hardware), or say what one achieves with --tflops")
-    per_node = min(config.cluster.gpus_per_node if any("gpus_per_node" in o for o in arguments.overrides) else 8, arguments.gpus)
+    given = {"cluster", "cluster.gpus_per_node"} & set(map(key_of, arguments.overrides))
+    per_node = min(config.cluster.gpus_per_node if given else 8, arguments.gpus)
     if arguments.gpus % per_node:
         raise ConfigError(f"--gpus={arguments.gpus} does not fill nodes of {per_node}; use a multiple, or set cluster.gpus_per_node")
     cluster = dataclasses.replace(config.cluster, nodes=arguments.gpus // per_node, gpus_per_node=per_node)
@@ -136,53 +159,67 @@ def planned_seconds(config: Config) -> Seconds:
     return seconds
 
 
-def best_layout(config: Config) -> tuple[Any, float]:
-    """The fastest layout that fits, and its step time; ``ConfigError`` when none does."""
+def best_layout(config: Config) -> tuple[LayoutConfig, float]:
+    """The fastest layout that fits, and its step time; the time is infinite when none fits."""
     from launcher.search.plan import plan
 
     planned = plan(config, dataclasses.replace(config.search.space, partial_recompute=False))
     if not len(planned.order):
-        raise ConfigError(f"no layout fits a model of this size into {config.cluster.world_size} devices; ask for fewer days or more GPUs")
+        return config.layout, math.inf
     row = int(planned.order[0])
     return planned.layout(row), float(planned.seconds[row])
 
 
 def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[Choice, list[Choice]]:
     """The model asked for, and the alternatives of the same budget."""
+    from launcher.results.labels import plural
     from launcher.search.shapes import count, shape_for
     from launcher.search.size import DAY, TOKENS_PER_PARAMETER, Choice, alternatives, largest
 
+    seq = arguments.seq or 2048
     if arguments.parameters is not None:
-        model = shape_for(arguments.family, arguments.parameters, arguments.vocab, arguments.seq)
+        model = shape_for(arguments.family, arguments.parameters, arguments.vocab, seq)
         tokens = arguments.tokens or TOKENS_PER_PARAMETER * count(model)
-        days = seconds(model, tokens) / DAY if seconds else float("nan")
+        days = seconds(model, tokens) / DAY if seconds else math.nan
+        if math.isinf(days):
+            raise ConfigError(
+                f"--parameters={arguments.parameters:g} does not fit into the memory of {plural(arguments.gpus, 'GPU')} in any layout; "
+                "give more --gpus, or fewer --parameters"
+            )
         return Choice("asked", model, tokens, days), []
     assert budget is not None and seconds is not None, "checked: GPUs and days are given"
-    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, arguments.seq)
-    if abs(choice.days / budget.days - 1) > 0.5:
-        raise ConfigError(
-            f"no {arguments.family} fills {budget.days:g} days on {budget.gpus} GPUs: the nearest has {choice.parameters:.3g} parameters "
-            f"and takes {choice.days:.3g} days; change --gpus, --days or --tokens"
-        )
+    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, seq)
     return choice, alternatives(choice, budget, seconds)
 
 
 def configuration(choice: Choice, start: Baseline, config: Config | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """What differs from the defaults, as a recipe: model, optimizer, run, and the layout and cluster where they are planned."""
+    from launcher.config import compose
+    from launcher.config.hardware import hardware_files
     from launcher.search.recipe import recipe
 
-    if config is None:
-        return recipe(start.model, start.optimizer, start.run)
-    run = dataclasses.replace(start.run, precision=config.run.precision)
-    layout, _ = best_layout(dataclasses.replace(config, model=start.model, run=run))
-    hardware = next((o.split("=", 1)[1] for o in arguments.overrides if o.startswith("hardware=")), None)
-    return recipe(start.model, start.optimizer, run, layout, config.cluster, hardware)
+    ready = dataclasses.replace(config or compose([]), model=start.model, optimizer=start.optimizer, run=start.run)
+    if config is not None:
+        ready = dataclasses.replace(ready, run=dataclasses.replace(start.run, precision=config.run.precision))
+        ready = dataclasses.replace(ready, layout=best_layout(ready)[0])
+    return recipe(ready, compose(alone(ready)), hardware_files())
+
+
+def how_to_use(path: Path) -> str:
+    """The command that trains the recipe at ``path``, or where it has to be for that."""
+    from launcher.config import conf_dir
+
+    if path.suffix == ".yaml" and path.resolve().parent in (FOLDER.resolve(), (conf_dir() / "recipe").resolve()):
+        return f"use it: trireme train recipe={path.stem}"
+    return f"as {FOLDER / path.stem}.yaml, 'trireme train recipe={path.stem}' would find it"
 
 
 def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace) -> None:
     """The tables for people, and the configuration unless it went into a file."""
     from rich import box
     from rich.table import Table
+
+    from launcher.search.size import MEMORY
 
     console = wide_console()
     made = Table("", "parameters", "tokens", "days", "loss", "layers", "hidden", "heads", "ffn", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -192,6 +229,8 @@ def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str,
         days = "-" if each.days != each.days else f"{each.days:.1f}"
         made.add_row(each.name, f"{each.parameters / 1e9:.4g} B", f"{each.tokens / 1e9:.4g} B", days, f"{each.loss:.3f}", *shape)
     console.print(made)
+    if choice.limit == MEMORY:
+        console.print(f"memory, not days, limits the size: a larger {choice.model.family} fits in no layout; more --gpus would hold it")
     console.print("loss by Chinchilla's fit, good for comparing rows only; compute-optimal: 20 tokens per parameter", style="dim")
     if not arguments.out:
         print(recipes.as_yaml(ready))
@@ -202,7 +241,8 @@ def document(choice: Choice, others: list[Choice], start: Baseline, ready: dict[
 
     def entry(c: Choice) -> dict[str, Any]:
         days = None if c.days != c.days else c.days
-        return {"name": c.name, "parameters": c.parameters, "tokens": c.tokens, "days": days, "loss": c.loss, "model": to_dict(c.model)}
+        known = {"name": c.name, "parameters": c.parameters, "tokens": c.tokens, "days": days, "limit": c.limit, "loss": c.loss}
+        return {**known, "model": to_dict(c.model)}
 
     return {
         "choice": entry(choice),
@@ -217,14 +257,23 @@ def encoder_decoder(arguments: argparse.Namespace) -> int:
     """T5 and mT5: the tool's tables; there is no trainer for them here, so no configuration either."""
     from launcher.search.encoder_decoder import shape_for, size_for
 
+    family, parameters = arguments.family, arguments.parameters
     if arguments.out or arguments.overrides:
-        raise ConfigError(f"{arguments.family} is sized here but not trained: no configuration is written; leave out --out and KEY=VALUE")
-    parameters = arguments.parameters
+        raise ConfigError(f"{family} is sized here but not trained: no configuration is written; leave out --out and KEY=VALUE")
+    budget = ("gpus", "days", "tokens", "tflops")
+    needed = budget if parameters is None else ("parameters",)
+    if missing := [name for name in needed if getattr(arguments, name) is None]:
+        wanted = listed("--" + name for name in budget).replace(" or ", " and ")
+        raise ConfigError(f"--{missing[0]} is missing; --family {family} needs {wanted} (the cost model does not know it), or --parameters")
+    for name in (*budget, "vocab", "seq", "recompute", "compute_optimal"):
+        if name not in needed and getattr(arguments, name) not in (None, False):
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{option} changes nothing in the table of {family}, read by {', '.join('--' + n for n in needed)}; leave it out"
+            )
     if parameters is None:
-        if arguments.tflops is None or arguments.tokens is None:
-            raise ConfigError(f"--family {arguments.family} needs --tokens and --tflops (the cost model does not know encoder-decoders)")
-        parameters = size_for(arguments.family, arguments.gpus, arguments.days, arguments.tokens, arguments.tflops)
-    model = shape_for(arguments.family, parameters)
+        parameters = size_for(family, arguments.gpus, arguments.days, arguments.tokens, arguments.tflops)
+    model = shape_for(family, parameters)
     found = dataclasses.asdict(model) | {"parameters": model.parameters}
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
     return 0

@@ -47,6 +47,7 @@ class Measurement:
     peak_bytes: float = 0.0  # 0: not known
     gpu_hours: float = 0.0
     hours: float = 0.0
+    start_s: float = math.nan  # seconds that it took besides its steps; nan: not known
 
     @property
     def ran(self) -> bool:
@@ -99,6 +100,7 @@ class Policy:
         self.verified: dict[int, float] = {}
         self.noise: dict[int, float] = {}  # relative standard error of what was measured last
         self.repeated: set[int] = set()
+        self.starts: list[float] = []  # measured seconds of trials besides their steps
         self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
 
     def next(self, count: int = 1) -> list[Trial] | Stop:
@@ -131,6 +133,8 @@ class Policy:
         index = trial.index
         parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
         self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
+        if math.isfinite(measured.start_s):
+            self.starts.append(measured.start_s)
         if measured.ran:
             self.time.observe(parts[index], self.candidates.features[index], measured.seconds, measured.noise, self._is_full(trial))
         if measured.ran or measured.reason is Reason.OUT_OF_MEMORY:
@@ -167,8 +171,9 @@ class Policy:
         return float(np.exp(self.time.posterior()[0][index]))
 
     def grid_gpu_hours(self, steps: int, world_size: int) -> float:
-        """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model."""
-        seconds = np.exp(self.time.posterior()[0]) * self.memory.fits() * steps + self.settings.start_s
+        """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model and the starts measured."""
+        start = median(self.starts) if self.starts else self.settings.start_s
+        seconds = np.exp(self.time.posterior()[0]) * self.memory.fits() * steps + start
         return float(seconds.sum() * world_size / 3600)
 
     def _is_full(self, trial: Trial) -> bool:

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from launcher.config.schema import ClusterConfig, Config
-from trainer.config import LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, resolve_model, to_dict
+from launcher.config.schema import Config, HardwareConfig
+from trainer.config import ModelConfig, resolve_model, to_dict
+
+SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "cluster")
+"""What a trial is; all else says how it is looked for."""
 
 
-def recipe(
-    model: ModelConfig,
-    optimizer: OptimizerConfig,
-    run: RunConfig,
-    layout: LayoutConfig | None = None,
-    cluster: ClusterConfig | None = None,
-    hardware: str | None = None,
-    default: Config | None = None,
-) -> dict[str, Any]:
-    """The recipe as nested data: what differs from ``default``, the composed configuration without any override.
+def recipe(config: Config, default: Config, hardware: Mapping[str, HardwareConfig]) -> dict[str, Any]:
+    """``config`` as nested data: the cluster and the device that it chooses, and the keys in which it differs from these.
 
-    ``hardware`` is the name of a file of conf/hardware; without one only the cluster's size is kept.
+    ``default`` is the configuration composed with its cluster's backend and nothing else. ``hardware`` are the devices that have a name;
+    another one is written out. The layout's data degree is left to follow from the cluster.
     """
-    default = default or Config()
-    made: dict[str, Any] = {}
-    if hardware:
-        made["defaults"] = [{"override /hardware": hardware}]
-    made["model"] = changes(underived(model), default.model)
-    if layout is not None:
-        made["layout"] = changes(layout, default.layout, drop=("data",))
-    made["optimizer"] = changes(optimizer, default.optimizer)
-    made["run"] = changes(run, default.run)
-    if cluster is not None:
-        made["cluster"] = {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
-    return made
+    place = config.cluster
+    device = next((name for name, known in hardware.items() if known == place.hardware), None)
+    if device:
+        default = dataclasses.replace(default, cluster=dataclasses.replace(default.cluster, hardware=place.hardware))
+    layout = dataclasses.replace(config.layout, data=None)
+    config = dataclasses.replace(config, model=underived(config.model), layout=layout)
+    choices = {"cluster": place.backend if place.backend != Config().cluster.backend else None, "hardware": device}
+    made: dict[str, Any] = {"defaults": [{f"override /{group}": name} for group, name in choices.items() if name]}
+    made |= {section: changes(getattr(config, section), getattr(default, section)) for section in SECTIONS}
+    return {name: part for name, part in made.items() if part}
 
 
 def underived(model: ModelConfig) -> ModelConfig:
@@ -46,17 +41,17 @@ def underived(model: ModelConfig) -> ModelConfig:
     return model
 
 
-def changes(config: Any, default: Any, drop: tuple[str, ...] = ()) -> dict[str, Any]:
+def changes(config: Any, default: Any) -> dict[str, Any]:
     """The keys of ``config`` whose value is not the default's."""
-    return _changes(to_dict(config), to_dict(default), drop)
+    return _changes(to_dict(config), to_dict(default))
 
 
-def _changes(values: dict[str, Any], defaults: dict[str, Any], drop: tuple[str, ...]) -> dict[str, Any]:
+def _changes(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            if inner := _changes(value, defaults[key], ()):
+            if inner := _changes(value, defaults.get(key) or {}):
                 found[key] = inner
-        elif key not in drop and value != defaults[key]:
+        elif key not in defaults or value != defaults[key]:
             found[key] = value
     return found

@@ -80,9 +80,9 @@ class Replay:
         return next(within, None)
 
     @property
-    def behind(self) -> float:
-        """How far the layout that the search chose is behind the table's best."""
-        return min((s.behind_best for s in self.steps if s.behind_best is not None), default=float("inf"))
+    def behind(self) -> float | None:
+        """How far the layout that the search chose is behind the table's best; None: no trial ran."""
+        return min((s.behind_best for s in self.steps if s.behind_best is not None), default=None)
 
     @property
     def gpu_hours(self) -> float:

@@ -7,11 +7,13 @@ with recomputation (SC21's 140 per A100) is used with the recomputation that it 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.cost.shape import Shape
+from launcher.results.labels import plural
 from launcher.search.shapes import LARGEST, SMALLEST, count, shape_for
 from trainer.config import ConfigError, ModelConfig
 from trainer.config.errors import listed
@@ -21,7 +23,8 @@ DAY = 86400.0
 TOKENS_PER_PARAMETER = 20.0
 """Compute-optimal training (Hoffmann et al. 2022, "Chinchilla", table 3)."""
 
-OPTIMAL = "compute-optimal"
+LARGEST_OF_BUDGET, OPTIMAL = "largest", "compute-optimal"
+DAYS, MEMORY = "days", "memory"
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,6 @@ class Budget:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be more than 0")
 
-    @property
-    def gpu_seconds(self) -> float:
-        return self.gpus * self.days * DAY
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -49,6 +48,7 @@ class Choice:
     model: ModelConfig
     tokens: float
     days: float
+    limit: str = DAYS  # what a larger model would exceed
 
     @property
     def parameters(self) -> float:
@@ -60,7 +60,11 @@ class Choice:
 
 
 Seconds = Callable[[ModelConfig, float], float]
-"""Wall-clock seconds to train a model on so many tokens."""
+"""Wall-clock seconds to train a model on so many tokens; infinite where it does not fit into memory."""
+PRECISION = 1.005
+"""The ratio of two sizes between which no other one is looked for: shapes are further apart."""
+BEYOND = (1.02, 1.04, 1.06, 1.08, 1.1)
+"""Sizes tried beyond the first that exceeds the budget."""
 
 
 def executed_flops(model: ModelConfig, recompute: str = "none") -> float:
@@ -83,28 +87,55 @@ def seconds_at(gpus: int, tflops: float, recompute: str) -> Seconds:
 def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds, vocab: int | None = None, seq: int = 2048) -> Choice:
     """The largest model that is trained on ``tokens`` within the budget; ``tokens=None``: on 20 tokens per parameter.
 
-    Time grows smoothly with size, so that a few steps of the secant method over logarithms find it; shapes are discrete, which
-    leaves an error of up to their spacing (a few per cent).
+    Found by bisection, as time and memory grow with size; and as some shapes divide the GPUs better than others, a few sizes beyond are
+    tried too. Shapes are discrete, so that up to their spacing (a few per cent) of the budget is left. ``ConfigError`` when no model is
+    small enough, or when even the largest one that is known is not large enough.
     """
     if tokens is not None and tokens <= 0:
         raise ConfigError(f"tokens={tokens:g} must be more than 0")
+    name = OPTIMAL if tokens is None else LARGEST_OF_BUDGET
+    impossible: list[ConfigError] = []
 
-    def choice(parameters: float) -> Choice:
-        model = shape_for(family, parameters, vocab, seq)
-        planned = count(model) * TOKENS_PER_PARAMETER if tokens is None else tokens
-        name = OPTIMAL if tokens is None else "asked"
-        return Choice(name, model, planned, seconds(model, planned) / DAY)
+    def attempt(parameters: float) -> Choice | None:
+        """A model of about that size; None where it would be smaller than its embeddings, or than so many GPUs can share."""
+        try:
+            model = shape_for(family, parameters, vocab, seq)
+            planned = count(model) * TOKENS_PER_PARAMETER if tokens is None else tokens
+            return Choice(name, model, planned, seconds(model, planned) / DAY)
+        except ConfigError as error:
+            impossible.append(error)
+            return None
 
-    guess = 1e9
-    slope = 2.0 if tokens is None else 1.0
-    tried: list[Choice] = []
-    for _ in range(8):
-        tried.append(choice(guess))
-        misses = math.log(budget.days / tried[-1].days)
-        if abs(misses) < 0.01:
-            break
-        guess = min(max(count(tried[-1].model) * math.exp(misses / slope), SMALLEST), LARGEST)
-    return min(tried, key=lambda c: abs(math.log(c.days / budget.days)))
+    found: Choice | None = None
+    beyond: Choice | None = None
+    low, high = SMALLEST, LARGEST
+    while high / low > PRECISION:
+        size = math.sqrt(low * high)
+        tried = attempt(size)
+        if tried is None or tried.days <= budget.days:
+            low, found = size, tried or found
+        else:
+            high, beyond = size, tried
+    if found is None and beyond is None:
+        raise impossible[-1]
+    if found is not None and beyond is not None:
+        within = [odd for factor in BEYOND if (odd := attempt(low * factor)) and odd.days <= budget.days]
+        found = max((found, *within), key=lambda choice: choice.parameters)
+    return _answer(family, budget, found, beyond)
+
+
+def _answer(family: str, budget: Budget, found: Choice | None, beyond: Choice | None) -> Choice:
+    """``found``, with what kept it from being as large as ``beyond``."""
+    spent = f"{budget.days:g} days on {plural(budget.gpus, 'GPU')}"
+    if beyond is None:
+        raise ConfigError(f"no {family} that is known fills {spent}; give more --tokens, fewer --days or fewer --gpus")
+    if found is not None:
+        return dataclasses.replace(found, limit=DAYS if math.isfinite(beyond.days) else MEMORY)
+    takes = f"takes {beyond.days:.3g} days" if math.isfinite(beyond.days) else "does not fit into their memory"
+    raise ConfigError(
+        f"no {family} is small enough for {spent}: one of {beyond.parameters:.3g} parameters {takes}; "
+        "give more --gpus, more --days or fewer --tokens"
+    )
 
 
 def chinchilla_loss(parameters: float, tokens: float) -> float:
@@ -117,9 +148,10 @@ def alternatives(choice: Choice, budget: Budget, seconds: Seconds) -> list[Choic
     family, vocab, seq = choice.model.family, choice.model.vocab, choice.model.seq
     choices = [] if choice.name == OPTIMAL else [largest(family, budget, None, seconds, vocab, seq)]
     for part, name in ((2, "half the size"), (4, "a quarter of the size")):
-        if choice.parameters / part < SMALLEST:
+        try:
+            model = shape_for(family, choice.parameters / part, vocab, seq)
+        except ConfigError:  # smaller than its embeddings
             continue
-        model = shape_for(family, choice.parameters / part, vocab, seq)
         billion = seconds(model, 1e9) / DAY
         choices.append(Choice(name, model, budget.days / billion * 1e9, budget.days))
     return choices

@@ -114,13 +114,14 @@ def _point(contest: Contest, trial: Trial, overrides: Sequence[str]) -> Point:
 def measurement(record: Record, hours: float) -> Measurement:
     """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran."""
     result = record.result() or {}
-    gpu_hours = record.world_size * max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0) / 3600
+    elapsed = max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0)
     done = record.status is Status.DONE
     given_up = record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN
     steps = measured_steps(record) if done or given_up else []
-    seconds = result.get("step_time_s") if done else median(steps) if steps else None
-    peak = result.get("peak_memory_bytes") if done else None
-    return Measurement(float(seconds or math.inf), record.reason or Reason.ERROR, noise_of(steps), float(peak or 0), gpu_hours, hours)
+    seconds = float((result.get("step_time_s") if done else median(steps) if steps else None) or math.inf)
+    peak = float(result.get("peak_memory_bytes") or 0) if done else 0.0
+    start = max(elapsed - record.config["run"]["steps"] * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
+    return Measurement(seconds, record.reason or Reason.ERROR, noise_of(steps), peak, record.world_size * elapsed / 3600, hours, start)
 
 
 def noise_of(steps: Sequence[float]) -> float:

@@ -292,3 +292,13 @@ class TestNoisyMeasurements:
         known = policy.seconds_of(fastest)
         policy.observe(Trial(fastest, True, None, 1), Measurement(reason=Reason.ERROR))
         assert policy.seconds_of(fastest) == known
+
+
+def test_the_grid_starts_as_its_measured_trials_did() -> None:
+    """What was spent is measured, so what it is compared with is no assumption either."""
+    planted = Planted(0)
+    policy = Policy(planted.candidates, dataclasses.replace(SETTINGS, start_s=60.0))
+    assert policy.grid_gpu_hours(0, 2) == pytest.approx(200 * 60 * 2 / 3600)
+    for start, index in ((1.0, 0), (math.nan, 1), (3.0, 2), (2.0, 3)):
+        policy.observe(Trial(index, True, None), Measurement(1.0, start_s=start))
+    assert policy.grid_gpu_hours(0, 2) == pytest.approx(200 * 2 * 2 / 3600)

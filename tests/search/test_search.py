@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-import yaml
 from planted import PlantedBackend
 
 from launcher.cli import search as command
-from launcher.config import Config, compose, resolve
+from launcher.config import Config, compose, resolve, rules
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import LocalCluster, SweepConfig
 from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.cost import predict
+from launcher.results import tracking
 from launcher.search.contest import Contest, contest, ladder
 from launcher.search.plan import plan
 from launcher.search.policy import Trial
 from launcher.search.wanted import columns_wanted
 from launcher.sweep import loop
-from launcher.sweep.search import Found, measured_steps, noise_of, search
+from launcher.sweep import search as sweep_search
+from launcher.sweep.identity import trial_id
+from launcher.sweep.search import Found, measured_steps, measurement, noise_of, search
 from launcher.sweep.store import Store
 from trainer.config import (
     ConfigError,
@@ -125,18 +132,44 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_runs_none_twice(tmp_pa
     assert len(set(first.submitted + second.submitted)) == len(first.submitted + second.submitted)
 
 
-def test_the_winner_becomes_a_recipe_that_composes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def planted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Runs ``trireme search`` in an empty folder over a planted place; the document that it prints."""
     monkeypatch.chdir(tmp_path)
-    candidates = prepared(tmp_path, sweep=SweepConfig(dir="runs"))
-    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
-    path = command.write_recipe("demo", candidates, found, compose([]), ["hardware=a100_80"])
-    assert path == Path("runs/recipe/demo.yaml")
-    again = compose(["recipe=demo", "data=synthetic"])
-    winner = candidates.layout(found.policy.ranking()[0])
-    assert resolve(again).layout == winner and again.model == BASE.model and again.run == BASE.run
-    assert again.cluster.hardware == BASE.cluster.hardware and again.cluster.world_size == 8
-    assert again.expect.step_time_s == pytest.approx(found.policy.best_seconds(), rel=1e-3)
-    assert yaml.safe_load(path.read_text())["expect"]["source"] == "trireme search, sweep demo"
+    planted = PlantedBackend(tmp_path / "place", lambda config: 1.0 + config.layout.micro_batch)
+    monkeypatch.setattr(sweep_search, "search", partial(search, backends=planted))
+    monkeypatch.setattr(tracking, "MlflowMirror", MagicMock())  # a database takes seconds to begin
+
+    def run(*words: str) -> dict[str, Any]:
+        assert command.main(["--json", "hardware=a100_80", "search.space.max_micro_batch=2", *words]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    return run
+
+
+def test_the_command_that_is_printed_runs_what_was_measured(
+    tmp_path: Path, planted_command: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever the trials lie, and however the place and the data were chosen."""
+    words = ["cluster=slurm", "cluster.partition=big", "cluster.gpus_per_node=2", "data=synthetic", "run.seed=5", "sweep.dir=elsewhere"]
+    result = planted_command(*words, "search.max_trials=3")
+    command.show(result)
+    name = capsys.readouterr().out.split("trireme train recipe=")[1].split()[0]
+    again, best = compose([f"recipe={name}"]), result["ranking"][0]
+    assert trial_id(resolve(again)) == best["trial"]
+    assert best["trial"] in {record.id for record in Store("elsewhere").sweep(result["search"]).records}
+    assert again.cluster.backend == "slurm" and again.expect.step_time_s == pytest.approx(best["step_time_s"], rel=1e-3)
+    assert again.expect.source == f"trireme search, sweep {result['search']}"
+
+
+def test_a_corpus_is_found_from_the_recipe_as_it_was_from_the_search(
+    tmp_path: Path, planted_command: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial's configuration holds an absolute path, which would be another machine's."""
+    monkeypatch.setattr(rules, "check_corpus", lambda *_: None)
+    result = planted_command("data.path=corpus", "cluster.gpus_per_node=1", "search.max_trials=1", "search.recipe=mine")
+    assert result["recipe"] == "runs/recipe/mine.yaml" and str(tmp_path) not in Path(result["recipe"]).read_text()
+    assert compose(["recipe=mine"]).data.path == "corpus"
 
 
 class TestOnFewerNodes:
@@ -236,6 +269,17 @@ def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Pat
     assert [row["step_time_s"] for row in report["ranking"]] == sorted(row["step_time_s"] for row in report["ranking"])
     grid = sum(truth(resolve(candidates.trial_config(Trial(i, True, None))).train_config()) for i in range(len(candidates.candidates)))
     assert report["grid_gpu_hours"] == pytest.approx(grid * BASE.run.steps * 8 / 3600, rel=0.3)
+
+
+def test_the_start_of_a_trial_is_what_it_took_besides_its_steps(tmp_path: Path) -> None:
+    once = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=1))
+    found = search("demo", once, backends=PlantedBackend(tmp_path / "place", lambda _: 2.0))
+    record = next(record for _, record, measured in found.trials if record.status is Status.DONE)
+    record.started, record.ended = 100.0, 100.0 + BASE.run.steps * 2.0 + 7.0
+    measured = measurement(record, 0.0)
+    assert measured.start_s == pytest.approx(7.0) and measured.gpu_hours == pytest.approx(8 * 23.0 / 3600)
+    record.status, record.reason = Status.FAILED, Reason.OUT_OF_MEMORY
+    assert math.isnan(measurement(record, 0.0).start_s)
 
 
 def test_noise_is_the_standard_error_of_the_median() -> None:

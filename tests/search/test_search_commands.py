@@ -21,6 +21,9 @@ CSV = str(Path(__file__).parent / "layouts_13b.csv")
 SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
          "model.seq=1024", "run.global_batch=64", "run.precision=bf16"]  # fmt: skip
 
+BUDGET = ["--gpus", "8", "--days", "1", "--tokens", "1e9"]
+UNSIZED = ["model.layers=5", "model=gpt_mini", "run.global_batch=7", "layout.tensor=1", "optimizer.lr=1", "recipe=gpt3_20b", "sweep.dir=x"]
+
 
 @pytest.fixture
 def trireme(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -111,13 +114,51 @@ def test_size_prints_the_configuration_that_it_would_write(trireme: Any) -> None
 def test_size_of_t5(trireme: Any) -> None:
     code, out, _ = trireme("size", "--family", "t5", "--gpus", "128", "--days", "30", "--tokens", "1e12", "--tflops", "100", "--json")
     assert code == 0 and json.loads(out)["parameters"] == pytest.approx(128 * 30 * 86400 * 100e12 / 8e12, rel=0.1)
+    code, out, _ = trireme("size", "--family", "t5", "--parameters", "1e9", "--json")
+    assert code == 0 and json.loads(out)["parameters"] == pytest.approx(1e9, rel=0.1)
 
 
-def test_replay_reports_every_table(trireme: Any) -> None:
+def test_size_keeps_the_place_and_the_data_that_it_was_given(trireme: Any) -> None:
+    words = ["cluster=slurm", "cluster.partition=big", "data=synthetic", "hardware=h100", "run.precision=fp16"]
+    code, _, err = trireme("size", "--gpus", "16", "--days", "1", *words, "--tokens", "10e9", "--out", "runs/recipe/mine.yaml")
+    assert code == 0 and err == "written: runs/recipe/mine.yaml; use it: trireme train recipe=mine\n"
+    config = resolve(compose(["recipe=mine"]))
+    assert (config.cluster.backend, config.cluster.partition, config.cluster.world_size) == ("slurm", "big", 16)  # type: ignore[attr-defined]
+    assert config.data.kind == "synthetic" and config.run.precision == "fp16" and config.cluster.hardware.name.startswith("H100")
+
+
+def test_size_says_where_a_recipe_has_to_be(trireme: Any) -> None:
+    code, _, err = trireme("size", "--parameters", "1e9", "--tokens", "1e9", "--out", "mine.yaml")
+    assert code == 0 and err == "written: mine.yaml; as runs/recipe/mine.yaml, 'trireme train recipe=mine' would find it\n"
+
+
+def test_size_answers_with_the_largest_that_fits_where_memory_binds(trireme: Any) -> None:
+    code, out, _ = trireme("size", "--gpus", "8", "--days", "10", "--tokens", "1e9", "hardware=h100", "--json")
+    choice = json.loads(out)["choice"]
+    assert code == 0 and choice["limit"] == "memory" and choice["days"] < 9 and choice["parameters"] > 20e9
+    code, out, _ = trireme("size", "--gpus", "8", "--days", "10", "--tokens", "1e9", "hardware=h100")
+    assert code == 0 and "memory, not days, limits the size" in out
+
+
+def test_replay_reports_every_sweep(trireme: Any) -> None:
     code, out, _ = trireme("search", "--replay", CSV, "--json")
     assert code == 0 and len(json.loads(out)) == 4
     code, out, _ = trireme("search", "--replay", CSV, "--only", "seq 8192")
-    assert code == 0 and "2 tables" in out
+    assert code == 0 and "2 sweeps" in out
+
+
+def test_a_replay_without_trials_says_nothing_of_the_best(trireme: Any) -> None:
+    code, out, _ = trireme("search", "--replay", CSV, "search.max_gpu_hours=0")
+    assert code == 1 and "inf" not in out and "nan" not in out
+    code, out, _ = trireme("search", "--replay", CSV, "search.max_gpu_hours=0", "--json")
+    assert code == 1 and {each["behind_best"] for each in json.loads(out)} == {None}
+
+
+def test_options_and_overrides_come_in_any_order(trireme: Any) -> None:
+    one = trireme("search", "search.max_trials=1", "--replay", CSV, "run.steps=6", "--json", "search.tolerance=0.05")
+    assert one == trireme("search", "--replay", CSV, "--json", "search.max_trials=1", "run.steps=6", "search.tolerance=0.05")
+    one = trireme("size", "hardware=h100", "--gpus", "8", "data=synthetic", "--parameters", "1e9", "--tokens", "1e9", "cluster.env.A=1")
+    assert one[0] == 0 and "A: '1'" in one[1]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +184,22 @@ def test_replay_reports_every_table(trireme: Any) -> None:
         (["size", "--gpus", "12", "--days", "1", "--tokens", "1e9", "hardware=h100"], "does not fill nodes"),
         (["size", "--gpus", "8", "--days", "1", "--tokens", "1e9", "--tflops", "100", "hardware=h100"], "--tflops replaces"),
         (["size", "--family", "t5", "--parameters", "1e9", "--tokens", "1e9", "--out", "x.yaml"], "not trained"),
+        (["size", "--family", "t5", "--parameters", "1e9", "--vocab", "5"], "--vocab changes nothing"),
+        (["size", "--family", "t5", "--parameters", "1e9", "--compute-optimal"], "--compute-optimal changes nothing"),
+        (["size", "--family", "mt5", "--gpus", "8", "--days", "1", "--tokens", "1e9"], "--tflops is missing"),
+        *((["size", *BUDGET, "hardware=h100", word], f"{word} is not for 'trireme size'") for word in UNSIZED),
+        (["size", *BUDGET, "hardware=h100", "cluster.nodes=3"], "cluster.nodes=3 contradicts --gpus=8"),
+        (["size", *BUDGET, "hardware=h100", "--recompute", "full"], "--recompute=full says what --tflops counts"),
+        (["size", "--parameters", "1e9", "--tokens", "1e9", "hardware=h100"], "--gpus"),
+        (["size", "--parameters", "1e9", "--tokens", "1e9", "--tflops", "100"], "--gpus"),
+        (["size", "--parameters", "175e9", "--tokens", "1e9", "--gpus", "1", "hardware=h100"], "--parameters=1.75e+11 does not fit"),
         (["search", "--replay", "missing.csv"], "cannot read"),
-        (["search", "--replay", CSV, "--only", "banana"], "no table"),
+        (["search", "--replay", CSV, "--only", "banana"], "no sweep"),
+        (["search", "--replay", CSV, "layout.tensor=2,4"], "layout.tensor=2,4 changes nothing"),
+        (["search", "--replay", CSV, "hardware=h100"], "hardware=h100 changes nothing"),
+        (["search", "--replay", CSV, "search.space.max_tensor=2"], "search.space.max_tensor=2 changes nothing"),
+        (["search", *SMALL, "--only", "13B"], "--replay"),
+        (["search", *SMALL, "data=synthetic", "search.recipe=gpt3_20b"], "search.recipe=gpt3_20b is a recipe that ships"),
         (["search", *SMALL, "search.tolerance=-1"], "search.tolerance"),
     ],
 )

@@ -10,17 +10,19 @@ from launcher.search import encoder_decoder
 from launcher.search.anchors import HABITS
 from launcher.search.baseline import baseline, round_batch
 from launcher.search.shapes import build, count, log_interpolate, shape_for
-from launcher.search.size import Budget, alternatives, executed_flops, largest, seconds_at
-from trainer.config import ConfigError, resolve_model
+from launcher.search.size import DAY, Budget, alternatives, executed_flops, largest, seconds_at
+from trainer.config import ConfigError, ModelConfig, resolve_model
 
 SIZES = (5e8, 1e9, 2e9, 4e9, 8e9, 1.5e10, 2.5e10, 6e10, 1e11, 2.4e11, 4e11, 7e11, 1.5e12)
 
 
 def test_sc21_trains_175b_on_1024_gpus_in_34_days() -> None:
     """Narayanan et al. 2021 (arXiv 2104.04473), section 5: 300 B tokens, 140 TFLOP/s per GPU, full recomputation, 34 days."""
-    choice = largest("gpt", Budget(1024, 34), 300e9, seconds_at(1024, 140, "full"))
-    assert (choice.model.layers, choice.model.hidden) == (96, 12288)
-    assert choice.days == pytest.approx(34, rel=0.05)
+    seconds = seconds_at(1024, 140, "full")
+    model = shape_for("gpt", 175e9)
+    assert (model.layers, model.hidden) == (96, 12288)
+    assert seconds(model, 300e9) / DAY == pytest.approx(34, rel=0.05)
+    assert largest("gpt", Budget(1024, 36), 300e9, seconds).model == model
 
 
 @pytest.mark.parametrize("recompute, factor", [("none", 6), ("full", 8)])
@@ -47,11 +49,67 @@ def test_more_of_anything_buys_a_larger_model() -> None:
     assert size(tokens=600e9) < 0.6 * base and size(recompute="full") < base
 
 
-def test_the_size_fills_the_days() -> None:
-    for days in (1, 3, 10, 30, 100):
+def test_the_size_fills_the_days_and_never_exceeds_them() -> None:
+    for days in (1, 3, 10, 24, 30, 34, 100):
         for family in HABITS:
-            choice = largest(family, Budget(256, days), 300e9, seconds_at(256, 150, "none"))
-            assert choice.days == pytest.approx(days, rel=0.08)
+            budget, seconds = Budget(256, days), seconds_at(256, 150, "none")
+            choice = largest(family, budget, 300e9, seconds)
+            assert 0.92 * days < choice.days <= days and choice.limit == "days" and choice.name == "largest"
+            assert all(other.days <= days for other in alternatives(choice, budget, seconds))
+
+
+def test_where_time_does_not_grow_steadily_the_largest_within_the_days_is_found() -> None:
+    """Depths that 4 divides are a tenth faster, as where they divide the stages: the larger of two neighbours may be the faster."""
+    steady = seconds_at(1024, 140, "none")
+
+    def seconds(model: ModelConfig, tokens: float) -> float:
+        return steady(model, tokens) * (1.1 if model.layers % 4 else 1.0)
+
+    choice = largest("gpt", Budget(1024, 24), 300e9, seconds)
+    near = [shape_for("gpt", choice.parameters * factor) for factor in (1.02, 1.04, 1.06, 1.08)]
+    assert choice.days <= 24
+    assert all(seconds(model, 300e9) > 24 * DAY for model in near if count(model) > choice.parameters)
+
+
+def test_memory_limits_the_size_where_the_days_do_not() -> None:
+    def seconds(model: ModelConfig, tokens: float) -> float:
+        return DAY if count(model) < 30e9 else math.inf
+
+    budget = Budget(8, 10)
+    choice = largest("gpt", budget, 1e9, seconds)
+    assert 0.9 * 30e9 < choice.parameters < 30e9 and choice.limit == "memory" and choice.days == 1
+    assert all(other.parameters < 30e9 for other in alternatives(choice, budget, seconds))
+
+
+def test_a_budget_for_no_known_size_is_a_plain_error() -> None:
+    steady = seconds_at(8, 100, "none")
+    for days, tokens, seconds, words in (
+        (1e-4, 1e9, steady, "no gpt is small enough for 0.0001 days on 8 GPUs"),
+        (1.0, 1e9, lambda *_: math.inf, "does not fit"),
+        (1e9, 1e9, steady, "fills 1e[+]09 days"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            largest("gpt", Budget(8, days), tokens, seconds)
+
+
+def test_a_size_that_the_gpus_cannot_share_is_too_small_and_no_error() -> None:
+    def seconds(model: ModelConfig, tokens: float) -> float:
+        if count(model) < 5e9:
+            raise ConfigError("no layout fits so many ranks")
+        return steady(model, tokens)
+
+    steady = seconds_at(1024, 100, "none")
+    assert largest("gpt", Budget(1024, 5), 300e9, seconds) == largest("gpt", Budget(1024, 5), 300e9, steady)
+    with pytest.raises(ConfigError, match="no gpt is small enough"):
+        largest("gpt", Budget(1024, 0.5), 300e9, seconds)
+    with pytest.raises(ConfigError, match="no layout fits so many ranks"):
+        largest("gpt", Budget(1024, 5), 300e9, lambda *_: seconds(shape_for("gpt", 1e9), 1e9))
+
+
+def test_the_smallest_models_have_no_alternatives_that_are_smaller_still() -> None:
+    budget, seconds = Budget(1, 0.02), seconds_at(1, 100, "none")
+    choice = largest("gpt", budget, 1e9, seconds)
+    assert [other.name for other in alternatives(choice, budget, seconds)] == ["compute-optimal"]
 
 
 def test_compute_optimal_is_twenty_tokens_per_parameter_and_no_alternative_predicts_a_lower_loss_by_much() -> None:
@@ -164,6 +222,7 @@ def test_impossible_sizes_are_plain_errors() -> None:
         lambda: shape_for("gpt", 1e3),
         lambda: shape_for("bloom", 2e6),
         lambda: shape_for("gptt", 1e9),
+        lambda: largest("gptt", Budget(8, 1), 1e9, seconds_at(8, 100, "none")),
         lambda: largest("gpt", Budget(8, 1), 0, seconds_at(8, 100, "none")),
         lambda: seconds_at(8, 0, "none"),
         lambda: executed_flops(shape_for("gpt", 1e9), "some"),
