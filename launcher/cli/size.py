@@ -209,9 +209,10 @@ def how_to_use(path: Path) -> str:
     """The command that trains the recipe at ``path``, or where it has to be for that."""
     from launcher.config import conf_dir
 
-    if path.suffix == ".yaml" and path.resolve().parent in (FOLDER.resolve(), (conf_dir() / "recipe").resolve()):
+    places = (folder / f"{path.stem}.yaml" for folder in (conf_dir() / "recipe", FOLDER))
+    if path.resolve() == next((place.resolve() for place in places if place.is_file()), None):
         return f"use it: trireme train recipe={path.stem}"
-    return f"as {FOLDER / path.stem}.yaml, 'trireme train recipe={path.stem}' would find it"
+    return f"'trireme train recipe=NAME' would find it as {FOLDER}/NAME.yaml, with a NAME that no recipe has that ships"
 
 
 def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace) -> None:

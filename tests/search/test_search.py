@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from planted import PlantedBackend
 
 from launcher.cli import search as command
+from launcher.cli import train
 from launcher.config import Config, compose, resolve, rules
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import LocalCluster, SweepConfig
@@ -160,6 +162,16 @@ def test_the_command_that_is_printed_runs_what_was_measured(
     assert best["trial"] in {record.id for record in Store("elsewhere").sweep(result["search"]).records}
     assert again.cluster.backend == "slurm" and again.expect.step_time_s == pytest.approx(best["step_time_s"], rel=1e-3)
     assert again.expect.source == f"trireme search, sweep {result['search']}"
+
+
+def test_hydras_sweeper_writes_what_it_measured_too(
+    planted_command: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])  # the verb replaces it
+    words = ["cluster=slurm", "cluster.partition=big", "cluster.gpus_per_node=2", "data=synthetic", "hardware=a100_80"]
+    assert train.main(["-m", "hydra/sweeper=trireme", *words, "layout.tensor=1,2", "sweep.name=swept"]) == 0
+    assert "trireme train recipe=swept" in capsys.readouterr().out
+    assert trial_id(resolve(compose(["recipe=swept"]))) in {record.id for record in Store("runs").sweep("swept").records}
 
 
 def test_a_corpus_is_found_from_the_recipe_as_it_was_from_the_search(

@@ -127,9 +127,10 @@ def test_size_keeps_the_place_and_the_data_that_it_was_given(trireme: Any) -> No
     assert config.data.kind == "synthetic" and config.run.precision == "fp16" and config.cluster.hardware.name.startswith("H100")
 
 
-def test_size_says_where_a_recipe_has_to_be(trireme: Any) -> None:
-    code, _, err = trireme("size", "--parameters", "1e9", "--tokens", "1e9", "--out", "mine.yaml")
-    assert code == 0 and err == "written: mine.yaml; as runs/recipe/mine.yaml, 'trireme train recipe=mine' would find it\n"
+@pytest.mark.parametrize("out", ["mine.yaml", "runs/recipe/gpt3_20b.yaml", "runs/recipe/mine.yml"])
+def test_size_says_where_a_recipe_has_to_be_to_be_found(trireme: Any, out: str) -> None:
+    code, _, err = trireme("size", "--parameters", "1e9", "--tokens", "1e9", "--out", out)
+    assert code == 0 and err.startswith(f"written: {out}; 'trireme train recipe=NAME' would find it as runs/recipe/NAME.yaml")
 
 
 def test_size_answers_with_the_largest_that_fits_where_memory_binds(trireme: Any) -> None:
