@@ -24,10 +24,10 @@ from launcher.cost.case import Case
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import Device
 from launcher.cost.model import estimate
-from launcher.results.answers import answers, cases
-from launcher.results.measured import step_seconds
-from launcher.results.published import read
-from launcher.results.questions import Question, Unanswerable, question
+from launcher.tables.answers import answers, cases
+from launcher.tables.measured import step_seconds
+from launcher.tables.published import read
+from launcher.tables.questions import Question, Unanswerable, question
 
 SCALARS = (
     "ramp_k", "wave_weight", "small_tile", "grouped", "streaming", "jitter", "bandwidth", "kernel", "host", "flash_ramp", "exponentials", "cast_bytes", "link", "network", "ramp",

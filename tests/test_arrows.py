@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers")
 
@@ -65,6 +67,23 @@ def calls_open(path: Path) -> bool:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
         for node in ast.walk(ast.parse(path.read_text()))
     )
+
+
+ROOMS = {
+    "config": (), "cost": ("config",), "tables": ("config", "cost"), "search": ("config", "cost", "tables", "labels"),
+    "backends": ("config", "sweep.files", "sweep.store"), "results": ("config", "cost", "labels", "sweep"),
+    "sweep": ("config", "cost", "search", "backends", "results", "labels"),
+}  # fmt: skip
+"""Rooms of the launcher, and what else of it each may use."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_uses_no_other_than_those_named(room: str) -> None:
+    assert offenders(files(f"launcher/{room}"), ("launcher",), tuple(f"launcher.{name}" for name in (room, *ROOMS[room]))) == []
+
+
+def test_every_room_is_named() -> None:
+    assert {path.name for path in (ROOT / "launcher").iterdir() if (path / "__init__.py").exists()} == {*ROOMS, "cli"}
 
 
 def test_cost_model_knows_no_backend_and_ranking_no_slurm() -> None:

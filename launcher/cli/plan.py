@@ -116,7 +116,7 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
 def heading(config: Config) -> str:
     """One line: model, batch, cluster."""
     from launcher.cost import Shape
-    from launcher.results.labels import amount
+    from launcher.labels import amount
     from launcher.search.plan import world
 
     size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
@@ -130,7 +130,7 @@ def table(planned: Plan, rows: Any, config: Config) -> Any:
     from rich import box
     from rich.table import Table
 
-    from launcher.results.labels import amount, memory, percent
+    from launcher.labels import amount, memory, percent
     from launcher.search.naming import name_of
 
     made = Table("#", "layout", "step", "tokens/s", "MFU", "memory", "fits", "mostly", box=box.SIMPLE_HEAD, pad_edge=False)

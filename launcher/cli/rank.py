@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from launcher import labels
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import wide_console
-from launcher.results import labels
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
 from launcher.sweep.store import Sweep

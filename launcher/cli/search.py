@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.layouts import layouts_asked, typed
-from launcher.results.labels import plural
+from launcher.labels import plural
 from trainer.config import ConfigError
 from trainer.config.errors import listed
 
@@ -190,7 +190,7 @@ def show(result: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
-    from launcher.results.labels import error_of, percent, seconds
+    from launcher.labels import error_of, percent, seconds
 
     console = wide_console()
     made = Table("#", "layout", "step", "predicted", "error", "size", "trial", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -244,9 +244,9 @@ def replay(arguments: argparse.Namespace) -> int:
     """Search every sweep of a CSV file. 0 when a layout was measured in one of them, else 1."""
     from launcher.config import compose
     from launcher.config.hardware import hardware_files
-    from launcher.results.published import read
     from launcher.search.replay import replay as replay_table
     from launcher.search.replay import tables
+    from launcher.tables.published import read
 
     if strange := [word for word in arguments.overrides if key_of(word) not in REPLAYED]:
         raise ConfigError(
@@ -282,7 +282,7 @@ def show_replays(replays: Sequence[Replay]) -> None:
     from rich import box
     from rich.table import Table
 
-    from launcher.results.labels import percent
+    from launcher.labels import percent
 
     console = wide_console()
     made = Table(

@@ -172,7 +172,7 @@ def best_layout(config: Config) -> tuple[LayoutConfig, float]:
 
 def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[Choice, list[Choice]]:
     """The model asked for, and the alternatives of the same budget."""
-    from launcher.results.labels import plural
+    from launcher.labels import plural
     from launcher.search.shapes import count, shape_for
     from launcher.search.size import DAY, TOKENS_PER_PARAMETER, Choice, alternatives, largest
 

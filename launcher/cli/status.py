@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.backends.base import BackendError
 from launcher.backends.snapshot import Snapshot
 from launcher.config.compose import project_dir
-from launcher.results.labels import layout_label
+from launcher.labels import layout_label
 from launcher.sweep.attend import catch_up
 from launcher.sweep.labels import duration, elapsed_s, state, step, total_steps
 from launcher.sweep.store import Record, Store, Sweep

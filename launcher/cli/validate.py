@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
-from launcher.results.labels import percent, plural
+from launcher.labels import percent, plural
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from launcher.results.validation import Judged, Summary
+    from launcher.tables.validation import Judged, Summary
 
 HELP = "check the cost model against a table of measurements"
 
@@ -41,8 +41,8 @@ def main(argv: list[str]) -> int:
     """0 when at least one row could be predicted, 1 when none."""
     arguments = parser().parse_args(argv)
     from launcher.config.hardware import hardware_files
-    from launcher.results.published import read
-    from launcher.results.validation import by_source, judge, summary, unanswered
+    from launcher.tables.published import read
+    from launcher.tables.validation import by_source, judge, summary, unanswered
 
     out = Path(arguments.out) if arguments.out else None
     if out and out.exists() and out.samefile(arguments.table):
@@ -95,7 +95,7 @@ def write(judged: Sequence[Judged], path: Path) -> None:
 
 def check_units(judged: Sequence[Judged]) -> None:
     """``ConfigError`` where a source's measurements are so far from all predictions that they must be in other units."""
-    from launcher.results.validation import by_source
+    from launcher.tables.validation import by_source
 
     for source, each in by_source(judged).items():
         for column, unit, errors in (("step times", "seconds", each.time), ("peak_mem_gb", "1e9 bytes", each.memory)):

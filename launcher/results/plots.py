@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from launcher.results import labels
+from launcher import labels
 from launcher.results.svg import WIDTH, Scale, Words, across_axis, element, figure, line, number, polyline, rectangle, text, up_axis
 
 LEFT, ROW = 260, 26

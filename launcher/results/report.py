@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.results import labels, plots, timeline
+from launcher import labels
+from launcher.results import plots, timeline
 from launcher.results.foreseen import foreseen
 from launcher.results.measurements import measure, newest_logs, read_failures, read_steps, read_timeline, tail
 from launcher.results.plots import Series

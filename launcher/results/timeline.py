@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from launcher.results import labels
+from launcher import labels
 from launcher.results.ranking import positive
 from launcher.results.svg import WIDTH, Scale, across_axis, boxes, element, figure, number, text
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.results import labels
+from launcher import labels
 from launcher.results.ranking import Measurement, leaders
 from trainer.config import Status, flatten
 

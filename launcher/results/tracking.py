@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-import launcher
 from launcher.results.database import environment
 from launcher.sweep.progress import say
 
@@ -62,7 +61,7 @@ class MlflowMirror:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Ctrl-C is for the launcher, so the mirror gets a process group of its own; it ends when its input does."""
-        path = os.pathsep.join(filter(None, [str(Path(launcher.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "launcher.results.mirror", "--dir", str(self._root), self._sweep]
         with (self._root / "mlflow.log").open("ab") as output:
             process = subprocess.Popen(

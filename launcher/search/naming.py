@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
-from launcher.results.labels import layout_label
+from launcher.labels import layout_label
 from trainer.config import ConfigError, LayoutConfig, flatten, from_dict, to_dict
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
-from launcher.results.answers import answers
-from launcher.results.measured import step_seconds
-from launcher.results.published import Row
-from launcher.results.questions import Question, Unanswerable, question
 from launcher.search.belief import Candidates, Prior
 from launcher.search.candidates import columns, coordinates
 from launcher.search.policy import FEW_STEPS, Measurement, Policy, Price, Stop, Trial
+from launcher.tables.answers import answers
+from launcher.tables.measured import step_seconds
+from launcher.tables.published import Row
+from launcher.tables.questions import Question, Unanswerable, question
 from trainer.config import Reason
 
 MIN_ROWS = 5

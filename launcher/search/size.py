@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.cost.shape import Shape
-from launcher.results.labels import plural
+from launcher.labels import plural
 from launcher.search.shapes import LARGEST, SMALLEST, count, shape_for
 from trainer.config import ConfigError, ModelConfig
 from trainer.config.errors import listed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from launcher.results.labels import seconds
+from launcher.labels import seconds
 from launcher.sweep.store import Record
 from trainer.config import Status
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from launcher.results.labels import layout_label
+from launcher.labels import layout_label
 from launcher.sweep.labels import newest_step, outcome, state, step, total_steps
 from launcher.sweep.loop import Flight, Observer
 from launcher.sweep.store import Record

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from launcher.cost import predict
-from launcher.results.links import network_rate
-from launcher.results.published import Row
-from launcher.results.questions import Unanswerable, device_of
+from launcher.tables.links import network_rate
+from launcher.tables.published import Row
+from launcher.tables.questions import Unanswerable, device_of
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 
 DEVICES = sorted(name for name, hardware in HARDWARE.items() if not hardware.host)

@@ -14,8 +14,8 @@ import pytest
 
 from launcher.cli.validate import main
 from launcher.config.hardware import hardware_files
-from launcher.results.published import read
-from launcher.results.validation import Judged, Summary, by_source, judge, summary
+from launcher.tables.published import read
+from launcher.tables.validation import Judged, Summary, by_source, judge, summary
 from trainer.config import ConfigError
 
 TABLE = Path(__file__).parent / "data" / "training.csv"

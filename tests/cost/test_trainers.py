@@ -18,9 +18,9 @@ from launcher.cost.model import BUBBLE, GATHER, OFFLOAD, REDUCE
 from launcher.cost.parts import ATTENTION, EXPERT, MATRICES, TENSOR
 from launcher.cost.prediction import case_of
 from launcher.cost.shape import Experts
-from launcher.results.published import Row
-from launcher.results.publishers import publisher
-from launcher.results.questions import Unanswerable, layout_of
+from launcher.tables.published import Row
+from launcher.tables.publishers import publisher
+from launcher.tables.questions import Unanswerable, layout_of
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 from trainer.config import LayoutConfig, ModelConfig, ShardingConfig
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from launcher.cost import predict
-from launcher.results.published import Row, read
-from launcher.results.publishers import publisher
-from launcher.results.questions import layout_of
-from launcher.results.validation import by_source, judge
+from launcher.tables.published import Row, read
+from launcher.tables.publishers import publisher
+from launcher.tables.questions import layout_of
+from launcher.tables.validation import by_source, judge
 from tests.cost.machines import HARDWARE, cluster, layout, mixed
 from trainer.config import ModelConfig
 from trainer.config.schema import RECOMPUTE, SCHEDULES

@@ -14,8 +14,8 @@ import pytest
 
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
-from launcher.results.published import Row, read
 from launcher.search.replay import Replay, replay, tables
+from launcher.tables.published import Row, read
 
 CSV = Path(__file__).parent / "layouts_13b.csv"
 SETTINGS = SearchConfig()

@@ -1,7 +1,7 @@
 """Tables of measurements in the published format: one line per run, columns by name, blank where a source prints nothing.
 
 ``read`` is strict about the header and forgiving about cells: a cell that is not a number is unknown. What a row means to the
-cost model is decided in ``launcher.results.questions``.
+cost model is decided in ``launcher.tables.questions``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from launcher.cost.memory import CONTEXT, FRAGMENTS
 from launcher.cost.model import estimate
 from launcher.cost.prediction import as_run
 from launcher.cost.shape import Shape
-from launcher.results.questions import Question
+from launcher.tables.questions import Question
 from trainer.config import RunConfig
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from launcher.config.schema import HardwareConfig
 from launcher.cost.constants import FITTED, Constants
-from launcher.results.accuracy import Errors, Verdicts, correlation, regret
-from launcher.results.answers import Answer, answers
-from launcher.results.measured import peak_bytes, step_seconds
-from launcher.results.published import Row
-from launcher.results.questions import Question, Unanswerable, question
+from launcher.tables.accuracy import Errors, Verdicts, correlation, regret
+from launcher.tables.answers import Answer, answers
+from launcher.tables.measured import peak_bytes, step_seconds
+from launcher.tables.published import Row
+from launcher.tables.questions import Question, Unanswerable, question
 
 MIN_SWEEP = 5
 """Measured rows that make a sweep worth ranking."""

@@ -1,6 +1,6 @@
 """From a published row to a question for the cost model, or the reason why it cannot be asked.
 
-Cells that a row leaves blank are filled by what its source documents (``launcher.results.publishers``), then by common rules: an MLP
+Cells that a row leaves blank are filled by what its source documents (``launcher.tables.publishers``), then by common rules: an MLP
 of 4 hidden, heads of 128, one replica per remaining GPU.
 """
 
@@ -19,9 +19,9 @@ from launcher.cost.device import Device
 from launcher.cost.framework import Framework
 from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.shape import Experts, LatentAttention, Shape
-from launcher.results.links import PCIE, links_of
-from launcher.results.published import COUNTS, Row
-from launcher.results.publishers import Publisher, publisher
+from launcher.tables.links import PCIE, links_of
+from launcher.tables.published import COUNTS, Row
+from launcher.tables.publishers import Publisher, publisher
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 

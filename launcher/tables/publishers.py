@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from launcher.cost import trainers
 from launcher.cost.framework import TRIREME, Framework
-from launcher.results.published import Row
+from launcher.tables.published import Row
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from launcher.results.published import Row
-from launcher.results.publishers import publisher
-from launcher.results.questions import Unanswerable, shape_of
+from launcher.tables.published import Row
+from launcher.tables.publishers import publisher
+from launcher.tables.questions import Unanswerable, shape_of
 
 PEAK_TFLOPS = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H200": 989.0, "V100": 125.0}
 """16-bit peaks that sources which print MFU divide by."""

@@ -1,0 +1,1 @@
+"""Tables of measured runs, the reader's own or published ones: read, understood, predicted, and held against the cost model."""
