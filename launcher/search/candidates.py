@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from launcher.cost.case import Case
+from launcher.cost.memory import COUNTED
 from launcher.cost.model import Estimate
 from launcher.cost.parts import Parts
 from launcher.search.belief import Candidates
@@ -13,9 +15,18 @@ KIND = 1.5
 """Distance between two kinds of recomputation or schedules, in doublings of a degree."""
 
 
-def candidates(table: np.ndarray, predicted: Estimate, capacity: float) -> Candidates:
-    """The layouts of ``table`` as ``predicted``, on devices of ``capacity`` bytes."""
-    return Candidates(columns(predicted.time, len(table)), np.asarray(predicted.memory_total), coordinates(table), capacity)
+def candidates(case: Case, predicted: Estimate) -> Candidates:
+    """The layouts of ``case`` as ``predicted``."""
+    return Candidates(
+        columns(predicted.time, len(case.table)), needed(case, predicted), coordinates(case.table), min(case.budget, case.device.memory)
+    )
+
+
+def needed(case: Case, predicted: Estimate) -> np.ndarray:
+    """Bytes of what runs out first: all of the device's memory, or what the trainer counts against ``run.memory_gb``."""
+    if case.budget >= case.device.memory:
+        return np.asarray(predicted.memory_total)
+    return np.asarray(sum(predicted.memory[name] for name in COUNTED))
 
 
 def columns(parts: Parts, count: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from launcher.config.schema import Config
 from launcher.cost.layouts import to_layout
 from launcher.cost.model import estimate
 from launcher.search.belief import Candidates
-from launcher.search.candidates import candidates, columns
+from launcher.search.candidates import candidates, columns, needed
 from launcher.search.plan import Plan
 from launcher.search.policy import HOPELESS, Policy, Price, Small, Trial
 from trainer.config import ConfigError, LayoutConfig
@@ -76,15 +76,16 @@ def contest(config: Config, planned: Plan) -> Contest:
     rows = np.flatnonzero(hopeful & (seconds <= HOPELESSLY_SLOW * seconds[hopeful].min()))
     chosen = table[rows]
     case = dataclasses.replace(planned.case, table=chosen)
-    full = candidates(chosen, estimate(case), case.device.memory)
+    full = candidates(case, estimate(case))
     if config.search.nodes == "full":
         batch = np.full(len(rows), config.run.global_batch)
         return Contest(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
     small_table, batch = shrunk(case, config.cluster.gpus_per_node, config.run.global_batch)
     if (small_table["data"] == chosen["data"]).all():
         return Contest(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
-    predicted = estimate(dataclasses.replace(case, table=small_table, global_batch=batch))
-    small = Small(columns(predicted.time, len(rows)), np.asarray(predicted.memory_total))
+    fewer = dataclasses.replace(case, table=small_table, global_batch=batch)
+    predicted = estimate(fewer)
+    small = Small(columns(predicted.time, len(rows)), needed(fewer, predicted))
     return Contest(config, chosen, full, small_table, batch, small)
 
 

@@ -266,6 +266,22 @@ def test_sweeps_that_cannot_be_searched_are_plain_errors(sweeps: dict[str, list[
         columns_wanted(sweeps)
 
 
+def test_a_budget_of_memory_is_what_runs_out(tmp_path: Path) -> None:
+    """The host has no limit of its own; layouts that are likely to exceed the run's are tried later, and a run that did teaches something."""
+    cluster = dataclasses.replace(BASE.cluster, hardware=hardware_files()["cpu"])
+    counted = contest(dataclasses.replace(BASE, cluster=cluster), plan(dataclasses.replace(BASE, cluster=cluster))).candidates
+    assert counted.capacity == np.inf
+    tight = dataclasses.replace(
+        BASE, cluster=cluster, run=dataclasses.replace(BASE.run, memory_gb=float(np.median(counted.memory)) / 1e9 * 0.8)
+    )
+    policy = contest(tight, plan(tight)).policy()
+    before = policy.memory.fits()
+    assert before.min() < 0.5 and before.max() > 0.9
+    fullest = int(np.argmax(before))
+    policy.memory.observe(float(policy.candidates.memory[fullest]), ran=False)
+    assert (policy.memory.fits() < before).all()
+
+
 def test_nothing_that_fits_is_a_plain_error(tmp_path: Path) -> None:
     hardware = dataclasses.replace(BASE.cluster.hardware, memory_gb=0.2)
     config = dataclasses.replace(BASE, cluster=dataclasses.replace(BASE.cluster, hardware=hardware))
