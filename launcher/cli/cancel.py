@@ -11,8 +11,6 @@ from launcher.sweep.attend import stop
 from launcher.sweep.store import Record, Store
 from trainer.config import Status
 
-HELP = "stop a sweep or a trial"
-
 _PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
 
 

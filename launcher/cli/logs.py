@@ -16,8 +16,6 @@ from launcher.sweep.store import Record, Store
 from trainer.config import ConfigError
 from trainer.config.errors import listed
 
-HELP = "print or follow a trial's logs"
-
 _WAIT_SECONDS = 0.5
 
 

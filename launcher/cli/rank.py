@@ -15,8 +15,6 @@ from launcher.sweep.store import Sweep
 if TYPE_CHECKING:
     from rich.table import Table
 
-HELP = "order a sweep's trials by measured step time"
-
 DESCRIPTION = """\
 Trials that ran to the end come first, by median step time after warm-up. "=" marks trials that the measurements cannot tell
 from the best: the 95 % intervals of the medians overlap. Trials that failed, were stopped or pruned follow, with the reason.

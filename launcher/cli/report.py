@@ -7,8 +7,6 @@ from pathlib import Path
 from launcher.cli.arguments import open_sweep, sweep_parser
 from trainer.config import ConfigError
 
-HELP = "write a sweep's HTML report"
-
 
 def main(argv: list[str]) -> int:
     """Write the page and print where it is."""

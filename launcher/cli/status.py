@@ -21,8 +21,6 @@ from trainer.config import Status
 if TYPE_CHECKING:
     from rich.table import Table
 
-HELP = "how a sweep's trials stand"
-
 _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from launcher.config.compose import check_overrides, conf_dir, plain_errors, register_schema
-
-HELP = "train one layout, or a sweep of them with -m"
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
     register_schema()
     sweep = Multirun(plain)
     if not {"-sc", "--shell-completion"} & set(flags):  # completion asks about words that are not whole yet
-        plain = check_overrides(plain, sweep=bool({"-m", "--multirun"} & set(flags)))
+        plain = check_overrides(plain, sweep=bool({"-m", "--multirun"} & set(flags)), folder=_own_folder(flags))
     sys.argv = ["trireme train", *flags, *plain]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     with plain_errors():
@@ -59,6 +58,15 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
         if argument in takes_value:
             flags += [value for value in [next(rest, None)] if value is not None]
     return flags, overrides
+
+
+def _own_folder(flags: list[str]) -> Path | None:
+    """What ``--config-dir`` names."""
+    for flag, following in zip(flags, [*flags[1:], ""]):
+        name, _, value = flag.partition("=")
+        if name in ("--config-dir", "-cd"):
+            return Path(value or following)
+    return None
 
 
 def print_keys(words: list[str]) -> int:

@@ -14,7 +14,6 @@ from launcher.results.tracked import view_name
 from launcher.sweep.store import Store, Sweep
 from trainer.config import ConfigError
 
-HELP = "open the MLflow page on this machine"
 PORT = 5000
 
 

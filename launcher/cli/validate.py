@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from launcher.tables.validation import Judged, Summary
 
-HELP = "check the cost model against a table of measurements"
-
 DESCRIPTION = """\
 Predicts every row of a table of measured training runs and prints, per source, how far off step time and peak memory are, how well the
 layouts of a sweep are ranked, and whether shortages of memory are foreseen. Rows that say too little are counted with the reason.

@@ -82,16 +82,17 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
 
 
-def check_overrides(overrides: Sequence[str], *, sweep: bool = False) -> list[str]:
-    """Refuse overrides of keys and group options that do not exist, naming the nearest that do; several values only in a ``sweep``.
+def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Path | None = None) -> list[str]:
+    """Refuse overrides of keys and group options that do not exist, naming the nearest that do; several values only in a ``sweep``. Options
+    may also be files of ``folder``, which Hydra calls ``--config-dir``.
 
     Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition.
     """
     parsed = [_parse(text) for text in overrides]
     options = [o.value() for o in parsed if o.key_or_group == "cluster"]
     with plain_errors():
-        keys = known_keys(_backend_of(options[-1]) if options and isinstance(options[-1], str) else "local")
-    groups = config_groups()
+        keys = known_keys(_backend_of(options[-1], folder) if options and isinstance(options[-1], str) else "local")
+    groups = config_groups(folder)
     checked = []
     for text, override in zip(overrides, parsed):
         name = override.key_or_group
@@ -147,10 +148,15 @@ def known_keys(backend: str = "local") -> dict[str, bool]:
     return dict(_walk(tree, ""))
 
 
-def config_groups() -> dict[str, list[str]]:
-    """Hydra's config groups and the options of each: conf/, and what earlier runs wrote under runs/."""
+def _folders(own: Path | None) -> list[Path]:
+    """Where files of config groups lie: conf/, what earlier runs wrote under runs/, and a folder of the user's own."""
+    return [conf_dir(), Path("runs"), *([own] if own else [])]
+
+
+def config_groups(own: Path | None = None) -> dict[str, list[str]]:
+    """Hydra's config groups and the options of each."""
     groups: dict[str, set[str]] = {}
-    for root in (conf_dir(), Path("runs")):
+    for root in _folders(own):
         for folder in ("model", "layout", "cluster", "hardware", "data", "optimizer", "search", "recipe"):
             found = {str(p.relative_to(root / folder).with_suffix("")) for p in sorted((root / folder).glob("**/*.yaml")) if p.is_file()}
             if found:
@@ -202,11 +208,11 @@ def _check_group_value(override: Any, options: list[str]) -> None:
                 raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
 
 
-def _backend_of(cluster_option: str) -> str:
+def _backend_of(cluster_option: str, own: Path | None) -> str:
     """The backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports what is wrong)."""
     import yaml
 
-    for root in (conf_dir(), Path("runs")):
+    for root in _folders(own):
         path = root / "cluster" / f"{cluster_option}.yaml"
         if path.is_file():
             read = yaml.safe_load(path.read_text())
@@ -214,7 +220,7 @@ def _backend_of(cluster_option: str) -> str:
                 if isinstance(item, str) and item.removeprefix("_") in CLUSTER_CLASSES:
                     return item.removeprefix("_")
                 if isinstance(item, str) and item != "_self_":
-                    return _backend_of(item)
+                    return _backend_of(item, own)
     return "local"
 
 

@@ -98,6 +98,16 @@ def test_a_sweeper_is_given_each_trials_step_time_and_infinity_for_a_failed_one(
     assert values[2] == float("inf")
 
 
+def test_a_folder_of_the_users_own_has_files_of_every_group(tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "cluster"
+    own.mkdir(parents=True)
+    (own / "mysite.yaml").write_text("defaults: [slurm, _self_]\nnodes: 1\ngpus_per_node: 4\npartition: big\n")
+    for flag in (["--config-dir", "mine"], ["--config-dir=mine"]):
+        out = trireme(tmp_path, "train", *flag, *TINY, "cluster=mysite", "cluster.account=us", "--dry-run")
+        assert "#SBATCH --partition=big" in out and "#SBATCH --account=us" in out
+    trireme(tmp_path, "train", "--config-dir", "mine", *TINY, "cluster=mysit", code=2)
+
+
 def test_dry_run_prints_every_trial_and_starts_nothing(tmp_path: Path) -> None:
     out = trireme(tmp_path, "train", "-m", *TINY, "layout.tensor=1,2,4", "--dry-run")
     assert out.count("# trial ") == 2 and "pruned: layout.tensor=4" in out
