@@ -20,6 +20,7 @@ from launcher.cost.collectives import Group
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import Device
 from launcher.cost.measured import Measured, Table
+from trainer.config import ConfigError
 
 COPY = 0.87
 """Part of the data sheet's memory bandwidth that a plain copy reaches on a GPU."""
@@ -51,8 +52,16 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
 
 
 def measured(config: HardwareConfig, device: Device, constants: Constants = FITTED) -> Measured:
-    """What the mechanisms miss of ``config``'s machine; ``device`` is that machine without it."""
-    figures = config.calibration
+    """What the mechanisms miss of ``config``'s machine; ``device`` is that machine without it. ``ConfigError`` where parts are missing."""
+    try:
+        return _measured(config.calibration, device, constants)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read ({error})"
+        remedy = "it is what 'trireme doctor' measured, as a whole: run that again, or leave the key out"
+        raise ConfigError(f"cluster.hardware.calibration {what}; {remedy}") from None
+
+
+def _measured(figures: Figures, device: Device, constants: Constants) -> Measured:
     products = {
         precision: _by_size(device, precision, [p for p in figures["products"] if p["precision"] == precision], constants)
         for precision in {p["precision"]: None for p in figures["products"]}

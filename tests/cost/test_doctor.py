@@ -144,6 +144,13 @@ def test_doctor_measures_this_machine_into_a_file_that_plan_reads(
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == ["runs/hardware/here.yaml"]
 
 
+@pytest.mark.parametrize("torn", [{"x": 1}, {"products": []}, {"products": 3, "exchanges": [], "block": {}}])
+def test_a_torn_calibration_is_one_plain_error(torn: dict[str, Any]) -> None:
+    config = dataclasses.replace(HARDWARE["a100_80"], calibration=torn)
+    with pytest.raises(ConfigError, match=r"cluster\.hardware\.calibration .*run that again"):
+        measured(config, Device.of(HARDWARE["a100_80"], 8))
+
+
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher.cli.main", "doctor", "cluster.gpus_per_node=2"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
