@@ -63,9 +63,9 @@ def memory(value: float | None) -> str:
     return "-" if value is None else f"{amount(value)}B" if value >= 1e3 else f"{value:.0f} B"
 
 
-def percent(value: float | None, signed: bool = False) -> str:
+def percent(value: float | None, signed: bool = False, digits: int = 1) -> str:
     """A ratio as ``12.3 %``."""
-    return "-" if value is None else f"{100 * value:{'+' if signed else ''}.1f} %"
+    return "-" if value is None else f"{100 * value:{'+' if signed else ''}.{digits}f} %"
 
 
 def plural(count: int, word: str) -> str:

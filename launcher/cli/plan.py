@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
+from launcher.labels import amount, memory, percent
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     best = planned.seconds[planned.order[0]] if len(planned.order) else float("inf")
     edge = [row for row in planned.fastest(AT_EDGE) if planned.seconds[row] < best][: max(3, top // 3)]
     if edge:
-        console.print(f"Faster if they fit (probability below {FITS:.0%}):")
+        console.print(f"Faster if they fit (probability below {percent(FITS, digits=0)}):")
         console.print(table(planned, edge, config))
     counts = (
         (f"{len(planned.space.table):,} layouts predicted, {len(planned.order):,} are in ({seconds:.2f} s). Out:", planned.out),
@@ -116,7 +117,6 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
 def heading(config: Config) -> str:
     """One line: model, batch, cluster."""
     from launcher.cost import Shape
-    from launcher.labels import amount
     from launcher.search.plan import world
 
     size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
@@ -130,7 +130,6 @@ def table(planned: Plan, rows: Any, config: Config) -> Any:
     from rich import box
     from rich.table import Table
 
-    from launcher.labels import amount, memory, percent
     from launcher.search.naming import name_of
 
     made = Table("#", "layout", "step", "tokens/s", "MFU", "memory", "fits", "mostly", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -144,7 +143,7 @@ def table(planned: Plan, rows: Any, config: Config) -> Any:
             amount(tokens),
             percent(predicted.mfu),
             memory(predicted.memory_bytes),
-            f"{predicted.fits:.0%}",
+            percent(predicted.fits, digits=0),
             mostly(predicted),
         )
     return made
@@ -155,7 +154,7 @@ def mostly(predicted: Prediction) -> str:
     useful = ("matrix products", "attention")
     shares = {name: seconds / predicted.step_time_s for name, seconds in predicted.time.items() if name not in useful}
     largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
-    return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
+    return ", ".join(f"{name} {percent(share, digits=0)}" for name, share in largest if share >= 0.005)
 
 
 def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[str, Any]:
@@ -274,6 +273,6 @@ def parts(title: str, values: dict[str, float], form: Any) -> Any:
     made = Table(title, "", "share", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, value in sorted(values.items(), key=lambda item: -item[1]):
         if value:
-            made.add_row(name, form(value), f"{value / whole:.1%}")
+            made.add_row(name, form(value), percent(value / whole))
     made.add_row("all", form(whole), "")
     return made

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.layouts import layouts_asked, typed
-from launcher.labels import plural
+from launcher.labels import error_of, percent, plural, seconds
 from trainer.config import ConfigError
 from trainer.config.errors import listed
 
@@ -190,8 +190,6 @@ def show(result: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
-    from launcher.labels import error_of, percent, seconds
-
     console = wide_console()
     made = Table("#", "layout", "step", "predicted", "error", "size", "trial", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, row in enumerate(result["ranking"], 1):
@@ -204,7 +202,7 @@ def show(result: dict[str, Any]) -> None:
     share = result["gpu_hours"] / result["grid_gpu_hours"] if result["grid_gpu_hours"] else 0.0
     console.print(
         f"{plural(result['trials'], 'trial')} of {result['layouts']:,} layouts, {result['gpu_hours']:.3g} GPU-hours; "
-        f"all candidates would take about {result['grid_gpu_hours']:.3g} ({share:.1%})"
+        f"all candidates would take about {result['grid_gpu_hours']:.3g} ({percent(share)})"
     )
     console.print(f"stopped: {result['reason']}")
     if result["recipe"]:
@@ -282,8 +280,6 @@ def show_replays(replays: Sequence[Replay]) -> None:
     from rich import box
     from rich.table import Table
 
-    from launcher.labels import percent
-
     console = wide_console()
     made = Table(
         "sweep", "rows", "ran", "to best", "trials", "behind best", "GPU-hours", "of the grid", box=box.SIMPLE_HEAD, pad_edge=False
@@ -298,7 +294,7 @@ def show_replays(replays: Sequence[Replay]) -> None:
     spent, grid = sum(each.gpu_hours for each in replays), sum(each.grid_gpu_hours for each in replays)
     after = f", after {sum(reached) / len(reached):.1f} trials in the mean" if reached else ""
     console.print(
-        f"{plural(len(replays), 'sweep')}; within {replays[0].tolerance:.0%} of the best in {len(reached)}{after}; "
+        f"{plural(len(replays), 'sweep')}; within {percent(replays[0].tolerance, digits=0)} of the best in {len(reached)}{after}; "
         f"{sum(len(each.steps) for each in replays) / len(replays):.1f} trials until the search stops; "
         f"{spent:.4g} of {grid:.4g} GPU-hours ({percent(spent / grid)})"
     )

@@ -55,14 +55,14 @@ class Prediction:
         """One line: what the time and the memory mostly are, and whether they fit."""
         time = _largest(self.time, self.step_time_s)
         memory = _largest(self.memory, self.memory_bytes)
-        verdict = f"fits with probability {self.fits:.0%}" if np.isfinite(self.capacity) else "no memory limit known"
+        verdict = f"fits with probability {100 * self.fits:.0f} %" if np.isfinite(self.capacity) else "no memory limit known"
         need = f"{self.memory_bytes / 1e9:.1f} GB" + (f" of {self.capacity / 1e9:.0f} GB" if np.isfinite(self.capacity) else "")
         return f"{self.step_time_s:.3g} s a step ({time}); {need} ({memory}); {verdict}"
 
 
 def _largest(parts: dict[str, float], whole: float, count: int = 3) -> str:
     largest = sorted(parts.items(), key=lambda item: -item[1])[:count]
-    return ", ".join(f"{name} {value / whole:.0%}" for name, value in largest if value > 0)
+    return ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in largest if value > 0)
 
 
 def predict(

@@ -18,6 +18,7 @@ from statistics import median
 import numpy as np
 
 from launcher.config.search import SearchConfig
+from launcher.labels import percent
 from launcher.search.belief import Candidates, MemoryBelief, Prior, TimeBelief, normal_cdf, normal_pdf
 from trainer.config import Reason
 
@@ -122,7 +123,7 @@ class Policy:
             nothing = (
                 self._verification()
                 or self._repetition()
-                or Stop(f"no untried layout is likely to be faster by {self.settings.tolerance:.0%}")
+                or Stop(f"no untried layout is likely to be faster by {percent(self.settings.tolerance, digits=0)}")
             )
         order = np.argsort(-worth, kind="stable")[:count]
         trials = [self._trial(int(i)) for i in order if worth[i] > 0]

@@ -52,7 +52,7 @@ def test_the_planted_best_is_found_with_a_small_part_of_the_trials() -> None:
         policy, stop = search(planted)
         behind.append(policy.best_seconds() / planted.best - 1)  # type: ignore[operator]
         trials.append(policy.trials)
-        assert "no untried layout is likely to be faster by 2%" in stop.reason
+        assert "no untried layout is likely to be faster by 2 %" in stop.reason
     assert np.mean(behind) < 0.01 and np.mean([b <= 0.02 for b in behind]) >= 0.85
     assert np.mean(trials) < 0.08 * 200
 
