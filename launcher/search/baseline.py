@@ -2,8 +2,8 @@
 
 Rules: the peak learning rate and the batch (in tokens) follow the published runs by straight lines over logarithms and stay
 constant outside of them; the batch is rounded to a power of two of sequences, times what the cluster's size needs to divide it.
-Final learning rate a tenth of the peak; init std 0.64 / sqrt(hidden), the last tenth of a GPT-3 run's decay held constant as
-the NeMo tool does (0.166 of all steps); warm-up 0.15 % of the steps (GPT), 2,000 steps of 4 M tokens (LLaMA), 375 M tokens (BLOOM).
+Final learning rate a tenth of the peak, held for the last 0.166 of a GPT run's steps as the NeMo tool does; init std
+0.64 / sqrt(hidden); warm-up 0.15 % of the steps (GPT), 2,000 steps of 4 M tokens (LLaMA), 375 M tokens (BLOOM).
 AdamW betas 0.9 and 0.95, weight decay 0.1, clip 1, dropout by family, bf16.
 """
 
