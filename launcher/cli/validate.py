@@ -166,7 +166,7 @@ def _table(title: str, summaries: dict[str, Summary], heads: Sequence[str], cell
             made.add_section()
         if (line := cells(each)) is not None:
             brief = name.split(" (")[0]
-            made.add_row(brief if short[brief] == 1 else name, *line, end_section=False)
+            made.add_row(brief if short[brief] == 1 else name, *line)
     return made
 
 

@@ -105,7 +105,7 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
         elif isinstance(override.value(), dict):
             _check_keys(override.value(), "cluster.hardware" if name == "hardware" else name, keys)
         elif name in groups:
-            _check_group_value(override, groups[name])
+            _check_group_value(override, groups[name], folder)
         elif any(is_open and name.startswith(key + ".") for key, is_open in keys.items()):
             text = "++" + text.lstrip("+")
         elif name not in keys:
@@ -193,7 +193,7 @@ def _first_sentence(error: BaseException) -> str:
     return f"{key}: {text}" if key and str(key) not in text else text
 
 
-def _check_group_value(override: Any, options: list[str]) -> None:
+def _check_group_value(override: Any, options: list[str], own: Path | None) -> None:
     from hydra.core.override_parser.types import Sweep
 
     value, group = override.value(), override.key_or_group
@@ -201,7 +201,7 @@ def _check_group_value(override: Any, options: list[str]) -> None:
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
-        for path in filter(Path.is_file, (root / group / f"{name}.yaml" for root in (conf_dir(), Path("runs")))):
+        for path in filter(Path.is_file, (root / group / f"{name}.yaml" for root in _folders(own))):
             try:
                 path.read_text()
             except (OSError, UnicodeDecodeError) as error:

@@ -89,6 +89,10 @@ class Case:
         factor = self.field(name)
         return np.where((factor == self.data) & ((factor > 1) | (name == "optimizer")), factor * self.context, factor)
 
+    def shard(self, name: str, dense: Number, expert: Number) -> Number:
+        """Parameters of which one rank holds that state, of ``dense`` ones and those of its routed experts, which fewer ranks share."""
+        return dense / self.shards(name) + expert / np.maximum(self.shards(name) / self.expert, 1)
+
     def scheduled(self, name: str) -> np.ndarray:
         return self.table["schedule"] == SCHEDULES.index(name)
 

@@ -46,12 +46,7 @@ def _stage(case: Case, held: Held, kind: str, kept: Kept) -> Parts:
     _add_whole(case, parts, held, kind)
     parts |= flying(case, kind, blocks, kept)
     parts[PASSING] = passing(case)
-    update(
-        case,
-        parts,
-        blocks * stored(case, kept),
-        4 * (dense / case.shards("optimizer") + expert / np.maximum(case.shards("optimizer") / case.expert, 1)),
-    )
+    update(case, parts, blocks * stored(case, kept), 4 * case.shard("optimizer", dense, expert))
     stays = parts[WEIGHTS] + parts[GRADIENTS] + parts[OPTIMIZER]
     parts[FRAGMENTS] = case.constants.fragmentation * (total(parts) - stays) + case.constants.padding * stays
     parts[CONTEXT] = 0.0 if case.device.host else context(case)
@@ -79,8 +74,7 @@ def states(case: Case, dense: Number, expert: Number) -> Parts:
         optimizer = 0
     parts = {}
     for name, state, size in ((WEIGHTS, "params", weight), (GRADIENTS, "grads", gradient), (OPTIMIZER, "optimizer", optimizer)):
-        shards = case.shards(state)
-        parts[name] = size * (dense / shards + expert / np.maximum(shards / case.expert, 1))
+        parts[name] = size * case.shard(state, dense, expert)
     return parts
 
 

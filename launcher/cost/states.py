@@ -47,7 +47,7 @@ def work(case: Case, held: Held) -> Work:
         scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
     refresh = _all(case, between, dense / params * weights) + _all(case, further, dense / grads * weights)
-    updated = 0 if case.shape.frozen else dense / optimizer + expert / np.maximum(optimizer / case.expert, 1)
+    updated = 0 if case.shape.frozen else case.shard("optimizer", dense, expert)
     return Work(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 
 

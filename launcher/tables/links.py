@@ -21,7 +21,8 @@ CLOUDS = (
 )  # fmt: skip
 """Gb/s that an instance of a cloud has for its devices, by the provider's documentation."""
 
-_INSIDE = re.compile(r"nvlink|nvswitch|pcie|infinity fabric|xgmi", re.IGNORECASE)
+_FAST = re.compile(r"(?<!no )(?:nvlink|nvswitch|infinity fabric|xgmi)", re.IGNORECASE)
+_PCIE = re.compile(r"\bpcie\b", re.IGNORECASE)
 _COUNT = r"(?:(?P<count>\d+)\s*[x×]\s*(?:[A-Za-z][\w-]*\s+){0,2}?)?"
 _AMOUNT = re.compile(_COUNT + r"(?P<rate>\d+(?:\.\d+)?)[\s-]?(?P<unit>[TG])(?P<kind>b/s|bps|bit|bE\b|igabit|B/s|Bps|b\b|\b)", re.ASCII)
 _GENERATION = re.compile(_COUNT + rf"(?P<generation>{'|'.join(INFINIBAND)})(?:[\d ]|\b)")
@@ -41,9 +42,7 @@ class Links(NamedTuple):
 def links_of(words: str, per_node: int) -> Links:
     """What ``words`` say of nodes of ``per_node`` devices."""
     domain = re.search(r"NVLink domain (\d+)", words)
-    on_pcie = re.search(r"\bPCIe\b", words, re.IGNORECASE) and not re.search(
-        r"nvlink|nvswitch|xgmi|infinity", words.replace("no NVLink", ""), re.IGNORECASE
-    )
+    on_pcie = _PCIE.search(words) and not _FAST.search(words)
     return Links(network_rate(words, per_node), PCIE if on_pcie else None, int(domain.group(1)) if domain else None)
 
 
@@ -61,7 +60,7 @@ def network_rate(words: str, per_node: int) -> float | None:
 def _rate(clause: str, per_node: int) -> float | None:
     amount = _AMOUNT.search(clause)
     found = amount or _GENERATION.search(clause)
-    if found is None or _INSIDE.search(clause):
+    if found is None or _FAST.search(clause) or _PCIE.search(clause):
         return None
     gbytes = _gbytes(amount) if amount else INFINIBAND[found["generation"]] / 8
     gbytes *= int(found["count"] or 1)

@@ -62,6 +62,8 @@ def test_one_trial_out_of_memory_does_not_hide_the_others(tmp_path: Path) -> Non
 
 def test_a_single_run_that_fails_exits_1(tmp_path: Path) -> None:
     trireme(tmp_path, "train", *TINY, "run.memory_gb=0.000001", code=1)
+    (record,) = ranked(tmp_path)
+    assert (record["status"], record["reason"]) == ("failed", "out of memory")
 
 
 SWEEPER = '''
