@@ -1,1 +1,38 @@
-"""The tool a person types: compose, plan, launch, measure, rank."""
+"""The tool a person types: compose, plan, launch, measure, rank. What a script may use:
+
+>>> from launcher import compose, plan, predict
+>>> config = compose(["recipe=gpt3_5b"])
+>>> predict(config.model, config.layout, config.run, config.cluster).ranks
+128
+>>> found = plan(config)
+>>> found.layout(found.order[0]).tensor in (1, 2, 4, 8)
+True
+
+``run_sweep`` runs trials, ``ConfigError`` is every error of wrong input. Other names inside the package may change without notice.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.config import compose
+    from launcher.cost import predict
+    from launcher.search.plan import plan
+    from launcher.sweep.run import run_sweep
+    from trainer.config import ConfigError
+
+_PUBLIC = {
+    "ConfigError": "trainer.config", "compose": "launcher.config", "plan": "launcher.search.plan", "predict": "launcher.cost",
+    "run_sweep": "launcher.sweep.run",
+}  # fmt: skip
+
+__all__ = ["ConfigError", "compose", "plan", "predict", "run_sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: a verb that needs none of them starts at once."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'launcher' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -1,7 +1,8 @@
 """``trireme train``: Hydra composes one run, or a sweep with ``-m``; the sweep loop runs it.
 
 Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--help``, ``--config-dir``,
-``hydra/sweeper=...``. Two flags are ours: ``--dry-run`` prints what would be submitted, ``--keys`` explains every key.
+``hydra/sweeper=...``. Three flags are ours: ``--dry-run`` prints what would be submitted, ``--keys`` explains every key,
+``--schema`` prints the JSON schema of the configuration for editors.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.compose import check_overrides, conf_dir, plain_errors, register_schema
+from trainer.config.errors import ConfigError
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 if a trial was measured (or printed, with ``--dry-run``), 1 if all failed, 2 for wrong input."""
     if "--keys" in argv:
         return print_keys([a for a in argv if not a.startswith("-")])
+    if "--schema" in argv:
+        return print_schema([a for a in argv if not a.startswith("-")])
     import hydra
 
     from launcher.sweep.multirun import Multirun
@@ -79,6 +83,18 @@ def print_keys(words: list[str]) -> int:
         if not words or any(word in name for word in words):
             table.add_row(name, "null" if default is None else str(default), doc)
     Console().print(table)
+    return 0
+
+
+def print_schema(words: list[str]) -> int:
+    """The JSON schema of a recipe file, or of the files of one section: ``--schema cluster``."""
+    import json
+
+    from launcher.config.json_schema import json_schema
+
+    if len(words) > 1:
+        raise ConfigError(f"--schema takes one section, not {' '.join(words)}; name one, or none for a whole recipe")
+    print(json.dumps(json_schema(*words), indent=1))
     return 0
 
 

@@ -1,0 +1,96 @@
+"""The configuration as a JSON schema (draft 2020-12), for editors that complete and check YAML files. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
+from launcher.config.schema import Config
+from trainer.config import ConfigError
+from trainer.config.errors import listed, nearest
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
+
+
+def json_schema(section: str | None = None) -> dict[str, Any]:
+    """The schema of a whole file (a recipe), or of the files of one ``section`` such as ``model`` or ``cluster``.
+
+    A file holds only what differs from the defaults, so no key is required; Hydra's ``defaults`` list may stand at the top.
+    ``ConfigError`` when there is no such section.
+    """
+    whole = _object(Config)
+    whole["properties"]["cluster"] = {"anyOf": [_object(cluster_class(backend)) for backend in CLUSTER_CLASSES]}
+    if section is None:
+        return _file(whole, "Trireme")
+    sections = {**whole["properties"], "hardware": _of_hint(_hardware_class(), {})}
+    if "properties" not in sections.get(section, {}) and section != "cluster":
+        known = [name for name, schema in sections.items() if name == "cluster" or "properties" in schema]
+        raise ConfigError(f"--schema {section} names no section of the configuration{nearest(section, known)}; use {listed(known)}")
+    return _file(sections[section], f"Trireme: {section}")
+
+
+def _file(schema: dict[str, Any], title: str) -> dict[str, Any]:
+    """The schema of a file: its keys at the top, beside them the list of files that it starts from."""
+    schemas = schema.get("anyOf", [schema])
+    for one in schemas:
+        one["properties"] = {"defaults": {"type": "array", "description": "Hydra's list of the files that this one starts from"}, **one["properties"]}
+    return {"$schema": DIALECT, "title": title, **schema}
+
+
+def _hardware_class() -> Any:
+    return typing.get_type_hints(cluster_class("local"))["hardware"]
+
+
+def _object(cls: type) -> dict[str, Any]:
+    """The keys of a dataclass, each with its documentation, bounds and default."""
+    hints = typing.get_type_hints(cls)
+    properties = {field.name: _of_field(field, hints[field.name]) for field in dataclasses.fields(cls)}
+    return {
+        "type": "object",
+        "description": (cls.__doc__ or "").strip().splitlines()[0],
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _of_field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    schema = _of_hint(hint, field.metadata)
+    schema["description"] = field.metadata.get("doc", schema.get("description", ""))
+    if field.default is not dataclasses.MISSING:
+        schema["default"] = field.default
+    return schema
+
+
+def _of_hint(hint: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of one value. A list's bounds are those of its entries, a mapping's choices are its keys."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = next(a for a in arguments if a is not type(None))
+        return {"anyOf": [_of_hint(inner, metadata), {"type": "null"}]}
+    if dataclasses.is_dataclass(hint):
+        return _object(typing.cast(type, hint))
+    if origin is list:
+        return {"type": "array", "items": _of_hint(arguments[0], metadata)}
+    if origin is dict:
+        names = {"propertyNames": {"enum": list(metadata["choices"])}} if metadata.get("choices") else {}
+        return {"type": "object", "additionalProperties": _of_hint(arguments[1], {**metadata, "choices": None}), **names}
+    if hint is Any:
+        return {}
+    return {"anyOf": [_scalar(hint, metadata), _INTERPOLATION]}
+
+
+def _scalar(hint: type, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": _TYPES[hint]}
+    if hint is str:  # sweep.name=2026 means the text
+        schema["type"] = ["string", "number"]
+    words = {"minimum": "minimum", "above": "exclusiveMinimum", "maximum": "maximum"}
+    schema |= {words[name]: metadata[name] for name in words if metadata.get(name) is not None}
+    return schema | ({"enum": list(metadata["choices"])} if metadata.get("choices") else {})
+
+
