@@ -1,14 +1,14 @@
 """The tool a person types: compose, plan, launch, measure, rank. What a script may use:
 
->>> from launcher import compose, plan, predict
->>> config = compose(["recipe=gpt3_5b"])
+>>> from launcher import compose, plan, predict, resolve
+>>> config = resolve(compose(["recipe=gpt3_5b"]))
 >>> predict(config.model, config.layout, config.run, config.cluster).ranks
 128
 >>> found = plan(config)
 >>> found.layout(found.order[0]).tensor in (1, 2, 4, 8)
 True
 
-``run_sweep`` runs trials, ``ConfigError`` is every error of wrong input. Other names inside the package may change without notice.
+``resolve`` fills in what is derived and checks every rule, ``run_sweep`` runs trials, ``ConfigError`` is every error of wrong input. Other names inside the package may change without notice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.config import compose
+    from launcher.config import compose, resolve
     from launcher.cost import predict
     from launcher.search.plan import plan
     from launcher.sweep.run import run_sweep
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "ConfigError": "trainer.config", "compose": "launcher.config", "plan": "launcher.search.plan", "predict": "launcher.cost",
-    "run_sweep": "launcher.sweep.run",
+    "resolve": "launcher.config", "run_sweep": "launcher.sweep.run",
 }  # fmt: skip
 
-__all__ = ["ConfigError", "compose", "plan", "predict", "run_sweep"]
+__all__ = ["ConfigError", "compose", "plan", "predict", "resolve", "run_sweep"]
 
 
 def __getattr__(name: str) -> Any:
