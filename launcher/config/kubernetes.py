@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
+from launcher.config.secrets import refuse_secrets
 from trainer.config import ConfigError
 from trainer.config.errors import listed
 from trainer.config.schema import key
 
 WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
 SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")
-_SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|credentials?|api_?key|access_?key|private_?key)($|_)")
 _REFERENCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 
 
@@ -133,12 +133,7 @@ def _check_secrets(cluster: KubernetesCluster) -> None:
     for name, reference in cluster.secrets.items():
         if not _REFERENCE.fullmatch(reference):
             raise ConfigError(f"cluster.secrets.{name} is not SECRET/KEY, the name of a Secret in the namespace and one of its keys")
-    for name, value in cluster.env.items():
-        if _SECRET_NAME.search(name) or re.search(r"://[^/\s]*:[^/\s]*@", value):
-            raise ConfigError(
-                f"cluster.env.{name} looks like a secret, and a manifest is readable by many; store it in a Kubernetes Secret "
-                f"and refer to it with cluster.secrets.{name}=SECRET/KEY"
-            )
+    refuse_secrets(cluster, "store it in a Kubernetes Secret and refer to it with cluster.secrets.{name}=SECRET/KEY")
 
 
 def _check_queue(cluster: KubernetesCluster) -> None:

@@ -12,10 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+import yaml
 
 from launcher.backends.base import Job
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
+from launcher.config.secrets import secrets_in
 from trainer.config import ConfigError
 
 Manifest = dict[str, Any]
@@ -77,7 +79,7 @@ def service(job: Job, cluster: KubernetesCluster) -> Manifest:
 
 def config_map(job: Job, cluster: KubernetesCluster, config: str) -> Manifest:
     """What the pods read: the resolved run and the program that starts its ranks. No file system is shared."""
-    _refuse_passwords(config)
+    _refuse_secrets(config)
     data = {"config.yaml": config, "entry.py": ENTRY.read_text()}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, cluster), "data": data}
 
@@ -132,14 +134,13 @@ def _label(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("-._")
 
 
-def _refuse_passwords(config: str) -> None:
-    """A ConfigMap can be read by many: addresses in the run may not carry credentials."""
-    for address in map(urlsplit, re.findall(r"\w+://\S+", config)):
-        if address.password:
-            raise ConfigError(
-                f"an address in the run carries a password ({address.username}:...@{address.hostname}), which a manifest would "
-                "show; take it out and give it by reference, as in cluster.secrets.MLFLOW_TRACKING_PASSWORD=SECRET/KEY"
-            )
+def _refuse_secrets(config: str) -> None:
+    """A ConfigMap can be read by many: the run, too, may carry no secret, such as a password in an address."""
+    for key, what in secrets_in(yaml.load(config, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
+        raise ConfigError(
+            f"{key} looks like {what}, which a manifest would show; take it out and give it by reference, "
+            "as in cluster.secrets.MLFLOW_TRACKING_PASSWORD=SECRET/KEY"
+        )
 
 
 def _container(job: Job, cluster: KubernetesCluster, host0: str, index_variable: str, mounts: list[Manifest]) -> Manifest:
