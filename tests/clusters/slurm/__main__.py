@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from tests.clusters.slurm import Cluster, Settings, install, why_not
+from tests.clusters.slurm.fixture import real_pyxis
 
 VERBS = ("install", "start", "stop", "status", "kill", "boot", "cut", "plug")
 
@@ -30,6 +31,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--max-array-size", type=int, default=1001, help="Slurm's MaxArraySize (1001)")
     parser.add_argument("--directory", type=Path, help="(/tmp/tslurm<number>)")
+    parser.add_argument("--pyxis", type=Path, help="where the script pyxis has built the real one (TRIREME_TEST_PYXIS; else a stand-in)")
     return parser.parse_args(argv)
 
 
@@ -40,7 +42,10 @@ def main(argv: list[str]) -> int:
         print(f"error: {reason}", file=sys.stderr)
         return 1
     directory = options.directory or Path(f"/tmp/tslurm{options.number}")
-    cluster = Cluster(Settings(directory, options.number, nodes=options.nodes, max_array_size=options.max_array_size))
+    settings = Settings(
+        directory, options.number, options.nodes, max_array_size=options.max_array_size, pyxis=options.pyxis or real_pyxis()
+    )
+    cluster = Cluster(settings)
     if options.verb == "install":
         install()
     elif options.verb == "start":

@@ -39,7 +39,8 @@ class Cluster:
     def env(self) -> dict[str, str]:
         """Environment of daemons and clients: the caller's, without settings of another Slurm."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_"))}
-        return clean | {"SLURM_CONF": str(self.settings.conf), "PATH": clean.get("PATH", "") + ":/usr/sbin:/sbin"}
+        enroot = "" if self.settings.pyxis is None else f":{self.settings.pyxis}/bin"
+        return clean | {"SLURM_CONF": str(self.settings.conf), "PATH": clean.get("PATH", "") + ":/usr/sbin:/sbin" + enroot}
 
     def output(self, *command: str) -> str:
         """Standard output of a client command; ``CalledProcessError`` when it fails."""
@@ -201,7 +202,7 @@ class Cluster:
     def _write_files(self) -> None:
         """Folders, configuration, key, fake GPUs and an empty database."""
         s = self.settings
-        for folder in ("etc", "run", "log", "state", "dev", *(f"spool/{node}" for node in s.names)):
+        for folder in ("etc", "run", "log", "state", "dev", "run/pyxis", *(f"spool/{node}" for node in s.names)):
             (s.directory / folder).mkdir(parents=True, exist_ok=True)
         for name, text in files(s).items():
             path = s.directory / "etc" / name
@@ -217,7 +218,7 @@ class Cluster:
         if not key.exists():
             key.touch(mode=0o600)
             key.write_bytes(os.urandom(1024))
-        if not (s.directory / "container.so").exists():
+        if s.pyxis is None and not (s.directory / "container.so").exists():
             subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", s.directory / "container.so", CONTAINER], check=True)
         if not (s.directory / "db" / "mysql").exists():
             self._create_database()

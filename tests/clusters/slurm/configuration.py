@@ -21,6 +21,7 @@ class Settings:
     gpus: int = 8  # of a node; /dev/null in disguise
     memory_mb: int = 64000
     max_array_size: int = 17  # small, so that ordinary sweeps are longer than one array
+    pyxis: Path | None = None  # where the script `pyxis` has built the real one; None: the stand-in, container.c
 
     @property
     def names(self) -> list[str]:
@@ -49,6 +50,11 @@ class Settings:
     def conf(self) -> Path:
         return self.directory / "etc" / "slurm.conf"
 
+    @property
+    def containers(self) -> Path:
+        """Where the nodes keep the file systems of running containers, in a folder each."""
+        return self.directory / "containers" if self.pyxis is None else self.pyxis / "containers"
+
     def run(self, name: str) -> Path:
         return self.directory / "run" / name
 
@@ -63,10 +69,17 @@ def files(settings: Settings) -> dict[str, str]:
         "slurmdbd.conf": slurmdbd_conf(settings),
         "gres.conf": f"NodeName=n[1-{settings.nodes}] Name=gpu Type=h100 File={settings.directory}/dev/gpu[0-{settings.gpus - 1}]\n",
         "topology.conf": topology_conf(settings),
-        "plugstack.conf": f"required {settings.directory}/container.so\n",
+        "plugstack.conf": plugstack_conf(settings),
         "cgroup.conf": "CgroupAutomount=no\n",
         "hosts": hosts(settings),
     }
+
+
+def plugstack_conf(settings: Settings) -> str:
+    """The container plugin."""
+    if settings.pyxis is None:
+        return f"required {settings.directory}/container.so {settings.containers}\n"
+    return f"required {settings.pyxis}/lib/slurm/spank_pyxis.so runtime_path={settings.directory}/run/pyxis\n"
 
 
 def oci_conf(settings: Settings) -> str:

@@ -44,7 +44,7 @@ def slurm() -> Iterator[Slurm]:
     except (subprocess.CalledProcessError, OSError) as error:
         pytest.skip(f"the packages of the Slurm test cluster cannot be installed: {error}")
     with _free_number() as number:
-        cluster = Cluster(Settings(Path(f"/tmp/tslurm{number}"), number), with_parent=True)
+        cluster = Cluster(Settings(Path(f"/tmp/tslurm{number}"), number, pyxis=real_pyxis()), with_parent=True)
         cluster.stop()  # what a run that was killed left
         cluster.start()
         with pytest.MonkeyPatch.context() as patch:
@@ -53,6 +53,12 @@ def slurm() -> Iterator[Slurm]:
                 yield Slurm(cluster.settings.conf, cluster)
             finally:
                 cluster.stop()
+
+
+def real_pyxis() -> Path | None:
+    """The folder in which the script `pyxis` has built pyxis and enroot, from ``TRIREME_TEST_PYXIS``."""
+    folder = os.environ.get("TRIREME_TEST_PYXIS")
+    return Path(folder) if folder else None
 
 
 @pytest.fixture
