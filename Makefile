@@ -17,12 +17,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 CLUSTER_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py \
 	kubernetes.py kubernetes_cluster.py kubernetes_deploy.py kubernetes_indexed.py kubernetes_played.py kubernetes_sweeps.py)
 
-.PHONY: help demo test test-clusters check lint format clean
+.PHONY: help demo test test-clusters check lint format docs clean
 help:
 	@echo "make demo    environment, corpus, a sweep of layouts on 8 local processes, ranking, report"
 	@echo "make test    everything the tests need, then the tests"
 	@echo "make test-clusters   the tests on a real Slurm and a real Kubernetes alone (Debian, root)"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the documentation as pages: build/docs/index.html"
 	@echo "make clean   remove the environment and what runs wrote"
 
 $(VENV)/.base: pyproject.toml
@@ -61,9 +62,12 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs data report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build runs data report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

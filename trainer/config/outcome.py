@@ -41,3 +41,50 @@ class Reason(str, Enum):
     def retryable(self) -> bool:
         """Faults of the place, not of the trial: worth another attempt elsewhere."""
         return self in (Reason.NODE, Reason.PREEMPTED, Reason.COMMUNICATION)
+
+
+MEANINGS: dict[Reason, tuple[str, str]] = {
+    Reason.OUT_OF_MEMORY: (
+        "The device's memory did not suffice, or counted bytes exceeded run.memory_gb.",
+        "Raise layout.tensor, layout.pipeline, layout.sharding or layout.recompute, or lower layout.micro_batch.",
+    ),
+    Reason.HOST_MEMORY: (
+        "The host's memory did not suffice: the kernel killed a rank, or an allocation failed.",
+        "Run fewer ranks per node, ask for more memory (cluster.mem_gb under Slurm), or use a smaller vocabulary or model.",
+    ),
+    Reason.COMMUNICATION: (
+        "A collective failed or did not complete in time, and no rank knew a better reason.",
+        "Look at the network and at the logs of the ranks named; raise run.timeout_s if steps are that long.",
+    ),
+    Reason.NODE: (
+        "A node died, was drained, or lost its network; or nobody knows the job any more.",
+        "Nothing, if the next attempt succeeds: it avoids the node. Otherwise give the node's name to its administrator.",
+    ),
+    Reason.CONFIGURATION: (
+        "Values do not fit together, or a file that they name is missing or damaged.",
+        "Read the detail: it names the key, the value, what is allowed and what to do.",
+    ),
+    Reason.PREEMPTED: (
+        "The cluster took the trial's nodes for other work.",
+        "Nothing: it continues from its checkpoint where run.checkpoint.every is set, else it starts again.",
+    ),
+    Reason.TIME_LIMIT: (
+        "The job's time limit ended it.",
+        "Raise the limit (cluster.time), or save checkpoints (run.checkpoint.every) so that the next attempt continues.",
+    ),
+    Reason.NUMERICS: (
+        "The loss or the gradient norm became NaN or infinite, or every step was skipped.",
+        "Lower optimizer.lr, use bf16 instead of fp16, or look at the data of the step that is named.",
+    ),
+    Reason.CANNOT_START: (
+        "The job could not start: image, program, quota or limits.",
+        "Read the detail: it holds the cluster's own words.",
+    ),
+    Reason.CANCELLED: ("Somebody cancelled it, or the launcher was interrupted.", "Repeat the command to run it."),
+    Reason.CANNOT_WIN: (
+        "A search stopped it because it could no longer beat the best layout.",
+        "Nothing: this saves time. 'trireme train' with its layout measures it in full.",
+    ),
+    Reason.ERROR: ("An error that has no reason of its own.", "Read the log: 'trireme logs TRIAL'."),
+}
+"""What each reason means and what to do about it."""
