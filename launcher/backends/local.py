@@ -116,7 +116,10 @@ class LocalBackend(Backend):
             if running is None:
                 _terminate(handle)
             elif not running.ended:
-                self._nursery.kill(handle["job"])
+                try:
+                    self._nursery.kill(handle["job"])
+                except NurseryError as error:
+                    self._replace(error)
 
     def close(self) -> None:
         self._nursery.close()
@@ -124,6 +127,7 @@ class LocalBackend(Backend):
     def _start(self, job: Job) -> Handle:
         if job.name in self._running:
             return _handle(self._running[job.name])
+        self._listen()
         job.log_path(0).parent.mkdir(parents=True, exist_ok=True)
         beside = [running for running in self._running.values() if not running.ended]
         port = _free_port(job, {running.port for running in beside})
@@ -144,16 +148,20 @@ class LocalBackend(Backend):
         return _handle(self._running[job.name])
 
     def _listen(self) -> None:
-        """Hear of ranks that ended. A nursery that is lost takes its trials with it and is replaced."""
+        """Hear of ranks that ended, or that the nursery did."""
         try:
             self._nursery.listen()
         except NurseryError as error:
-            for running in self._running.values():
-                if not running.ended:
-                    _terminate(_handle(running))
-                    running.lost = str(error)
-            self._nursery.close()
-            self._nursery = Nursery(self._command)
+            self._replace(error)
+
+    def _replace(self, error: NurseryError) -> None:
+        """A new nursery for one that is lost, which takes its trials with it."""
+        for running in self._running.values():
+            if not running.ended:
+                _terminate(_handle(running))
+                running.lost = str(error)
+        self._nursery.close()
+        self._nursery = Nursery(self._command)
 
     def _state(self, handle: Handle) -> JobState:
         running = self._running.get(handle["job"])

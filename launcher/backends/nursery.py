@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +60,7 @@ class Nursery:
         return brood
 
     def kill(self, key: str) -> None:
-        """SIGTERM to all ranks of ``key``, then SIGKILL after the nursery's grace."""
+        """SIGTERM to all ranks of ``key``, then SIGKILL after the nursery's grace. ``NurseryError`` if it has ended."""
         self._send({"kill": key})
 
     def listen(self, seconds: float = 0.0) -> None:
@@ -77,9 +78,10 @@ class Nursery:
             seconds = 0.0
 
     def close(self, timeout: float = 15.0) -> None:
-        """End of input: the nursery kills what still runs and ends."""
+        """End of input: the nursery kills what still runs and ends, if it has not ended by itself."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # what it did not live to read is still in the buffer
+                self._process.stdin.close()
             try:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:

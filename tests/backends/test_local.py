@@ -18,6 +18,7 @@ from launcher.backends import backend_for, local
 from launcher.backends.base import BackendError
 from launcher.backends.local import LocalBackend
 from launcher.backends.memory import oom_kills
+from launcher.backends.nursery import Nursery, NurseryError
 from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
 from launcher.sweep.files import read_json
 from tests.backends.conformance import LONG, Conformance, Ground, closing
@@ -107,6 +108,40 @@ def test_a_lost_worker_process_fails_its_trials_and_is_replaced(tmp_path: Path) 
     (handle,) = ground.submit(again)
     assert ground.end(again, handle).status is Status.DONE
     ground.backend.close()
+
+
+def test_a_worker_process_that_died_unnoticed_disturbs_neither_cancel_nor_the_next_trial_nor_close(tmp_path: Path) -> None:
+    ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
+    job = ground.job(LONG)
+    (handle,) = ground.submit(job)
+    _kill_and_wait(psutil.Process(handle["pids"][0]).parent())
+    ground.backend.cancel([handle])
+    assert ground.end(job, handle).reason is Reason.NODE
+    again = ground.job()
+    (handle,) = ground.submit(again)
+    server = psutil.Process(handle["pids"][0]).parent()
+    assert ground.end(again, handle).status is Status.DONE
+    _kill_and_wait(server)
+    (handle,) = ground.submit(ground.job(LONG))
+    _kill_and_wait(psutil.Process(handle["pids"][0]).parent())
+    ground.backend.close()
+
+
+def test_a_worker_process_that_did_not_live_to_read_its_last_request_is_closed_quietly() -> None:
+    nursery = Nursery((sys.executable, "-c", "input()"))
+    nursery._process = nursery._spawn()
+    nursery._process.kill()
+    nursery._process.wait()
+    with pytest.raises(NurseryError, match="ended with code -9"):
+        nursery.kill("a trial")
+    nursery.close()
+
+
+def _kill_and_wait(process: psutil.Process) -> None:
+    """Kill a child of ours and wait until it can be collected, which is left to its owner."""
+    process.kill()
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
 
 
 def test_a_worker_process_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:
