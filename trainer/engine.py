@@ -88,7 +88,7 @@ class Engine:
         for bucket in self.state.buckets:
             bucket.initialize(config.run.seed)
         self.owned = self.state.owned()
-        self.optimizer = AdamW(config.optimizer, self.owned)
+        self.optimizer = AdamW(config.optimizer, self.owned, world.device)
         self.scale = LossScale.of(config.run.precision)
         self.updates = 0  # optimizer updates made: a skipped step is none, so the learning rate waits for it
         seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
@@ -172,7 +172,7 @@ class Engine:
         own = torch.zeros(3, dtype=torch.float64, device=self.device)
         if losses and self.groups.tensor.index == 0:
             own[0] = torch.stack(losses).double().sum() / scale
-        own[1] = squared_norm(self.owned) / scale**2
+        own[1] = squared_norm(self.owned, self.device) / scale**2
         own[2] = float(stop)
         total = own.clone()
         self.groups.world.all_reduce(total).wait()

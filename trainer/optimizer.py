@@ -37,21 +37,20 @@ def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
                 piece.copy_(total)
 
 
-def squared_norm(owned: Sequence[Owned]) -> Tensor:
+def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
     """This rank's part of the squared norm of the gradient: every element of the model is counted by one rank. fp64 scalar."""
     counted = [piece.gradient for piece in owned if piece.saves]
     if not counted:
-        return torch.zeros((), dtype=torch.float64, device=owned[0].weight.device)
+        return torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack(torch._foreach_norm(counted)).double().square().sum()
 
 
 class AdamW:
-    """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns."""
+    """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, which may be none."""
 
-    def __init__(self, config: OptimizerConfig, owned: Sequence[Owned]):
+    def __init__(self, config: OptimizerConfig, owned: Sequence[Owned], device: torch.device):
         self.config = config
         self.groups = [[p for p in owned if p.record.decay], [p for p in owned if not p.record.decay]]
-        device = owned[0].weight.device
         self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count
 
     def step(self, lr: float, factor: Tensor, skip: Tensor) -> None:

@@ -2,12 +2,15 @@
 
     python tests/numerics/matrix.py '{"layout": {"tensor": 2}, "model": {}, "precision": "fp64"}'
 
-runs one case by hand. A case is drawn from (seed, index); cases that break a rule are drawn again.
+runs one case by hand. A case is drawn from (seed, index); cases that break a rule are drawn again. Half of the cases are of an
+ordinary small model; the others have corners: stages without a block, a token or two in a sequence, one sequence in a batch, a
+vocabulary that leaves tensor ranks without a row, and models with fewer elements than shards, so that ranks own nothing.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 import sys
@@ -102,7 +105,30 @@ def _draw_any(dice: random.Random) -> Case:
         "layers": max(2, pipeline * virtual) + dice.choice([0, 0, 1]),
         "activation": dice.choice(["gelu", "swiglu", "squared_relu"]),
     }
-    return Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), dice.choice([6, 8]))
+    case = Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), dice.choice([6, 8]))
+    return _with_corners(dice, case) if dice.random() < 0.5 else case
+
+
+def _with_corners(dice: random.Random, case: Case) -> Case:
+    """``case`` with some of what is smallest: each rule that allows a nothing is drawn where it has one."""
+    layout, model, batch = dict(case.layout), dict(case.model), case.batch
+    chunks = layout["pipeline"] * layout["virtual_pipeline"]
+    if dice.random() < 0.5:
+        cuts = sorted(dice.randint(0, model["layers"]) for _ in range(chunks - 1))
+        layout["stage_layers"] = [high - low for low, high in itertools.pairwise([0, *cuts, model["layers"]])]
+    if dice.random() < 0.5:
+        model |= {"hidden": dice.choice([4, 8]), "ffn": dice.choice([4, 64])}
+    if dice.random() < 0.5:
+        layout["data"], layout["micro_batch"], batch = MOST_RANKS // (layout["tensor"] * layout["pipeline"]), 1, 8
+        layout["sharding"] = dict.fromkeys(("params", "grads", "optimizer"), layout["data"]) | {"params": dice.choice([1, layout["data"]])}
+    if dice.random() < 0.4:
+        model["vocab"] = dice.choice([2, 3, 5])
+    if dice.random() < 0.4:
+        model["seq"] = dice.choice([1, 2])
+    if dice.random() < 0.2:
+        layout["data"], layout["micro_batch"], batch = 1, 1, 1
+        layout["sharding"] = dict.fromkeys(("params", "grads", "optimizer"), 1)
+    return replace(case, layout=layout, model=model, batch=batch)
 
 
 def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
