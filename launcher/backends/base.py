@@ -35,7 +35,7 @@ class Job:
     world_size: int  # ranks the layout occupies; at most cluster.world_size
     max_parallel: int = 0  # jobs of the sweep that may run at once, 0 = any; for backends that throttle
     config: Mapping[str, Any] | None = field(default=None, compare=False)  # what config.yaml holds, for whoever sends it along
-    avoid: tuple[str, ...] = ()  # nodes that were at fault in earlier attempts
+    avoid: tuple[str, ...] = ()  # nodes to be left out: they were at fault in earlier attempts
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class JobState:
     started: float | None = None  # unix seconds, when it is known
     nodes: tuple[str, ...] = ()
     attempt: int | None = None  # the attempt that runs, where the place itself starts jobs again (Slurm's requeue)
-    bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempt avoids them
+    bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempts avoid them for a while
 
 
 Handle = dict[str, Any]
@@ -125,6 +125,17 @@ class Backend(ABC):
     @abstractmethod
     def cancel(self, handles: Sequence[Handle]) -> None:
         """End the jobs; unknown or ended ones are ignored."""
+
+    def can_place(self, job: Job) -> bool:
+        """Whether there are nodes enough for ``job`` beside those that it avoids. True where that is not known.
+
+        Asked before a job that avoids nodes is submitted: it then avoids fewer of them.
+        """
+        return True
+
+    def readmit(self, job: Job, handle: Handle) -> bool:
+        """Let a job that waits avoid only the nodes that ``job`` names now. False where that cannot be changed any more."""
+        return False
 
     def capacity(self) -> int | None:
         """Ranks that may be alive at once over all jobs; None where a queue decides."""

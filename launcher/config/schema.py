@@ -60,8 +60,11 @@ class ClusterConfig:
     container: ContainerConfig = key(ContainerConfig, "what the ranks run in")
     env: dict[str, str] = key(dict, "environment variables of the ranks (secrets: by reference only)")
     start_timeout: float = key(0.0, "seconds a trial may wait to start before it is given up; 0 = for ever", minimum=0)
+    avoid_s: float = key(
+        3600.0, "seconds for which a trial's attempts leave out a node at whose fault an earlier one failed, if enough others are there", minimum=0
+    )
 
-    passing: ClassVar[tuple[str, ...]] = ("start_timeout",)
+    passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s")
     """Keys that cannot change what a trial measures, and are no part of its identity."""
 
     @property

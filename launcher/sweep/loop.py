@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
 from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.sweep import exclusion
+from launcher.sweep.exclusion import Exclusion
 from launcher.sweep.files import write_json, write_text
 from launcher.sweep.lock import Locks
 from launcher.sweep.outcome import Verdict, decide, failures_in, silent_nodes
@@ -61,9 +63,12 @@ class Flight:
 
     def job(self, max_parallel: int) -> Job:
         record = self.record
-        avoid = sorted({node for attempt in record.history for node in attempt.get("bad_nodes", ())})
         place = (record.directory, self.cluster, record.world_size)
-        return Job(record.id, record.sweep, record.attempt, *place, max_parallel, record.config, tuple(avoid))
+        return Job(record.id, record.sweep, record.attempt, *place, max_parallel, record.config, record.avoided)
+
+    def exclusions(self) -> list[Exclusion]:
+        """Nodes that an attempt should leave out now."""
+        return exclusion.exclusions(self.record.history, self.cluster.avoid_s, time.time())
 
     @property
     def settled(self) -> bool:
@@ -267,16 +272,37 @@ class Loop:
         """Render the next attempt of a trial and record that it is about to be submitted."""
         record = flight.record
         record.attempt += 1 if record.status.final else 0  # what an earlier attempt left is never taken for this one's
+        self._choose_nodes(flight)
         request = flight.backend.render(self._job(flight))
         write_text(request.job.request_path, request.text)
         for name, text in request.files.items():
             write_text(record.directory / name, text)
-        record.status, record.reason, record.detail = Status.SUBMITTED, None, ""
+        record.status, record.reason, record.detail = Status.SUBMITTED, None, record.avoided_words
         record.handle, record.launcher, record.sweep = None, self._launcher, self._sweep
         record.submitted, record.started, record.ended, record.nodes = time.time(), None, None, ()
         flight.first_step, flight.result_seen, flight.inherited = flight.last_step(), None, False
         self._store.save(record)
         return request
+
+    def _choose_nodes(self, flight: Flight) -> None:
+        """Decide which nodes the next attempt leaves out."""
+        record, wanted = flight.record, flight.exclusions()
+
+        def possible(nodes: tuple[str, ...]) -> bool:
+            return flight.backend.can_place(replace(self._job(flight), avoid=nodes))
+
+        chosen = exclusion.choose(wanted, possible)
+        record.avoided, record.avoided_words = exclusion.names(chosen), exclusion.words(wanted, chosen)
+
+    def _readmit(self, flight: Flight) -> None:
+        """Let a job that waits use nodes again whose exclusion has ended meanwhile."""
+        record = flight.record
+        left = [e for e in flight.exclusions() if e.node in record.avoided]
+        if len(left) == len(record.avoided):
+            return
+        if flight.backend.readmit(replace(self._job(flight), avoid=exclusion.names(left)), _handle(flight)):
+            record.avoided, record.avoided_words = exclusion.names(left), exclusion.words(left, left)
+            self._store.save(record)
 
     def _take_off(self, flight: Flight) -> None:
         flight.record.launcher = self._launcher
@@ -321,6 +347,9 @@ class Loop:
             self._flying.remove(flight)
             self._settle(flight, state)
             return True
+        if state.status is Status.SUBMITTED and record.avoided_words:
+            self._readmit(flight)
+            state = replace(state, detail="; ".join(filter(None, [state.detail, record.avoided_words])))
         seen = (state.status, state.started or record.started, state.nodes or record.nodes, state.detail)
         if seen != (record.status, record.started, record.nodes, record.detail):
             changed = record.status is not state.status
@@ -363,13 +392,13 @@ class Loop:
         record = flight.record
         failures = failures_in(record.directory)
         verdict = decide(record.attempt, state, record.result(), failures)
+        bad_nodes = state.bad_nodes or silent_nodes(state.nodes or record.nodes, record.world_size, verdict.attempt, failures)
         if flight.stop is not None and verdict.status is not Status.DONE:
             reason, detail = flight.stop
             status = Status.FAILED if reason is Reason.CANNOT_START else Status.STOPPED
             verdict = Verdict(status, reason, detail or verdict.detail, verdict.attempt)
         elif self._try_again(flight, verdict):
-            silent = silent_nodes(state.nodes or record.nodes, record.world_size, verdict.attempt, failures)
-            self._remember(record, verdict, state.bad_nodes or silent)
+            self._remember(record, verdict, bad_nodes)
             record.attempt, record.status = verdict.attempt + 1, Status.PLANNED
             record.reason, record.detail, record.handle = verdict.reason, verdict.detail, None
             record.submitted, record.started, record.nodes = None, None, ()
@@ -377,7 +406,7 @@ class Loop:
             self._tell(record)
             self._waiting.insert(0, flight)
             return
-        self._finish(flight, verdict)
+        self._finish(flight, verdict, bad_nodes)
 
     def _try_again(self, flight: Flight, verdict: Verdict) -> bool:
         """Whether another attempt is due. Attempts that an earlier launcher left, and those that moved on, are not counted."""
@@ -388,14 +417,14 @@ class Loop:
         flight.tries += 1
         return flight.tries <= self._settings.retries
 
-    def _finish(self, flight: Flight, verdict: Verdict) -> None:
+    def _finish(self, flight: Flight, verdict: Verdict, bad_nodes: Sequence[str] = ()) -> None:
         record = flight.record
         record.status, record.reason, record.detail = verdict.status, verdict.reason, verdict.detail
         record.attempt, record.ended = verdict.attempt, time.time()
         if record.result() is None and verdict.status is not Status.DONE:
             outcome = {"status": record.status.value, "reason": record.reason and record.reason.value, "message": record.detail}
             write_json(record.directory / "result.json", outcome | {"attempt": record.attempt, "world_size": record.world_size})
-        self._remember(record, verdict)
+        self._remember(record, verdict, bad_nodes)
         self._store.save(record)
         self._release(flight)
         self._tell(record)
@@ -406,7 +435,7 @@ class Loop:
         flight.claimed = False
 
     @staticmethod
-    def _remember(record: Record, verdict: Verdict, bad_nodes: Sequence[str] = ()) -> None:
+    def _remember(record: Record, verdict: Verdict, bad_nodes: Sequence[str]) -> None:
         reason = verdict.reason.value if verdict.reason else None
         entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
         times = {"started": record.started or record.submitted, "ended": time.time()}
@@ -445,5 +474,18 @@ def _by_backend(flights: Sequence[Flight]) -> list[tuple[Backend, list[Flight]]]
 
 def _refresh(record: Record, stored: Record) -> None:
     """Take over what another launcher wrote; what the plan says of the trial stays."""
-    for name in ("status", "reason", "detail", "attempt", "handle", "submitted", "started", "ended", "nodes", "history"):
+    for name in (
+        "status",
+        "reason",
+        "detail",
+        "attempt",
+        "handle",
+        "submitted",
+        "started",
+        "ended",
+        "nodes",
+        "history",
+        "avoided",
+        "avoided_words",
+    ):
         setattr(record, name, getattr(stored, name))

@@ -50,6 +50,12 @@ def _again(record: Record) -> str:
     return f"{record.id}  attempt {record.attempt} follows: {record.detail}"
 
 
+def _placed(record: Record) -> str:
+    """Which nodes an attempt leaves out; empty where it may use all."""
+    submitted = record.status is Status.SUBMITTED and record.avoided_words
+    return f"{record.id}  attempt {record.attempt} {record.avoided_words}" if submitted else ""
+
+
 class Lines:
     """A line for each trial that ends or is tried again."""
 
@@ -62,6 +68,8 @@ class Lines:
             say(f"[{self._ended}/{self._total}] {_ended(record)}")
         elif record.status is Status.PLANNED:
             say(_again(record))
+        elif words := _placed(record):
+            say(words)
 
     def on_poll(self, records: Sequence[Record]) -> None:
         """Nothing: a log is not a screen."""
@@ -93,6 +101,8 @@ class Bars:
             self._drop(record)
             self._bars.console.print(_again(record), markup=False)
         elif record.id not in self._trials:
+            if words := _placed(record):
+                self._bars.console.print(words, markup=False)
             label = f"{record.id[:8]}  {layout_label(record.config.get('layout', {}))}"
             self._trials[record.id] = self._bars.add_task(label, total=total_steps(record), note=record.status.value)
 

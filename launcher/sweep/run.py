@@ -127,7 +127,9 @@ def _forget_old_wishes(store: Store, locks: Locks, flights: Sequence[Flight]) ->
 def _place(cluster: ClusterConfig) -> str:
     """Clusters that differ only in the size of a trial are one place: one backend serves them, and starts its workers once."""
     content = to_dict(cluster)
-    return digest({key: value for key, value in content.items() if key not in ("nodes", "gpus_per_node", "hardware", "start_timeout")})
+    return digest(
+        {key: value for key, value in content.items() if key not in ("nodes", "gpus_per_node", "hardware", "start_timeout", "avoid_s")}
+    )
 
 
 @contextmanager

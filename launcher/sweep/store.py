@@ -63,7 +63,11 @@ class Record:
     ended: float | None = None
     nodes: tuple[str, ...] = ()
     predicted: dict[str, Any] | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)  # earlier attempts: attempt, status, reason, detail, started, ended
+    history: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # earlier attempts: attempt, status, reason, detail, started, ended, nodes, bad_nodes
+    avoided: tuple[str, ...] = ()  # nodes that the attempt leaves out
+    avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
     launcher: str = ""  # who runs it: "process 123 on host"
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
 
@@ -94,7 +98,7 @@ class Record:
         record = cls(directory=directory, **{name: value for name, value in data.items() if name in known})
         record.status = Status(record.status)
         record.reason = None if record.reason is None else Reason(record.reason)
-        record.overrides, record.nodes = tuple(record.overrides), tuple(record.nodes)
+        record.overrides, record.nodes, record.avoided = tuple(record.overrides), tuple(record.nodes), tuple(record.avoided)
         return record
 
 

@@ -91,6 +91,41 @@ def test_a_bad_node_is_named_and_avoided(slurm: Slurm, tmp_path: Path) -> None:
     assert "device and memory are good" in (record.directory / "logs/attempt1.health.rank0.log").read_text()
 
 
+@pytest.fixture
+def bad_once(tmp_path: Path) -> str:
+    """An interpreter whose first health check finds n2 bad."""
+    sick, seen, path = interpreter(tmp_path, "tests.backends.sick_trainer"), tmp_path / "seen", tmp_path / "bad_once"
+    check = f'[ "$4" = trainer.health ] && [ ! -e {seen} ] && {{ {sick} "$@"; code=$?; touch {seen}; exit $code; }}'
+    path.write_text(f'#!/bin/sh\n{check}\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_bad_node_is_used_again_when_all_nodes_are_asked_for(
+    slurm: Slurm, tmp_path: Path, bad_once: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.breakable()
+    (record,) = run(tmp_path, trial(data=4, nodes=4, python=bad_once, health_check=True))
+    assert record.status is Status.DONE, record.detail
+    assert record.history[0]["bad_nodes"] == ["n2"] and "n2" in record.nodes
+    assert "attempt 1 uses n2 (at fault in attempt 0) again" in capsys.readouterr().err
+
+
+def test_a_job_that_waits_may_use_a_bad_node_again_after_a_while(slurm: Slurm, tmp_path: Path, bad_once: str) -> None:
+    """Three nodes of three that are free: the second attempt, which leaves one out, could only start much later."""
+    slurm.breakable()
+    other = ["sbatch", "--parsable", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 500"]
+    job = subprocess.run(other, check=True, capture_output=True, text=True).stdout.strip()
+    until(lambda: ["RUNNING"] in [row[1:] for row in squeue("JobID", "State") if row[0] == job], 60)
+    try:
+        (record,) = run(tmp_path, trial(data=3, nodes=3, exclusive=True, python=bad_once, health_check=True, avoid_s=10.0))
+    finally:
+        subprocess.run(["scancel", job], check=True)
+    assert record.status is Status.DONE, record.detail
+    assert "--exclude=n2\n" in (record.directory / "logs/attempt1.submitted.txt").read_text()
+    assert sorted(record.nodes) == ["n2", "n3", "n4"]
+
+
 def test_a_node_is_bad_when_one_of_its_ranks_is() -> None:
     assert bad_nodes({0: "good", 1: "good", 2: "good"}, 3, ["n1", "n2"]) == []
     assert bad_nodes({0: "good", 1: "broken", 2: "good"}, 3, ["n1", "n2"]) == ["n1"]

@@ -82,6 +82,7 @@ class PlayedQueue(Backend):
         super().__init__(cluster or LocalCluster())
         self.folder, self.moment = folder, moment
         self.calls: list[str] = []
+        self.spare = 99  # nodes that jobs can do without
         folder.mkdir(parents=True, exist_ok=True)
 
     def check(self) -> None:
@@ -100,7 +101,7 @@ class PlayedQueue(Backend):
                 raise BackendError("the queue takes no more jobs")
             path = self.folder / f"{request.job.name}.job"
             if not path.exists():
-                write_json(path, {"directory": str(request.job.directory), "attempt": request.job.attempt})
+                write_json(path, {"directory": str(request.job.directory), "attempt": request.job.attempt, "avoid": request.job.avoid})
         if self.moment == "after submit":
             os.kill(os.getpid(), 9)
         return [{"name": request.job.name} for request in requests]
@@ -112,6 +113,14 @@ class PlayedQueue(Backend):
         self.calls.append(f"poll {len(handles)}")
         self._answer()
         return [self._state(handle["name"]) for handle in handles]
+
+    def can_place(self, job: Job) -> bool:
+        return len(job.avoid) <= self.spare
+
+    def readmit(self, job: Job, handle: Handle) -> bool:
+        path = self.folder / f"{handle['name']}.job"
+        write_json(path, {**(read_json(path) or {}), "avoid": job.avoid})
+        return True
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         self._answer()
@@ -149,7 +158,7 @@ class PlayedQueue(Backend):
             known = (self.folder / f"{name}.job").exists()
             return JobState(Status.SUBMITTED) if known else JobState(Status.FAILED, Reason.NODE, "nobody knows this job")
         reason = Reason(data["reason"]) if data["reason"] else None
-        return JobState(Status(data["status"]), reason, data["detail"], attempt=data["attempt"])
+        return JobState(Status(data["status"]), reason, data["detail"], attempt=data["attempt"], bad_nodes=tuple(data["bad_nodes"]))
 
 
 def finish(directory: Path, attempt: int) -> None:

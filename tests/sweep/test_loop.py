@@ -126,6 +126,67 @@ def test_only_faults_of_the_place_are_tried_again_and_only_so_often(place: Place
     assert [entry["attempt"] for entry in record.history] == list(range(attempts))
 
 
+BAD_NODE = JobState(Status.FAILED, Reason.NODE, "played", nodes=("n1", "n2"), bad_nodes=("n2",))
+
+
+def _avoids(place: Place, attempt: int) -> list[str]:
+    """The nodes that the job of ``attempt`` avoids, once it is in the queue."""
+    return until(lambda: [job for job in place.queue.queued().values() if job["attempt"] == attempt])[0]["avoid"]
+
+
+def _second_attempt(place: Place, **cluster: object) -> tuple[threading.Thread, list[Record]]:
+    """A sweep of one trial whose first attempt has failed on a bad node."""
+    records: list[Record] = []
+    config = dataclasses.replace(trial(), cluster=LocalCluster(gpus_per_node=4, **cluster))  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: records.extend(sweep(place.runs, config, backends=place.backend)))
+    thread.start()
+    (name,) = until(place.queue.queued)
+    place.queue.end(name, BAD_NODE)
+    return thread, records
+
+
+def _end(place: Place, thread: threading.Thread) -> None:
+    place.queue.play()
+    thread.join()
+
+
+def test_a_node_at_fault_is_left_out_of_the_next_attempt_which_says_so(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    thread, records = _second_attempt(place)
+    assert _avoids(place, 1) == ["n2"]
+    (path,) = place.store.trials.glob("*")
+    assert until(lambda: place.store.load(path.name).detail).startswith("leaves out n2 (at fault in attempt 0, until ")
+    _end(place, thread)
+    assert records[0].status is Status.DONE
+    assert f"{path.name}  attempt 1 leaves out n2" in capsys.readouterr().err
+
+
+def test_a_node_is_used_again_when_there_are_not_enough_others(place: Place) -> None:
+    place.queue.spare = 0
+    thread, records = _second_attempt(place)
+    assert _avoids(place, 1) == []
+    (path,) = place.store.trials.glob("*")
+    assert place.store.load(path.name).detail == "uses n2 (at fault in attempt 0) again, without which there are not enough nodes"
+    _end(place, thread)
+    assert records[0].status is Status.DONE
+
+
+def test_a_job_that_waits_may_use_a_node_again_whose_exclusion_has_ended(place: Place) -> None:
+    thread, records = _second_attempt(place, avoid_s=2.0)
+    until(lambda: _avoids(place, 1) == [])
+    _end(place, thread)
+    assert records[0].status is Status.DONE
+
+
+def test_a_command_repeated_after_its_last_attempt_failed_on_a_bad_node_leaves_that_out(place: Place) -> None:
+    thread, records = place.begin(1, retries=0)
+    (name,) = until(place.queue.queued)
+    place.queue.end(name, BAD_NODE)
+    thread.join()
+    assert records[0].reason is Reason.NODE
+    place.run(1, follow=False)
+    assert _avoids(place, 1) == ["n2"]
+
+
 def test_the_result_of_an_older_attempt_is_not_taken_for_the_newer_ones(place: Place) -> None:
     """A rank of a lost attempt that lives on writes its result while the next attempt runs."""
     thread, records = place.begin(1, retries=1)

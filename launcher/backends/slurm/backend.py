@@ -10,6 +10,7 @@ from launcher.backends.base import Backend, Handle, Job, JobState, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent, complaint
+from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import job_script
 from launcher.backends.slurm.submission import Submission
 from launcher.backends.slurm.watcher import Watcher
@@ -56,6 +57,24 @@ class SlurmBackend(Backend):
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         states = zip(handles, self._watcher.states(handles), strict=True)
         return [_with_complaint(handle, _with_bad_nodes(handle, state)) for handle, state in states]
+
+    def can_place(self, job: Job) -> bool:
+        """Asks Slurm's scheduler, which counts nodes that are down as missing, and those that are busy as there."""
+        try:
+            self._client.output("sbatch", "--test-only", text=self.render(job).text)
+        except Refused:
+            return False
+        except Silent:
+            return True  # the submission will wait for an answer
+        return True
+
+    def readmit(self, job: Job, handle: Handle) -> bool:
+        nodes = options(job, self._slurm).get("exclude") or ""
+        try:
+            self._client.output("scontrol", "update", f"JobId={handle['job_id']}", f"ExcNodeList={nodes}")
+        except (Refused, Silent):
+            return False
+        return True
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         self._client.cancel([handle["job_id"] for handle in handles])

@@ -41,12 +41,12 @@ class Client:
     def __init__(self, cluster: SlurmCluster):
         self.cluster = cluster
 
-    def output(self, *command: str) -> str:
-        """Standard output. ``Silent`` when Slurm cannot be asked now, ``Refused`` when it says no; one plain line each."""
+    def output(self, *command: str, text: str = "") -> str:
+        """Standard output, with ``text`` as standard input. ``Silent`` when Slurm cannot be asked now, ``Refused`` when it says no."""
         try:
             done = subprocess.run(
                 command, env=clean_environment(os.environ), capture_output=True, text=True, errors="replace",
-                stdin=subprocess.DEVNULL, timeout=_ANSWER_SECONDS,
+                input=text, timeout=_ANSWER_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {_ANSWER_SECONDS:g} s") from None

@@ -82,7 +82,7 @@ REFUSALS = (
     (
         r"node configuration is not available",
         "no nodes have what is asked for: cluster.nodes={nodes}, gpus_per_node={gpus_per_node}, gpu_type={gpu_type}, cpus={cpus}, "
-        "mem_gb={mem_gb}, constraint={constraint}",
+        "mem_gb={mem_gb}, constraint={constraint}, nodelist={nodelist}, exclude={exclude}",
         "`sinfo -o '%P %D %c %m %G %f'` shows what there is",
     ),
     (
