@@ -42,9 +42,10 @@ _ASSIGNMENT = re.compile(r"(?<![\w$./-])-{0,2}([A-Za-z][\w.-]*)(?:=|[\"']?:\s|[\
 """``NAME=value``, ``--name=value``, ``name: value`` or ``"name":"value"`` in a command, an address or a file."""
 
 
-def secrets_in(settings: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """``(key, what it looks like)`` of every secret in ``settings`` (dataclasses, mappings, lists, scalars); ``place`` is the key of the whole."""
-    yield from _search(settings, place, named=False)
+def secrets_in(settings: Any, place: str = "", free: Sequence[str] = _NAMES) -> Iterator[tuple[str, str]]:
+    """``(key, what it looks like)`` of every secret in ``settings`` (dataclasses, mappings, lists, scalars). ``place`` is the key of the
+    whole; ``free`` are the mappings whose keys people choose."""
+    yield from _search(settings, place, free, named=False)
 
 
 def refuse_secrets(cluster: ClusterConfig, remedy: str) -> None:
@@ -57,31 +58,31 @@ def refuse_secrets(cluster: ClusterConfig, remedy: str) -> None:
         raise ConfigError(f"{key} looks like {what} in clear, which whoever reads the trial would see; {remedy.format(name=name)}")
 
 
-def _search(item: Any, place: str, named: bool) -> Iterator[tuple[str, str]]:
+def _search(item: Any, place: str, free: Sequence[str], named: bool) -> Iterator[tuple[str, str]]:
     """``named``: the keys of ``item``, a mapping, have been chosen by somebody."""
     if is_dataclass(item):
-        yield from _search(vars(item), place, named)
+        yield from _search(vars(item), place, free, named)
     elif isinstance(item, Mapping):
-        yield from _search_mapping(item, place, named)
+        yield from _search_mapping(item, place, free, named)
     elif isinstance(item, Sequence) and not isinstance(item, str):
-        yield from _search_list(item, place)
+        yield from _search_list(item, place, free)
     elif item is not None and (what := _looks_like(str(item))):
         yield place, what
 
 
-def _search_mapping(item: Mapping[str, Any], place: str, named: bool) -> Iterator[tuple[str, str]]:
+def _search_mapping(item: Mapping[str, Any], place: str, free: Sequence[str], named: bool) -> Iterator[tuple[str, str]]:
     if not named and isinstance(item.get("value"), str) and isinstance(item.get("name"), str):
-        yield from _search({item["name"]: item["value"]}, place, named=True)  # a variable as Kubernetes writes it
+        yield from _search({item["name"]: item["value"]}, place, free, named=True)  # a variable as Kubernetes writes it
         return
     for name, value in item.items():
         inner = f"{place}.{name}" if place else str(name)
         if named and not isinstance(value, Mapping | list) and names_a_secret(str(name), "" if value is None else str(value)):
             yield inner, "a secret"
         else:
-            yield from _search(value, inner, named=name in _NAMES)
+            yield from _search(value, inner, free, named=name in free)
 
 
-def _search_list(items: Sequence[Any], place: str) -> Iterator[tuple[str, str]]:
+def _search_list(items: Sequence[Any], place: str, free: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Items by their number; ``--password`` and its value may be two of them."""
     for number, item in enumerate(items):
         following = items[number + 1] if number + 1 < len(items) else None
@@ -89,7 +90,7 @@ def _search_list(items: Sequence[Any], place: str) -> Iterator[tuple[str, str]]:
         if option and isinstance(following, str) and not following.startswith("-") and names_a_secret(item.lstrip("-"), following):
             yield f"{place}.{number + 1}", "a secret"
         else:
-            yield from _search(item, f"{place}.{number}", named=False)
+            yield from _search(item, f"{place}.{number}", free, named=False)
 
 
 def _looks_like(text: str) -> str:

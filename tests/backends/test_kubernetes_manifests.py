@@ -11,14 +11,15 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from launcher.backends.base import Job
 from launcher.backends.kubernetes.errors import dropped
 from launcher.backends.kubernetes.manifests import ENTRY, Manifest, merge, pods_of
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig, check_cluster
-from launcher.config.schema import ContainerConfig
-from trainer.config import ConfigError, from_dict
+from launcher.config.schema import Config, ContainerConfig
+from trainer.config import ConfigError, from_dict, to_dict
 
 GOLDEN = Path(__file__).with_name("golden") / "kubernetes"
 CURRENT = "1.36"
@@ -302,6 +303,12 @@ def test_a_password_in_an_address_of_the_run_is_refused_and_not_repeated() -> No
     with pytest.raises(ConfigError) as refused:
         render(job(), PLAIN, "tracking:\n  uri: https://me:hunter2@mlflow.example/\n")
     assert "cluster.secrets.MLFLOW_TRACKING_PASSWORD" in str(refused.value) and "hunter2" not in str(refused.value)
+
+
+def test_no_key_of_a_run_is_taken_for_a_secret() -> None:
+    run = yaml.safe_dump(to_dict(Config().train_config()))
+    assert "text_key" in run
+    render(job(), PLAIN, run)
 
 
 def test_the_program_of_the_pods_needs_nothing_but_the_standard_library() -> None:

@@ -136,7 +136,7 @@ def _label(text: str) -> str:
 
 def _refuse_secrets(config: str) -> None:
     """A ConfigMap can be read by many: the run, too, may carry no secret, such as a password in an address."""
-    for key, what in secrets_in(yaml.load(config, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
+    for key, what in secrets_in(yaml.load(config, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), free=()):
         raise ConfigError(
             f"{key} looks like {what}, which a manifest would show; take it out and give it by reference, "
             "as in cluster.secrets.MLFLOW_TRACKING_PASSWORD=SECRET/KEY"
