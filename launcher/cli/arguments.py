@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from launcher.backends.base import BackendError
+from launcher.backends.pool import Backends
 from launcher.sweep.attend import catch_up
 from launcher.sweep.store import Store, Sweep
 
@@ -24,7 +25,8 @@ def open_sweep(arguments: argparse.Namespace) -> Sweep:
     store = Store(arguments.dir)
     sweep = store.sweep(arguments.sweep)
     try:
-        catch_up(store, sweep.records)
+        with Backends() as backends:
+            catch_up(store, sweep.records, backends)
     except (BackendError, PermissionError) as error:
         print(f"as last recorded, since the queue cannot be asked: {error}", file=sys.stderr)
     return sweep

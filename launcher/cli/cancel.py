@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from launcher.backends.pool import Backends
 from launcher.sweep.attend import stop
 from launcher.sweep.store import Record, Store
 from trainer.config import Status
@@ -26,7 +27,9 @@ def main(argv: list[str]) -> int:
     if not unended:
         print(f"nothing to stop: {arguments.target} has ended")
         return 0
-    pending = _wait(store, stop(store, unended))
+    with Backends() as backends:
+        left = stop(store, unended, backends)
+    pending = _wait(store, left)
     stopped = sum(store.load(record.id).status is Status.STOPPED for record in unended)
     print(f"{stopped} stopped, {len(unended) - stopped - len(pending)} had ended, {len(pending)} not answered yet")
     return 1 if pending else 0

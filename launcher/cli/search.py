@@ -101,6 +101,7 @@ def run(
     config: Config, default: Config, overrides: Sequence[str], wanted: Mapping[str, list[Any]] | None = None, as_json: bool = False
 ) -> int:
     """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by column."""
+    from launcher.backends.pool import Backends
     from launcher.config import locate_data
     from launcher.results.tracking import MlflowMirror
     from launcher.search.contest import contest
@@ -120,7 +121,8 @@ def run(
     if config.dry_run:
         print_requests(first_points(candidates, base), config.dry_run)
         return 0
-    found = search(name, candidates, base, tell=lambda *trial: say(line(candidates, *trial)))
+    with Backends() as backends:
+        found = search(name, candidates, backends, base, tell=lambda *trial: say(line(candidates, *trial)))
     MlflowMirror(config.sweep.dir, name).close()  # once: a mirror beside every single trial would disturb the next one
     won = bool(found.policy.ranking()) and not found.interrupted
     if won:

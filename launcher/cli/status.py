@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.base import BackendError
+from launcher.backends.pool import Backends
 from launcher.backends.snapshot import Snapshot
 from launcher.config.compose import project_dir
 from launcher.labels import layout_label
@@ -39,7 +40,8 @@ def main(argv: list[str]) -> int:
         return 0
     sweep = store.sweep(arguments.sweep)
     try:
-        catch_up(store, sweep.records)
+        with Backends() as backends:
+            catch_up(store, sweep.records, backends)
     except (BackendError, PermissionError) as error:
         print(f"as last recorded, since the queue cannot be asked: {error}", file=sys.stderr)
     here = _code_here(sweep)

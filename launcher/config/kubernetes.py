@@ -93,6 +93,7 @@ class KubernetesCluster(ClusterConfig):
         *("kubeconfig", "context", "queue", "queue_priority", "priority_class", "service_account", "pull_policy", "pull_secrets"),
         *("labels", "annotations", "secrets", "grace_seconds", "unreachable_seconds", "fault_timeout", "keep"),
     )
+    found_by: ClassVar[tuple[str, ...]] = ("kubeconfig", "context")
 
 
 def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:

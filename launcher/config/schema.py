@@ -66,6 +66,8 @@ class ClusterConfig:
 
     passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s")
     """Keys that cannot change what a trial measures, and are no part of its identity."""
+    found_by: ClassVar[tuple[str, ...]] = ()
+    """Those of them without which a submitted trial is not found again: they stay what they were until it has ended."""
 
     @property
     def world_size(self) -> int:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from launcher.backends import backend_for
-from launcher.backends.base import Backend
+from launcher.backends.pool import Backends
 from launcher.config.clusters import cluster_from_dict
-from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.config.schema import SweepConfig
 from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop
 from launcher.sweep.run import launcher_name
 from launcher.sweep.store import Record, Store
 from trainer.config import Status
 
-BackendFor = Callable[[ClusterConfig], Backend]
 
-
-def catch_up(store: Store, records: Sequence[Record], backends: BackendFor = backend_for) -> None:
+def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> None:
     """Ask the backends once about trials that are under way although their launcher has gone, and record what became of them.
 
     Those that a launcher follows are left to it. Nothing is submitted.
@@ -28,7 +25,7 @@ def catch_up(store: Store, records: Sequence[Record], backends: BackendFor = bac
         loop.catch_up(flights)
 
 
-def stop(store: Store, records: Sequence[Record], backends: BackendFor = backend_for) -> list[Record]:
+def stop(store: Store, records: Sequence[Record], backends: Backends) -> list[Record]:
     """Stop the trials that have not ended. Those that a launcher runs are left to it, with a mark, and returned."""
     unended = [record for record in records if not record.status.final]
     for record in unended:
@@ -38,18 +35,12 @@ def stop(store: Store, records: Sequence[Record], backends: BackendFor = backend
 
 
 @contextmanager
-def _attending(store: Store, records: Sequence[Record], backends: BackendFor) -> Iterator[tuple[Loop, list[Flight]]]:
+def _attending(store: Store, records: Sequence[Record], backends: Backends) -> Iterator[tuple[Loop, list[Flight]]]:
     """A loop, and ``records`` as its flights."""
     locks = Locks(store.root / "locks")
-    places: dict[str, Backend] = {}
     try:
-        flights = []
-        for record in records:
-            cluster = cluster_from_dict(record.cluster)
-            backend = places.get(cluster.backend) or places.setdefault(cluster.backend, backends(cluster))
-            flights.append(Flight(record, cluster, backend))
+        clusters = [cluster_from_dict(record.cluster) for record in records]
+        flights = [Flight(record, cluster, backends.of(cluster)) for record, cluster in zip(records, clusters)]
         yield Loop(store, locks, SweepConfig(), "attend", launcher_name()), flights
     finally:
-        for backend in places.values():
-            backend.close()
         locks.close()

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.backends.pool import Backends
 from launcher.config import Config, locate_data, resolve, to_config
 from launcher.config.compose import plain_errors
 from launcher.config.jobs import Jobs
@@ -65,7 +66,8 @@ class Multirun:
         if len(points) == 1 and points[0].config is not None:
             _say_grid(points[0].config)
         _say_predictions(points)
-        records = run_sweep(name, points, settings, [MlflowMirror(settings.dir, name)])
+        with Backends() as backends:
+            records = run_sweep(name, points, settings, backends, [MlflowMirror(settings.dir, name)])
         self.records += records
         _say_what_next(name, records, settings)
         return [_objective(record) for record in records]

@@ -8,44 +8,40 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.backends import backend_for
-from launcher.backends.base import Backend, BackendError
+from launcher.backends.base import BackendError
+from launcher.backends.pool import Backends
 from launcher.config.schema import ClusterConfig, SweepConfig
-from launcher.sweep.identity import digest, trial_id
+from launcher.sweep.identity import trial_id
 from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop, Observer
 from launcher.sweep.progress import progress_for, say
-from launcher.sweep.store import Point, Record, Store, check_name
-from trainer.config import ConfigError, to_dict
+from launcher.sweep.store import Point, Record, Store, check_name, cluster_of
+from trainer.config import ConfigError
 
 __all__ = ["Point", "Record", "run_sweep"]
 
 
 def run_sweep(
-    name: str,
-    points: Sequence[Point],
-    settings: SweepConfig,
-    observers: Sequence[Observer] = (),
-    backends: Callable[[ClusterConfig], Backend] = backend_for,
+    name: str, points: Sequence[Point], settings: SweepConfig, backends: Backends, observers: Sequence[Observer] = ()
 ) -> list[Record]:
-    """Run ``points`` as sweep ``name`` and return their records, in order.
+    """Run ``points`` as sweep ``name`` and return their records, in order. ``backends`` are left open for their owner.
 
     Trials that are answered already, in whichever sweep, are not run again unless ``settings.rerun``. One failing trial
     does not hide the others. Ctrl-C stops submitting, ends the trials that run on this machine and returns; trials in a queue go
-    on and are found again by the same command. ``ConfigError``, with nothing submitted, when the cluster cannot be used.
+    on and are found again by the same command. ``ConfigError``, with nothing written or submitted, when a cluster cannot be used.
     """
     store = Store(settings.dir)
     check_name(name)
+    _check(store, points, settings, backends)
     locks = Locks(store.root / "locks")
-    places: dict[str, Backend] = {}
     try:
         _enter(store, locks, name)
         records = _plan(store, locks, name, points)
-        flights = _flights(points, records, settings, places, backends)
+        flights = _flights(points, records, settings, backends)
         _forget_old_wishes(store, locks, flights)
         watchers = [progress_for(name, records, flights), *observers]
         loop = Loop(store, locks, settings, name, launcher_name(), watchers)
@@ -58,14 +54,21 @@ def run_sweep(
             for watcher in watchers:
                 watcher.close()
     finally:
-        for backend in places.values():
-            backend.close()
         locks.close()
     return records
 
 
 def launcher_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> None:
+    """Every cluster on which something is to be run, before anything is written: a command that is refused leaves nothing behind."""
+    trials = [(point.config, store.load(trial_id(point.config))) for point in points if point.config is not None]
+    wanted = [cluster_of(record, config.cluster) for config, record in trials if settings.rerun or not record.answered]
+    for cluster in sorted(wanted, key=lambda cluster: -cluster.world_size):  # the largest makes the backend
+        if not backends.checked(cluster).outlives_launcher and not settings.follow:
+            raise ConfigError(f"sweep.follow=false needs a queue, which cluster.backend={cluster.backend} has not; set it to true")
 
 
 def _enter(store: Store, locks: Locks, name: str) -> None:
@@ -95,25 +98,13 @@ def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point]) -> lis
     return records
 
 
-def _flights(
-    points: Sequence[Point],
-    records: Sequence[Record],
-    settings: SweepConfig,
-    places: dict[str, Backend],
-    backends: Callable[[ClusterConfig], Backend],
-) -> list[Flight]:
-    """The trials to run, each with its backend; backends are made, and checked, only for places where something is to be run."""
+def _flights(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig, backends: Backends) -> list[Flight]:
+    """The trials to run, each with its backend."""
     todo: dict[str, tuple[Record, ClusterConfig]] = {}
     for point, record in zip(points, records, strict=True):
         if point.config is not None and (settings.rerun or not record.answered):
-            todo[record.id] = (record, point.config.cluster)
-    for _, cluster in sorted(todo.values(), key=lambda item: -item[1].world_size):  # the largest makes the backend
-        if _place(cluster) not in places:
-            backend = places[_place(cluster)] = backends(cluster)
-            backend.check()
-            if not settings.follow and not backend.outlives_launcher:
-                raise ConfigError(f"sweep.follow=false needs a queue, which cluster.backend={cluster.backend} has not; set it to true")
-    return [Flight(record, cluster, places[_place(cluster)], settings.rerun) for record, cluster in todo.values()]
+            todo[record.id] = (record, cluster_of(record, point.config.cluster))
+    return [Flight(record, cluster, backends.of(cluster), settings.rerun) for record, cluster in todo.values()]
 
 
 def _forget_old_wishes(store: Store, locks: Locks, flights: Sequence[Flight]) -> None:
@@ -122,14 +113,6 @@ def _forget_old_wishes(store: Store, locks: Locks, flights: Sequence[Flight]) ->
         for flight in flights:
             if flight.record.id == identifier and not locks.held(identifier):
                 store.forget_stop(flight.record)
-
-
-def _place(cluster: ClusterConfig) -> str:
-    """Clusters that differ only in the size of a trial are one place: one backend serves them, and starts its workers once."""
-    content = to_dict(cluster)
-    return digest(
-        {key: value for key, value in content.items() if key not in ("nodes", "gpus_per_node", "hardware", "start_timeout", "avoid_s")}
-    )
 
 
 @contextmanager

@@ -13,20 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import Any, cast
+from typing import Any
 
-from launcher.backends import backend_for
-from launcher.backends.base import Backend
+from launcher.backends.pool import Backends
 from launcher.config import resolve
-from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.config.schema import SweepConfig
 from launcher.search.contest import Contest
 from launcher.search.naming import overrides_of
 from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
+from launcher.sweep.identity import trial_id
 from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.store import Record, Store
 from trainer.config import ConfigError, Reason, Status
 
-BackendFor = Callable[[ClusterConfig], Backend]
 Tell = Callable[[Trial, Record, Measurement], None]
 
 
@@ -40,32 +39,23 @@ class Found:
     interrupted: bool = False
 
 
-def search(
-    name: str,
-    contest: Contest,
-    overrides: Sequence[str] = (),
-    tell: Tell = lambda *_: None,
-    backends: BackendFor = backend_for,
-) -> Found:
+def search(name: str, contest: Contest, backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None) -> Found:
     """Run the search ``name`` to its end. ``overrides`` is what every trial has besides its layout, for the record."""
     config = contest.config
     found = Found(contest.policy())
-    places = _OpenPlaces(config.cluster, backends)
+    backends.of(config.cluster)  # the whole cluster makes the backend: the first trials may be small ones
     store = Store(config.sweep.dir)
     settings = dataclasses.replace(config.sweep, follow=True)
-    try:
-        while not isinstance(proposed := found.policy.next(config.search.parallel), Stop):
-            for trial, record, measured in _measure(name, contest, proposed, overrides, settings, store, places):
-                if not record.status.final:
-                    found.interrupted, found.reason = True, "interrupted; the same command goes on"
-                    return found
-                if any(record.id == earlier.id for _, earlier, _ in found.trials):  # its small trial was as large as the full one
-                    measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
-                found.policy.observe(trial, measured)
-                found.trials.append((trial, record, measured))
-                tell(trial, record, measured)
-    finally:
-        places.close()
+    while not isinstance(proposed := found.policy.next(config.search.parallel), Stop):
+        for trial, record, measured in _measure(name, contest, proposed, overrides, settings, store, backends):
+            if not record.status.final:
+                found.interrupted, found.reason = True, "interrupted; the same command goes on"
+                return found
+            if any(record.id == earlier.id for _, earlier, _ in found.trials):  # its small trial was as large as the full one
+                measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
+            found.policy.observe(trial, measured)
+            found.trials.append((trial, record, measured))
+            tell(trial, record, measured)
     found.reason = proposed.reason
     return found
 
@@ -83,16 +73,16 @@ def _measure(
     overrides: Sequence[str],
     settings: SweepConfig,
     store: Store,
-    places: _OpenPlaces,
+    backends: Backends,
 ) -> list[tuple[Trial, Record, Measurement]]:
     """Run ``trials`` side by side and say what came of each."""
     points = [_point(contest, trial, overrides) for trial in trials]
     watch = _Watch(store, {})
     for trial, point in zip(trials, points):
         if point.config is not None:
-            watch.cuts[store.plan(point, name).id] = trial.cut_s
+            watch.cuts[trial_id(point.config)] = trial.cut_s
     started = time.time()
-    records = run_sweep(name, points, settings, [watch], places)
+    records = run_sweep(name, points, settings, backends, [watch])
     hours = (time.time() - started) / 3600 / len(records)
     return [(trial, record, measurement(record, hours)) for trial, record in zip(trials, records)]
 
@@ -196,32 +186,3 @@ class _Watch:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-class _OpenPlaces:
-    """The cluster's backend, kept open from trial to trial: workers start once."""
-
-    def __init__(self, cluster: ClusterConfig, backends: BackendFor):
-        self._cluster, self._backends = cluster, backends
-        self._open: Backend | None = None
-
-    def __call__(self, _cluster: ClusterConfig) -> Backend:
-        self._open = self._open or self._backends(self._cluster)
-        return cast(Backend, _Lent(self._open))
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-
-
-class _Lent:
-    """A backend that its borrower cannot close."""
-
-    def __init__(self, backend: Backend):
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def close(self) -> None:
-        """Left to the owner."""

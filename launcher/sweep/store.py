@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import Config
+from launcher.config.schema import ClusterConfig, Config
 from launcher.results.database import owned
 from launcher.sweep.files import last_json_line, read_json, write_json
 from launcher.sweep.identity import digest, trial_id
@@ -130,8 +130,9 @@ class Store:
         """
         if point.config is None:
             return self._pruned(point.overrides, point.reason, point.error or "")
-        train, cluster = owned(point.config.train_config(), self.root), point.config.cluster
+        train = owned(point.config.train_config(), self.root)
         record = self.load(trial_id(point.config))
+        cluster = cluster_of(record, point.config.cluster)
         fresh = record.created is None
         record.overrides, record.predicted = point.overrides, point.predicted or record.predicted
         record.config, record.cluster, record.sweep = to_dict(train), to_dict(cluster), sweep
@@ -246,6 +247,13 @@ def check_name(name: str) -> str:
             f"sweep.name={name!r} cannot name a sweep; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )
     return name
+
+
+def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
+    """``planned``, except that a trial that is under way is followed where it was submitted, whatever the command says now."""
+    if record.status not in (Status.SUBMITTED, Status.RUNNING):
+        return planned
+    return dataclasses.replace(planned, **{name: record.cluster[name] for name in planned.found_by if name in record.cluster})
 
 
 def attempt_of(data: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from launcher.backends import backend_for
+from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import Config, SweepConfig
 from launcher.config.slurm import SlurmCluster
@@ -51,7 +51,8 @@ def points(*configs: Config) -> list[Point]:
 
 def run(runs: Path, *configs: Config, name: str = "drill", **settings: Any) -> list[Record]:
     """A sweep from its beginning, or its interruption, to its end."""
-    return run_sweep(name, points(*configs), SweepConfig(dir=str(runs), **settings), backends=backend_for)
+    with Backends() as backends:
+        return run_sweep(name, points(*configs), SweepConfig(dir=str(runs), **settings), backends)
 
 
 class Running(threading.Thread):

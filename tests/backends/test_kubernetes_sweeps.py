@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.backends import backend_for
 from launcher.backends.kubernetes import KubernetesBackend
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.permissions import needed
 from launcher.backends.kubernetes.watch import Mirror
 from launcher.backends.kubernetes.workloads import KINDS
+from launcher.backends.pool import Backends
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.rules import resolve
 from launcher.config.schema import Config, SweepConfig
@@ -47,7 +47,8 @@ def points(cluster: KubernetesCluster, count: int) -> list[Point]:
 
 
 def sweep(folder: Path, cluster: KubernetesCluster, count: int, max_parallel: int) -> list[Record]:
-    return run_sweep("many", points(cluster, count), SweepConfig(dir=str(folder), max_parallel=max_parallel))
+    with Backends() as backends:
+        return run_sweep("many", points(cluster, count), SweepConfig(dir=str(folder), max_parallel=max_parallel), backends)
 
 
 def finished(stage: Stage) -> int:
@@ -290,8 +291,10 @@ def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_noth
 def test_status_knows_the_place_of_a_trial_that_no_launcher_follows(stage: Stage) -> None:
     settings = SweepConfig(dir=str(stage.folder), follow=False, max_parallel=0)
     cluster = stage.cluster({"run": "0.5"})
-    (record,) = run_sweep("left", points(cluster, 1), settings)
+    with Backends() as backends:
+        (record,) = run_sweep("left", points(cluster, 1), settings, backends)
     assert record.status is Status.SUBMITTED
     assert json.loads((record.directory / "trial.json").read_text())["handle"]["name"] == f"trireme-{record.id}-0"
-    (again,) = run_sweep("left", points(cluster, 1), dataclasses.replace(settings, follow=True), backends=backend_for)
+    with Backends() as backends:
+        (again,) = run_sweep("left", points(cluster, 1), dataclasses.replace(settings, follow=True), backends)
     assert again.status is Status.DONE and Store(stage.folder).trial(record.id).attempt == 0

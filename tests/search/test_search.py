@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from planted import PlantedBackend
 
+from launcher.backends import pool
+from launcher.backends.pool import Backends
 from launcher.cli import search as command
 from launcher.cli import train
 from launcher.config import Config, compose, resolve, rules
@@ -29,7 +31,6 @@ from launcher.search.plan import plan
 from launcher.search.policy import Trial
 from launcher.search.wanted import columns_wanted
 from launcher.sweep import loop
-from launcher.sweep import search as sweep_search
 from launcher.sweep.identity import trial_id
 from launcher.sweep.search import Found, measured_steps, measurement, noise_of, search
 from launcher.sweep.store import Store
@@ -82,14 +83,14 @@ def best_of(candidates: Contest) -> float:
 
 def test_the_search_finds_the_best_of_the_exhaustive_grid_with_few_trials(tmp_path: Path) -> None:
     candidates = prepared(tmp_path)
-    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+    found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
     assert found.policy.best_seconds() <= 1.02 * best_of(candidates)  # type: ignore[operator]
     assert len(found.trials) < len(candidates.candidates) / 10
     assert found.reason.startswith("no untried layout")
 
 
 def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(tmp_path: Path) -> None:
-    found = search("demo", prepared(tmp_path), ["model=x"], backends=PlantedBackend(tmp_path / "place", truth))
+    found = search("demo", prepared(tmp_path), Backends(PlantedBackend(tmp_path / "place", truth)), ["model=x"])
     records = Store(tmp_path / "runs").sweep("demo").records
     assert [r.id for r in records] == [record.id for _, record, _ in found.trials]
     assert all(record.predicted and record.predicted["step_time_s"] > 0 and record.overrides[0] == "model=x" for record in records)
@@ -97,7 +98,7 @@ def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(tmp_path: Path
 
 def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> None:
     candidates = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=12, doubt=1e-9))
-    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+    found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
     stopped = [record for _, record, _ in found.trials if record.status is Status.STOPPED]
     assert stopped and all(record.reason is Reason.CANNOT_WIN for record in stopped)
     for record in stopped:
@@ -114,7 +115,7 @@ def test_out_of_memory_and_other_failures_are_shown_and_survived(tmp_path: Path)
         return Reason.NUMERICS if config.layout.recompute == "selective" else truth(config)
 
     candidates = prepared(tmp_path)
-    found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", failing))
+    found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", failing)))
     assert found.policy.ranking()
     reasons = {m.reason for _, _, m in found.trials if not m.ran}
     assert reasons <= {Reason.OUT_OF_MEMORY, Reason.NUMERICS} and reasons
@@ -123,13 +124,13 @@ def test_out_of_memory_and_other_failures_are_shown_and_survived(tmp_path: Path)
 
 
 def test_a_killed_search_goes_on_with_the_same_trials_and_runs_none_twice(tmp_path: Path) -> None:
-    undisturbed = search("demo", prepared(tmp_path / "a"), backends=PlantedBackend(tmp_path / "a/place", truth))
+    undisturbed = search("demo", prepared(tmp_path / "a"), Backends(PlantedBackend(tmp_path / "a/place", truth)))
     candidates = prepared(tmp_path / "b")
     first = PlantedBackend(tmp_path / "b/place", truth, dies_after=1)
     with pytest.raises(KeyboardInterrupt):
-        search("demo", candidates, backends=first)
+        search("demo", candidates, Backends(first))
     second = PlantedBackend(tmp_path / "b/place", truth)
-    resumed = search("demo", candidates, backends=second)
+    resumed = search("demo", candidates, Backends(second))
     assert [trial.index for trial, _, _ in resumed.trials] == [trial.index for trial, _, _ in undisturbed.trials]
     assert len(set(first.submitted + second.submitted)) == len(first.submitted + second.submitted)
 
@@ -139,7 +140,7 @@ def planted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     """Runs ``trireme search`` in an empty folder over a planted place; the document that it prints."""
     monkeypatch.chdir(tmp_path)
     planted = PlantedBackend(tmp_path / "place", lambda config: 1.0 + config.layout.micro_batch)
-    monkeypatch.setattr(sweep_search, "search", partial(search, backends=planted))
+    monkeypatch.setattr(pool, "Backends", partial(Backends, planted))
     monkeypatch.setattr(tracking, "MlflowMirror", MagicMock())  # a database takes seconds to begin
 
     def run(*words: str) -> dict[str, Any]:
@@ -208,7 +209,7 @@ class TestOnFewerNodes:
 
     def test_the_search_uses_few_nodes_and_verifies_the_best_at_full_size(self, tmp_path: Path) -> None:
         candidates = self.prepared(tmp_path)
-        found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+        found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
         full = [record for trial, record, _ in found.trials if trial.full]
         assert {record.world_size for record in full} == {64} and len(full) == 2
         assert all(record.world_size <= 16 for trial, record, _ in found.trials if not trial.full)
@@ -291,7 +292,7 @@ def test_nothing_that_fits_is_a_plain_error(tmp_path: Path) -> None:
 
 def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Path) -> None:
     candidates = prepared(tmp_path)
-    found: Found = search("demo", candidates, backends=PlantedBackend(tmp_path / "place", truth))
+    found: Found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
     report = json.loads(json.dumps(command.document("demo", candidates, found, 1000, None), allow_nan=False))
     assert report["trials"] == len(found.trials) and report["layouts"] == 1000
     assert [row["step_time_s"] for row in report["ranking"]] == sorted(row["step_time_s"] for row in report["ranking"])
@@ -301,7 +302,7 @@ def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Pat
 
 def test_the_start_of_a_trial_is_what_it_took_besides_its_steps(tmp_path: Path) -> None:
     once = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=1))
-    found = search("demo", once, backends=PlantedBackend(tmp_path / "place", lambda _: 2.0))
+    found = search("demo", once, Backends(PlantedBackend(tmp_path / "place", lambda _: 2.0)))
     record = next(record for _, record, measured in found.trials if record.status is Status.DONE)
     record.started, record.ended = 100.0, 100.0 + BASE.run.steps * 2.0 + 7.0
     measured = measurement(record, 0.0)

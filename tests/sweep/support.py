@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
 from launcher.backends.local import LocalBackend
+from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import ClusterConfig, Config, LocalCluster, SweepConfig
 from launcher.sweep.files import read_json, write_json
@@ -49,7 +50,8 @@ def local(cluster: ClusterConfig) -> Backend:
 def sweep(
     runs: Path, *configs: Config, name: str = "demo", backends: Callable[[ClusterConfig], Backend] = local, **settings: Any
 ) -> list[Record]:
-    return run_sweep(name, points(*configs), SweepConfig(dir=str(runs), **settings), backends=backends)
+    with Backends(backends) as opened:
+        return run_sweep(name, points(*configs), SweepConfig(dir=str(runs), **settings), opened)
 
 
 def starts(record: Record) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.base import Backend
+from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import ClusterConfig, LocalCluster, SweepConfig
 from launcher.sweep import loop
@@ -73,7 +74,8 @@ def test_trials_run_side_by_side_only_as_far_as_asked_and_as_processes_allow(
 ) -> None:
     crowd = Crowd()
     configs = [trial("sleep 0.1", tensor=2, seed=seed, cluster=SIX) for seed in range(4)]
-    records = run_sweep("demo", points(*configs), SweepConfig(dir=str(tmp_path), max_parallel=max_parallel), [crowd], local)
+    with Backends(local) as backends:
+        records = run_sweep("demo", points(*configs), SweepConfig(dir=str(tmp_path), max_parallel=max_parallel), backends, [crowd])
     assert [record.status for record in records] == [Status.DONE] * 4
     assert (crowd.most, crowd.trials) == (most, trials)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.base import JobState
+from launcher.backends.pool import Backends
+from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.sweep.attend import catch_up, stop
 from launcher.sweep.files import write_json
@@ -269,23 +271,70 @@ def test_submit_and_return_leaves_trials_that_the_same_command_follows(place: Pl
 
 def test_a_trial_left_in_a_queue_is_brought_up_to_date_when_somebody_asks(place: Place) -> None:
     (record,) = place.run(1, follow=False)
-    catch_up(place.store, [record], place.backend)
+    catch_up(place.store, [record], Backends(place.backend))
     assert place.store.load(record.id).status is Status.SUBMITTED
     place.queue.play()
-    catch_up(place.store, [record], place.backend)
+    catch_up(place.store, [record], Backends(place.backend))
     assert place.store.load(record.id).status is Status.DONE
 
 
 def test_a_trial_left_in_a_queue_is_stopped_there(place: Place) -> None:
     records = place.run(1, 2, follow=False, max_parallel=1)
-    assert stop(place.store, records, place.backend) == []
+    assert stop(place.store, records, Backends(place.backend)) == []
     assert [place.store.load(r.id).status for r in records] == [Status.STOPPED] * 2
     assert place.queue.queued() == {} and place.store.stops() == {}
 
 
+def test_each_trial_is_asked_after_and_stopped_at_its_own_place(tmp_path: Path) -> None:
+    queues = {str(nodes): PlayedQueue(tmp_path / f"queue{nodes}") for nodes in (1, 2)}
+
+    def backend(cluster: ClusterConfig) -> PlayedQueue:
+        return queues[cluster.env["PLACE"]]
+
+    configs = [dataclasses.replace(trial(seed=int(name)), cluster=LocalCluster(gpus_per_node=4, env={"PLACE": name})) for name in queues]
+    records = sweep(tmp_path / "runs", *configs, backends=backend, follow=False, max_parallel=0)
+    assert [len(queue.queued()) for queue in queues.values()] == [1, 1]
+    store = Store(tmp_path / "runs")
+    with Backends(backend) as backends:
+        catch_up(store, records, backends)
+    assert [store.load(record.id).status for record in records] == [Status.SUBMITTED] * 2, "neither is unknown where it was asked for"
+    queues["2"].play()
+    with Backends(backend) as backends:
+        assert stop(store, records, backends) == []
+    assert [store.load(record.id).status for record in records] == [Status.STOPPED, Status.DONE]
+    assert [queue.queued() for queue in queues.values()] == [{}, {}]
+
+
+def test_a_trial_under_way_is_followed_where_it_is_when_the_command_names_another_place(tmp_path: Path) -> None:
+    queues = {name: PlayedQueue(tmp_path / name) for name in ("one", "two")}
+
+    def backend(cluster: ClusterConfig) -> PlayedQueue:
+        return queues[str(getattr(cluster, "context", ""))]
+
+    first, second = (trial(cluster=KubernetesCluster(backend="kubernetes", context=name)) for name in queues)
+    (record,) = sweep(tmp_path / "runs", first, backends=backend, follow=False)
+    (record,) = sweep(tmp_path / "runs", second, backends=backend, follow=False)
+    assert record.status is Status.SUBMITTED and not queues["two"].queued()
+    queues["one"].play()
+    (record,) = sweep(tmp_path / "runs", second, backends=backend)
+    assert (record.status, record.attempt) == (Status.DONE, 0)
+    (record,) = sweep(tmp_path / "runs", second, backends=backend, follow=False, rerun=True)
+    assert len(queues["two"].queued()) == 1, "what begins anew begins where it is asked for"
+
+
+def test_a_command_that_is_refused_leaves_nothing_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ConfigError("there is no such place")
+
+    monkeypatch.setattr(place.queue, "check", refuse)
+    with pytest.raises(ConfigError, match="no such place"):
+        place.run(1, 2)
+    assert not place.runs.exists()
+
+
 def test_a_stopped_trial_runs_again_when_the_command_is_repeated(place: Place) -> None:
     (record,) = place.run(1, follow=False)
-    stop(place.store, [record], place.backend)
+    stop(place.store, [record], Backends(place.backend))
     (record,) = place.run(1, follow=False)
     place.queue.play()
     (record,) = place.run(1)
@@ -334,6 +383,6 @@ def test_observers_hear_of_every_change_and_are_closed_once(cluster: Place) -> N
     from launcher.sweep.run import run_sweep
 
     witness = Witness()
-    (record,) = run_sweep("demo", points(trial()), SweepConfig(dir=str(cluster.runs)), [witness], cluster.backend)
+    (record,) = run_sweep("demo", points(trial()), SweepConfig(dir=str(cluster.runs)), Backends(cluster.backend), [witness])
     assert witness.seen[0] == (record.id, Status.SUBMITTED, 0) and witness.seen[-1] == (record.id, Status.DONE, 0)
     assert witness.closed == 1

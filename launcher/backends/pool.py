@@ -1,0 +1,55 @@
+"""The backends that one command uses: one per cluster configuration, however many trials, rounds of a search or verbs ask for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import TracebackType
+
+from launcher.backends import backend_for
+from launcher.backends.base import Backend
+from launcher.config.schema import ClusterConfig
+from trainer.config import to_dict
+
+_OF_A_TRIAL = ("nodes", "gpus_per_node", "hardware", "start_timeout", "avoid_s")
+"""Keys that say how large a trial is and how patient the sweep is with it, not where it runs."""
+
+
+class Backends:
+    """Opens a backend when it is first asked for, and closes all of them together. Owned, as a context manager, by the command.
+
+    Clusters that differ only in the size of a trial share one backend, which keeps the configuration that was asked for first: ask for
+    the largest first.
+    """
+
+    def __init__(self, make: Callable[[ClusterConfig], Backend] = backend_for):
+        self._make = make
+        self._open: dict[str, Backend] = {}
+        self._checked: set[str] = set()
+
+    def of(self, cluster: ClusterConfig) -> Backend:
+        """The backend of ``cluster``. ``ConfigError`` when a package that it needs is not installed."""
+        key = _key(cluster)
+        if key not in self._open:
+            self._open[key] = self._make(cluster)
+        return self._open[key]
+
+    def checked(self, cluster: ClusterConfig) -> Backend:
+        """The same, checked once before it is used; ``ConfigError`` if the cluster cannot be used at all."""
+        backend = self.of(cluster)
+        if _key(cluster) not in self._checked:
+            backend.check()
+            self._checked.add(_key(cluster))
+        return backend
+
+    def __enter__(self) -> Backends:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def _key(cluster: ClusterConfig) -> str:
+    content = {name: value for name, value in to_dict(cluster).items() if name not in _OF_A_TRIAL}
+    return json.dumps(content, sort_keys=True)
