@@ -83,13 +83,15 @@ class Recorder:
         return parts
 
     def events(self, rank: int, stage_of_rank: int, stages: int, offset_s: float) -> list[dict[str, Any]]:
-        """The step's timeline: times relative to its start, ``offset_s`` later on the common clock."""
+        """The step's timeline: times relative to its start, ``offset_s`` later on the common clock; ``waited_s`` is how much of an event was
+        communication that nothing hid, as in ``split``."""
         events = []
         for span in self.spans:
             kind = EVENTS.get(span.phase) if span.action is None else EVENTS.get(span.action.kind, span.action.kind.value)
             if kind is None:
                 continue
             chunk = 0 if span.action is None else span.action.chunk
+            waits = [wait for wait in self.ledger.waits[span.waits] if self.clock.seconds(span.work, wait[0]) >= 0]
             events.append(
                 {
                     "rank": rank,
@@ -99,6 +101,7 @@ class Recorder:
                     "micro_batch": -1 if span.action is None else span.action.micro_batch,
                     "start_s": self.clock.seconds(self.start, span.work) + offset_s,
                     "end_s": self.clock.seconds(self.start, span.end) + offset_s,
+                    "waited_s": sum(self.clock.seconds(*wait) for wait in waits),
                 }
             )
         return events

@@ -34,13 +34,14 @@ class Event:
     micro_batch: int
     start: float
     end: float
+    waited: float = 0.0  # how much of it was communication that nothing hid, as that of tensor parallelism inside a computation
 
 
 @dataclass(frozen=True)
 class Use:
     """How ranks spent the step, as shares of it that add up to 1.
 
-    ``communicating`` is time in which a rank communicated and did nothing else; waiting for a peer is part of it.
+    ``communicating`` is time in which a rank communicated and did nothing else, inside of computations too; waiting for a peer is part of it.
     """
 
     computing: float
@@ -104,7 +105,9 @@ class Timeline:
 
     def _use(self, events: Sequence[Event]) -> Use:
         whole = self.seconds
-        computing = covered((e.start, e.end) for e in events if e.kind not in COMMUNICATION) / whole
+        computations = [e for e in events if e.kind not in COMMUNICATION]
+        waited = sum(e.waited for e in computations)
+        computing = max(0.0, covered((e.start, e.end) for e in computations) - waited) / whole
         busy = covered((e.start, e.end) for e in events) / whole
         return Use(computing, busy - computing, 1 - busy)
 
@@ -163,8 +166,8 @@ def _event(data: Any) -> Event | None:
     try:
         event = Event(
             int(data["rank"]), int(data.get("stage", 0)), int(data.get("chunk", 0)), str(data["kind"]), int(data.get("micro_batch", -1)),
-            float(data["start_s"]), float(data["end_s"]),
+            float(data["start_s"]), float(data["end_s"]), positive(data.get("waited_s")) or 0.0,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-    return event if -1e9 < event.start < event.end < 1e9 else None
+    return event if -1e9 < event.start < event.end < 1e9 and event.waited <= event.end - event.start else None

@@ -81,6 +81,15 @@ def test_waiting_for_others_is_communication_and_not_computation(farm: Farm) -> 
     assert two["communication"] > 10 * one["communication"]
 
 
+def test_the_timeline_tells_computing_from_communication_as_the_parts_of_its_step_do(farm: Farm) -> None:
+    run = farm.train(small(tensor=2, run={"steps": 3, "warmup_steps": 2}), 2).checked()  # one measured step: the one that is drawn
+    events = json.loads((run.directory / "timeline.json").read_text())["events"]
+    computed = sum(e["end_s"] - e["start_s"] - e["waited_s"] for e in events if e["kind"] in ("forward", "backward")) / 2
+    split = run.result["step_split_s"]
+    assert computed == pytest.approx(split["forward"] + split["backward"])
+    assert 0 < sum(e["waited_s"] for e in events) / 2 <= split["communication"] * 1.001
+
+
 @pytest.mark.parametrize("precision, bytes_each", [("fp64", (8, 8, 16)), ("fp32", (4, 4, 8)), ("bf16", (2, 4, 12)), ("fp16", (2, 4, 12))])
 def test_states_take_the_bytes_per_parameter_of_their_precision(farm: Farm, precision: str, bytes_each: tuple[int, ...]) -> None:
     memory = farm.train(wide(precision), 1).checked().result["memory"]
