@@ -68,6 +68,14 @@ def percent(value: float | None, signed: bool = False, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:{'+' if signed else ''}.{digits}f} %"
 
 
+def one_line(words: object, longest: int | None = None) -> str:
+    """Text on one line without control characters; of what is longer than ``longest``, beginning and end."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(words)).split())
+    if longest is None or len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]}…{text[-(longest - longest // 2 - 1) :]}"
+
+
 def plural(count: int, word: str) -> str:
     """``1 row``, ``2 rows``."""
     return f"{count} {word}" + ("" if count == 1 else "s")

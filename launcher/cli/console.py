@@ -1,20 +1,104 @@
-"""Where tables are printed."""
+"""Tables and lists for people: they fit a narrow terminal, and are neither folded nor cut in a pipe or a file."""
 
 from __future__ import annotations
 
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 WIDE = 1000
+GAP = 2
+"""Spaces between two columns."""
+READABLE = 40
+"""Characters of a line in which words of a wrapped column read well: columns that can be missed are not shown at its expense."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column with all its cells. ``keep`` says when a narrow terminal shows it: 0 always, 1 where the columns before it leave room, 2 and
+    more only where nothing has to be wrapped tightly for it. With ``least`` the column may be wrapped down to so many characters."""
+
+    name: str
+    cells: Sequence[str]
+    keep: int = 0
+    least: int | None = None
+    right: bool = False
+
+    @property
+    def natural(self) -> int:
+        """Its width with no cell wrapped."""
+        from rich.cells import cell_len
+
+        return max(map(cell_len, (self.name, *self.cells)))
 
 
 def wide_console() -> Console:
-    """Standard output as a console that neither folds nor cuts tables when it is a pipe or a file, which have no width."""
+    """Standard output as a console. A pipe or a file has no width, unless COLUMNS gives it one."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         console.width = max(console.width, WIDE)
     return console
+
+
+def chosen_columns(columns: Sequence[Column], width: int) -> list[Column]:
+    """Those that ``width`` characters have room for, in their order."""
+    chosen = [column for column in columns if column.keep == 0]
+    for column in sorted((c for c in columns if c.keep), key=lambda c: c.keep):
+        widths = [_wanted(c, tight=column.keep == 1) for c in (*chosen, column)]
+        if sum(widths) + GAP * len(chosen) <= width:
+            chosen.append(column)
+    return [column for column in columns if column in chosen]
+
+
+def _wanted(column: Column, tight: bool) -> int:
+    if column.least is None:
+        return column.natural
+    return min(column.natural, column.least if tight else READABLE)
+
+
+def fitted_table(columns: Sequence[Column], width: int, styles: Sequence[str]) -> Table:
+    """A table of the columns that fit. ``styles`` are those of the rows."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = chosen_columns(columns, width)
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for column, room in zip(shown, _widths(shown, width), strict=True):
+        wraps = column.least is not None
+        grid.add_column(column.name, justify="right" if column.right else "left", no_wrap=not wraps, overflow="fold", width=room)
+    for row, style in enumerate(styles):
+        grid.add_row(*(Text(column.cells[row]) for column in shown), style=style)
+    return grid
+
+
+def _widths(columns: Sequence[Column], width: int) -> list[int]:
+    """The width of each column: what it needs, but those that may be wrapped share what is left, the least wanting first."""
+    rooms = {column.name: min(column.natural, column.least or column.natural) for column in columns}
+    left = width - GAP * (len(columns) - 1) - sum(rooms.values())
+    wanting = sorted((column.natural - rooms[column.name], column.name) for column in columns)
+    for index, (want, name) in enumerate(wanting):
+        more = max(0, min(want, left // (len(wanting) - index)))
+        rooms[name] += more
+        left -= more
+    return [rooms[column.name] for column in columns]
+
+
+def print_list(console: Console, title: str, items: Iterable[tuple[str, str]]) -> None:
+    """``title``, then a paragraph ``words: text`` for each item, wrapped where the console has a width; nothing for no items."""
+    lines = [f"  {words}: {text}" if text else f"  {words}" for words, text in items]
+    if not lines:
+        return
+    console.print(f"\n{title}", markup=False)
+    for line in lines:
+        if console.width < WIDE:
+            line = textwrap.fill(line, console.width, subsequent_indent="    ")
+        console.print(line, markup=False, soft_wrap=True)

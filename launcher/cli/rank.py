@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher import labels
 from launcher.cli.arguments import open_sweep, sweep_parser
-from launcher.cli.console import wide_console
+from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
+from launcher.sweep.labels import heading, trial_labels
 from launcher.sweep.store import Sweep
+from trainer.config import Status
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 DESCRIPTION = """\
 Trials that ran to the end come first, by median step time after warm-up. "=" marks trials that the measurements cannot tell
-from the best: the 95 % intervals of the medians overlap. Trials that failed, were stopped or pruned follow, with the reason.
+from the best: the intervals of their medians overlap. An interval lies between two of the measured steps that enclose the median
+with 83 % confidence (order statistics), so that two that do not overlap differ at the 95 % level; of three steps or fewer it is
+their range. Trials that failed, were stopped or are under way follow; why, and what was pruned, stands below the table.
+A terminal that is too narrow for all columns shows the most important ones; --json has everything.
 """
 
 
@@ -31,61 +37,56 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps([m.as_json() for m in ranked], indent=2, allow_nan=False))
     else:
-        show(sweep, ranked)
+        show(wide_console(), sweep, ranked)
     return 0
 
 
-def show(sweep: Sweep, ranked: list[Measurement]) -> None:
-    """The ranking as a table for people."""
-    console = wide_console()
-    console.print(table(sweep.name, ranked))
+def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
+    """The ranking for people: a table of the trials, and a list of those that have no place, with the reason."""
+    names = trial_labels(sweep.records)
+    trials = [m for m in ranked if m.status is not Status.PRUNED]
+    console.print(heading(sweep.name, sweep.records), markup=False)
+    if trials:
+        styles = ["bold green" if m.place == 1 else "" if m.place else "dim" for m in trials]
+        console.print(fitted_table(columns(trials, names), console.width, styles))
     tied = leaders(ranked)[1:]
     if tied:
         console.print(f"= {len(tied)} more cannot be told from the best by these measurements; more steps (run.steps) may", style="dim")
+    unplaced = [m for m in trials if not m.place and m.detail]
+    print_list(
+        console, "Not measured to the end:", [(f"{m.trial}  {names[m.trial]}", f"{outcome(m)}: {first_line(m.detail)}") for m in unplaced]
+    )
+    print_list(console, "Pruned, and not run:", [(names[m.trial], first_line(m.detail)) for m in ranked if m.status is Status.PRUNED])
 
 
-def table(title: str, ranked: list[Measurement]) -> Table:
+def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column]:
     """Prediction and measurement side by side once anything was predicted; MFU where the device's peak is known."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    predicted = any(m.predicted_step_time_s for m in ranked)
-    utilised = any(m.mfu for m in ranked)
-    grid = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "trial", "layout"):
-        grid.add_column(name, no_wrap=True)
-    names = ["step time", "spread", *(["predicted", "error"] if predicted else []), "tokens/s", "memory", *(["MFU"] if utilised else [])]
-    for name in names:
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("outcome", overflow="fold")
-    for m in ranked:
-        cells = _cells(m, predicted, utilised)
-        grid.add_row(*(Text(cell) for cell in cells), style="bold green" if m.place == 1 else "" if m.place else "dim")
-    return grid
-
-
-def _cells(m: Measurement, predicted: bool, utilised: bool) -> list[str]:
-    error = labels.error_of(m.predicted_step_time_s, m.step_time_s)
-    foreseen = [labels.seconds(m.predicted_step_time_s), labels.percent(error, signed=True)]
-    return [
-        f"{m.place or ''}{'=' if m.tied_with_best else ''}",
-        m.trial,
-        labels.layout_label(m.layout) if m.layout else " ".join(m.overrides),
-        labels.seconds(m.step_time_s),
-        labels.spread(m.step_time_spread_s, m.step_time_s),
-        *(foreseen if predicted else []),
-        labels.amount(m.tokens_per_s),
-        labels.memory(m.peak_memory_bytes),
-        *([labels.percent(m.mfu)] if utilised else []),
-        outcome(m),
+    errors = [labels.error_of(m.predicted_step_time_s, m.step_time_s) for m in trials]
+    made = [
+        Column("", [f"{m.place or ''}{'=' if m.tied_with_best else ''}" for m in trials]),
+        Column("trial", [m.trial for m in trials], keep=2),
+        Column("layout", [names[m.trial] for m in trials], least=18),
+        Column("step time", [labels.seconds(m.step_time_s) for m in trials], right=True),
+        Column("spread", [labels.spread(m.step_time_spread_s, m.step_time_s) for m in trials], keep=1, right=True),
+        Column("predicted", [labels.seconds(m.predicted_step_time_s) for m in trials], keep=3, right=True),
+        Column("error", [labels.percent(error, signed=True) for error in errors], keep=4, right=True),
+        Column("tokens/s", [labels.amount(m.tokens_per_s) for m in trials], keep=5, right=True),
+        Column("memory", [labels.memory(m.peak_memory_bytes) for m in trials], keep=5, right=True),
+        Column("MFU", [labels.percent(m.mfu) for m in trials], keep=5, right=True),
+        Column("outcome", [outcome(m) for m in trials], keep=1),
     ]
+    known = {"predicted": any(m.predicted_step_time_s for m in trials), "MFU": any(m.mfu for m in trials)}
+    known["error"] = known["predicted"]
+    return [column for column in made if known.get(column.name, True)]
 
 
 def outcome(m: Measurement) -> str:
-    """``done``, ``failed: out of memory (what the trainer said)``: the first line of the detail only."""
+    """``done``, ``failed: out of memory``."""
     if m.place:
         return m.status.value
-    reason = f": {m.reason.value}" if m.reason else ": no step time was measured" if m.status.value == "done" else ""
-    detail = next(iter(m.detail.splitlines()), "")
-    return f"{m.status.value}{reason}" + (f" ({detail})" if detail else "")
+    return m.status.value + (f": {m.reason.value}" if m.reason else ": no step time" if m.status is Status.DONE else "")
+
+
+def first_line(detail: str) -> str:
+    """Of what was said of a trial, the first line: the rest is in its logs."""
+    return labels.one_line(next(iter(detail.splitlines()), ""))

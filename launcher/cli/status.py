@@ -6,21 +6,23 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.base import BackendError
 from launcher.backends.pool import Backends
 from launcher.backends.snapshot import Snapshot
+from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.config.compose import project_dir
-from launcher.labels import layout_label
+from launcher.labels import one_line
 from launcher.sweep.attend import catch_up
-from launcher.sweep.labels import duration, elapsed_s, state, step, total_steps
+from launcher.sweep.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
 from launcher.sweep.store import Record, Store, Sweep
 from trainer.config import Status
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
 
@@ -36,7 +38,7 @@ def main(argv: list[str]) -> int:
     store = Store(arguments.dir)
     if arguments.all:
         sweeps = [store.sweep(name) for name in store.names()]
-        _print([_counts(sweep) for sweep in sweeps], _all_table(sweeps), arguments.json)
+        _print([_counts(sweep) for sweep in sweeps], lambda console: _show_all(console, sweeps), arguments.json)
         return 0
     sweep = store.sweep(arguments.sweep)
     try:
@@ -45,7 +47,8 @@ def main(argv: list[str]) -> int:
     except (BackendError, PermissionError) as error:
         print(f"as last recorded, since the queue cannot be asked: {error}", file=sys.stderr)
     here = _code_here(sweep)
-    _print({"sweep": sweep.name, "code_here": here, "trials": [_as_json(r) for r in sweep.records]}, _table(sweep), arguments.json)
+    document = {"sweep": sweep.name, "code_here": here, "trials": [_as_json(r) for r in sweep.records]}
+    _print(document, lambda console: _show(console, sweep), arguments.json)
     others = sorted({code for record in sweep.records if (code := _code(record))} - {here})
     if others and not arguments.json:
         print(f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {project_dir()}")
@@ -63,16 +66,11 @@ def _code_here(sweep: Sweep) -> str | None:
     return Snapshot().digest if any(map(_code, sweep.records)) else None
 
 
-def _print(document: Any, table: Table, as_json: bool) -> None:
-    from rich.console import Console
-
+def _print(document: Any, show: Callable[[Console], None], as_json: bool) -> None:
     if as_json:
         print(json.dumps(document, indent=2))
-        return
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)  # a pipe or file has no width to fit into
-    console.print(table)
+    else:
+        show(wide_console())
 
 
 def _as_json(record: Record) -> dict[str, Any]:
@@ -93,46 +91,40 @@ def _as_json(record: Record) -> dict[str, Any]:
     }
 
 
-def _table(sweep: Sweep) -> Table:
-    grid = _grid(f"sweep {sweep.name}", "trial", "layout", "status", "attempt", "step", "elapsed", "detail")
-    for record in sweep.records:
-        steps = total_steps(record)
-        cells = (
-            record.id,
-            layout_label(record.config["layout"]) if record.config else " ".join(record.overrides),
-            state(record),
-            str(record.attempt),
-            f"{step(record) or 0}/{steps}" if steps else "-",
-            duration(elapsed_s(record)),
-            next(iter(record.detail.splitlines()), ""),
-        )
-        _row(grid, cells, _STYLES.get(record.status, ""))
-    return grid
+def _show(console: Console, sweep: Sweep) -> None:
+    """A table of the trials, and what was said of them below it."""
+    names = trial_labels(sweep.records)
+    trials = [record for record in sweep.records if record.status is not Status.PRUNED]
+    console.print(f"sweep {heading(sweep.name, sweep.records)}", markup=False)
+    if trials:
+        console.print(fitted_table(_columns(trials, names), console.width, [_STYLES.get(record.status, "") for record in trials]))
+    said = [(f"{record.id}  {names[record.id]}", words) for record in trials if (words := one_line(record.detail))]
+    print_list(console, "Details:", said)
+    pruned = [record for record in sweep.records if record.status is Status.PRUNED]
+    print_list(console, "Pruned, and not run:", [(names[record.id], one_line(record.detail)) for record in pruned])
 
 
-def _all_table(sweeps: list[Sweep]) -> Table:
-    grid = _grid(None, "sweep", *(status.value for status in Status))
-    for sweep in sweeps:
-        _row(grid, [str(value or "-") for value in _counts(sweep).values()])
-    return grid
+def _columns(trials: Sequence[Record], names: dict[str, str]) -> list[Column]:
+    steps = [(step(record) or 0, total_steps(record)) for record in trials]
+    return [
+        Column("trial", [record.id for record in trials], keep=1),
+        Column("layout", [names[record.id] for record in trials], least=18),
+        Column("status", [state(record) for record in trials], least=12),
+        Column("attempt", [str(record.attempt) for record in trials], keep=3, right=True),
+        Column("step", [f"{made}/{total}" if total else "-" for made, total in steps], right=True),
+        Column("elapsed", [duration(elapsed_s(record)) for record in trials], keep=2, right=True),
+    ]
+
+
+def _show_all(console: Console, sweeps: Sequence[Sweep]) -> None:
+    counts = [_counts(sweep) for sweep in sweeps]
+    made = [Column("sweep", [sweep.name for sweep in sweeps], least=18)]
+    for status in Status:
+        cells = [str(count[status.value] or "-") for count in counts]
+        made.append(Column(status.value, cells, keep=0 if status in (Status.RUNNING, Status.DONE) else 1, right=True))
+    console.print(fitted_table(made, console.width, [""] * len(sweeps)))
 
 
 def _counts(sweep: Sweep) -> dict[str, Any]:
     counts = Counter(record.status for record in sweep.records)
     return {"sweep": sweep.name, **{status.value: counts[status] for status in Status}}
-
-
-def _grid(title: str | None, *names: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in names:
-        grid.add_column(name, no_wrap=name not in ("layout", "detail"), overflow="fold")
-    return grid
-
-
-def _row(grid: Table, cells: Any, style: str = "") -> None:
-    from rich.text import Text
-
-    grid.add_row(*(Text(cell) for cell in cells), style=style)

@@ -29,7 +29,7 @@ def summary(record: Record) -> dict[str, Any]:
     steps = [s for s in read_steps(record.directory) if s["step"] > warmup and positive(s.get("step_time_s"))]
     if not steps:
         return {}
-    times = [s["step_time_s"] for s in steps]
+    times = [float(s["step_time_s"]) for s in steps]
     quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [0.0, 0.0, 0.0]
     rates = [s["tokens_per_s"] for s in steps if positive(s.get("tokens_per_s"))]
     return {

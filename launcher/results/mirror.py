@@ -24,6 +24,7 @@ from launcher.results import tracked
 from launcher.results.database import artifact_folder, database_uri, exclusively, experiment_id, open_client, owner_of
 from launcher.results.measurements import measure, newest_logs, read_lines, tail
 from launcher.results.ranking import rank
+from launcher.sweep.labels import trial_labels
 from launcher.sweep.store import Record, Store, Sweep
 from trainer.config import TrackingConfig, from_dict
 
@@ -37,7 +38,8 @@ PERIOD_S = 5.0
 LONGEST_PAUSE_S = 60.0
 """Between attempts while the tracking store fails."""
 
-PARENT, OFFSET, STATE = "mlflow.parentRunId", "trireme.mirrored_bytes", "trireme.mirrored_state"
+PARENT, RUN_NAME = "mlflow.parentRunId", "mlflow.runName"
+OFFSET, STATE = "trireme.mirrored_bytes", "trireme.mirrored_state"
 FILES = ("config.yaml", "trial.json", "result.json", "timeline.json")
 LOG_FILES, LOG_BYTES = 64, 4 << 20
 """At most so many ranks' logs, and so much of the end of each, become artifacts."""
@@ -52,11 +54,19 @@ class Run:
     state: str = ""  # of the record, when it was last written
     params: set[str] = field(default_factory=set)  # names; MLflow lets nobody change a value
     metrics: dict[str, float] = field(default_factory=dict)  # newest values, as they were found
+    name: str = ""
 
     @classmethod
     def of(cls, run: Any) -> Run:
         tags = run.data.tags
-        return cls(run.info.run_id, int(tags.get(OFFSET, 0)), tags.get(STATE, ""), set(run.data.params), dict(run.data.metrics))
+        return cls(
+            run.info.run_id,
+            int(tags.get(OFFSET, 0)),
+            tags.get(STATE, ""),
+            set(run.data.params),
+            dict(run.data.metrics),
+            tags.get(RUN_NAME, ""),
+        )
 
 
 class Mirror:
@@ -78,8 +88,9 @@ class Mirror:
             try:
                 sweep = self._store.sweep(self.name)
                 client = self._client or self._open(sweep)
+                names = trial_labels(sweep.records)
                 for record in sweep.records:
-                    self._update_trial(client, record)
+                    self._update_trial(client, record, names[record.id])
                 self._update_parent(client, sweep)
             except BaseException:
                 self._client = None  # what is in memory may differ from what was written: look again next time
@@ -129,7 +140,7 @@ class Mirror:
 
     # -- writing what is new ------------------------------------------------------------------------------------------------
 
-    def _update_trial(self, client: MlflowClient, record: Record) -> None:
+    def _update_trial(self, client: MlflowClient, record: Record, name: str) -> None:
         """New lines of metrics, and whatever a change of the record brings. With a server rank 0 writes, until it has ended."""
         if not self._embedded and not record.status.final:
             return
@@ -139,6 +150,9 @@ class Mirror:
             self._write_record(client, record, run)
             client.set_tag(run.id, STATE, state)  # last: a mirror that is killed before writes the record again
             run.state = state
+        if run.name != (name := tracked.run_name(record, name)):  # it says what sets the trial apart, and trials may have been added
+            client.set_tag(run.id, RUN_NAME, name)
+            run.name = name
 
     def _write_metrics(self, client: MlflowClient, record: Record, run: Run) -> None:
         from mlflow.entities import Metric

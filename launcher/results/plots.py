@@ -27,7 +27,7 @@ class Series:
     name: str
     colour: int
     times: Sequence[float] = ()  # step times after warm-up, s
-    notch: float = 0.0  # half the 95 % interval of the median, s
+    interval: tuple[float, float] | None = None  # where the median may be, s
     predicted: float | None = None  # step time, s
     losses: Mapping[int, float] = field(default_factory=dict)  # by step
     parts: Mapping[str, float] = field(default_factory=dict)  # what a stacked bar is made of
@@ -36,7 +36,7 @@ class Series:
 
 
 def step_times(series: Sequence[Series]) -> Markup:
-    """A row per trial: every measured step, the box from the first to the third quartile, the median, its 95 % interval, the prediction."""
+    """A row per trial: every measured step, the box from the first to the third quartile, the median, its interval, the prediction."""
     values = [t for s in series for t in (*s.times, *([s.predicted] if s.predicted else []))]
     scale = Scale.over(values, LEFT, WIDTH - 20, log=max(values) > 8 * min(values))
     rows = [part for index, one in enumerate(series) for part in _strip(one, scale, 4 + ROW * index)]
@@ -46,14 +46,15 @@ def step_times(series: Sequence[Series]) -> Markup:
 def _strip(one: Series, scale: Scale, y: float) -> list[Markup]:
     middle, times = y + ROW / 2, sorted(one.times)
     low, median, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
-    interval = f"median {labels.seconds(median)} ± {labels.seconds(one.notch)} (95 %)"
+    least, most = one.interval or (median, median)
+    words = f"median {labels.seconds(median)}, from {labels.seconds(least)} to {labels.seconds(most)}"
     dots = [element("circle", cx=scale(t), cy=middle, r=2.2) for t in thin(list(one.times))]
     parts = [
         text(LEFT - 10, middle + 4, one.name, "label", "end"),
         rectangle(scale(low), y + 6, scale(high) - scale(low), ROW - 12, f"box c{one.colour}"),
         element("g", *dots, class_=f"dots c{one.colour}"),
-        element("g", element("title", interval), line(scale(median), y + 3, scale(median), y + ROW - 3, "median"),
-                line(scale(max(median - one.notch, scale.low)), middle, scale(min(median + one.notch, scale.high)), middle, "median")),
+        element("g", element("title", words), line(scale(median), y + 3, scale(median), y + ROW - 3, "median"),
+                line(scale(least), middle, scale(most), middle, "median")),
     ]  # fmt: skip
     return parts + ([_diamond(scale(one.predicted), middle, f"predicted {labels.seconds(one.predicted)}")] if one.predicted else [])
 

@@ -11,10 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from launcher.results.interval import median_interval
 from trainer.config import Reason, Status
 
 if TYPE_CHECKING:
     from launcher.sweep.store import Record
+
+MOST = 1e18
+"""Above all seconds, bytes and rates of a run, and far below what floating-point numbers can be added and multiplied at."""
 
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
 """Order of trials that have no place: nearest to a measurement first."""
@@ -34,6 +38,7 @@ class Measurement:
     layout: Mapping[str, Any] = field(default_factory=dict)
     step_time_s: float | None = None  # median after warm-up
     step_time_spread_s: float | None = None  # interquartile range after warm-up
+    step_time_interval_s: tuple[float, float] | None = None  # where the measured steps let the median be
     steps_measured: int = 0  # steps behind the median
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None  # of the rank that needs most
@@ -53,6 +58,9 @@ class Measurement:
             object.__setattr__(self, name, None if value is None else int(value))
         if self.step_time_spread_s != 0:
             object.__setattr__(self, "step_time_spread_s", positive(self.step_time_spread_s))
+        low, high = self.step_time_interval_s or (math.inf, 0.0)
+        if self.step_time_s is None or not 0 < low <= self.step_time_s <= high < MOST:
+            object.__setattr__(self, "step_time_interval_s", None)
 
     def as_json(self) -> dict[str, Any]:
         """The record that ``trireme rank --json`` prints."""
@@ -70,8 +78,7 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
     """Join the launcher's ``record`` of a trial with the contents of its ``result.json`` (empty when there is none)."""
     config = record.config or {}
     predicted = record.predicted or {}
-    step_times = result.get("step_times_s")
-    warmup = config.get("run", {}).get("warmup_steps", 0)
+    times = _measured_times(result.get("step_times_s"), config.get("run", {}).get("warmup_steps", 0))
     return Measurement(
         trial=record.id,
         status=record.status,
@@ -80,7 +87,8 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
         layout=result.get("layout") or config.get("layout") or {},
         step_time_s=result.get("step_time_s"),
         step_time_spread_s=result.get("step_time_spread_s"),
-        steps_measured=max(len(step_times) - warmup, 0) if isinstance(step_times, list) else 0,
+        step_time_interval_s=median_interval(times) if times else None,
+        steps_measured=len(times),
         tokens_per_s=result.get("tokens_per_s"),
         peak_memory_bytes=result.get("peak_memory_bytes"),
         mfu=result.get("mfu"),
@@ -107,20 +115,21 @@ def rank(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def tied(a: Measurement, b: Measurement) -> bool:
-    """Whether the measurements cannot tell ``a`` from ``b``: the 95 % intervals of their medians overlap.
+    """Whether the measurements cannot tell ``a`` from ``b``: the intervals of their medians (``median_interval``) overlap.
 
-    The interval is the notch of a box plot, median +- 1.57 IQR / sqrt(n) over the n measured steps (McGill, Tukey and Larsen,
-    "Variations of box plots", 1978): two notches that do not overlap differ at about the 95 % level. It narrows as more steps
-    are measured, so a longer run can break a tie. An unknown spread counts as none.
+    An interval lies within the measured steps, so trials of which every step of one was faster than all of the other are never tied. It
+    narrows as more steps are measured, so a longer run can break a tie. Without known steps it is the median alone.
     """
     if a.step_time_s is None or b.step_time_s is None:
         return False
-    return abs(a.step_time_s - b.step_time_s) <= notch(a) + notch(b)
+    (low_a, high_a), (low_b, high_b) = interval(a), interval(b)
+    return low_a <= high_b and low_b <= high_a
 
 
-def notch(m: Measurement) -> float:
-    """Half the 95 % interval of the median step time, in seconds; 0 when the spread is unknown."""
-    return 1.57 * (m.step_time_spread_s or 0.0) / math.sqrt(max(m.steps_measured, 1))
+def interval(m: Measurement) -> tuple[float, float]:
+    """Where the median step time of a timed trial may be, in seconds."""
+    assert m.step_time_s is not None, "only a timed trial has one"
+    return m.step_time_interval_s or (m.step_time_s, m.step_time_s)
 
 
 def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
@@ -129,10 +138,15 @@ def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
 
 
 def positive(value: Any) -> float | None:
-    """``value`` if it is a finite number above zero."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    """``value`` if it is a number above zero that a run can have: what is as large as ``MOST`` was never measured."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
         return None
     return float(value)
+
+
+def _measured_times(step_times: Any, warmup: int) -> list[float]:
+    """Of the times of all steps those after warm-up, as far as they are times."""
+    return [seconds for value in step_times[warmup:] if (seconds := positive(value))] if isinstance(step_times, list) else []
 
 
 def _is_timed(m: Measurement) -> bool:

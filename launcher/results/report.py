@@ -20,9 +20,10 @@ from launcher.results import plots, timeline
 from launcher.results.foreseen import foreseen
 from launcher.results.measurements import measure, newest_logs, read_failures, read_steps, read_timeline, tail
 from launcher.results.plots import Series
-from launcher.results.ranking import Measurement, leaders, notch, positive, rank
+from launcher.results.ranking import Measurement, leaders, positive, rank
 from launcher.results.timeline import Timeline
 from launcher.sweep.files import write_text
+from launcher.sweep.labels import trial_labels
 from launcher.sweep.store import Record, Sweep
 from trainer.config import Status
 
@@ -116,8 +117,8 @@ def gather(records: Sequence[Record]) -> list[Trial]:
     """Every trial of the sweep with what its directory holds, in the order of the ranking."""
     by_id = {record.id: record for record in records}
     ranked = rank(measure(by_id.values()))
-    names = unique_names(ranked)
-    return [_trial(measured, by_id[measured.trial], name, index % COLOURS) for index, (measured, name) in enumerate(zip(ranked, names))]
+    names = trial_labels(records)
+    return [_trial(measured, by_id[measured.trial], names[measured.trial], index % COLOURS) for index, measured in enumerate(ranked)]
 
 
 def _trial(measured: Measurement, record: Record, name: str, colour: int) -> Trial:
@@ -125,14 +126,8 @@ def _trial(measured: Measurement, record: Record, name: str, colour: int) -> Tri
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
     times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]
     losses = {s["step"]: float(s["loss"]) for s in steps if isinstance(s.get("loss"), (int, float))}
-    series = Series(name, colour, times, notch(measured), measured.predicted_step_time_s, losses)
+    series = Series(name, colour, times, measured.step_time_interval_s, measured.predicted_step_time_s, losses)
     return Trial(measured, name, record, result, series, Timeline.read(read_timeline(record.directory)))
-
-
-def unique_names(ranked: Sequence[Measurement]) -> list[str]:
-    """A trial's layout in words, or its overrides where it has none; with its id where another has the same."""
-    words = [labels.layout_label(m.layout) if m.layout else " ".join(m.overrides) for m in ranked]
-    return [word if words.count(word) == 1 else f"{word} · {m.trial[:4]}" for word, m in zip(words, ranked)]
 
 
 def facts(trials: Sequence[Trial]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import labels
 from launcher.results.ranking import Measurement, leaders
+from launcher.sweep.labels import trial_labels
 from trainer.config import Status, flatten
 
 if TYPE_CHECKING:
@@ -39,11 +40,10 @@ def params(record: Record) -> dict[str, str]:
 
 def tags(record: Record, sweep: str) -> dict[str, str]:
     """What runs are found and filtered by. ``mlflow.source.*`` is what the MLflow page shows as their origin."""
-    layout = labels.layout_label(record.config.get("layout") or {})
     return {
         "trial": record.id,
         "sweep": sweep,
-        "layout": layout,
+        "layout": labels.layout_label(record.config.get("layout") or {}),
         "status": record.status.value,
         "reason": record.reason.value if record.reason else "",
         "detail": record.detail[:2000],
@@ -51,8 +51,12 @@ def tags(record: Record, sweep: str) -> dict[str, str]:
         "git_commit": record.commit or "",
         "mlflow.source.git.commit": (record.commit or "").rstrip("+"),
         "mlflow.source.name": " ".join(["trireme train", *record.overrides])[:2000],
-        "mlflow.runName": f"{layout} {record.id[:6]}" if record.config else f"{record.status.value} {record.id[:6]}",
     }
+
+
+def run_name(record: Record, label: str) -> str:
+    """What MLflow's page calls the trial whose label in its sweep is ``label``."""
+    return f"{label} {record.id[:6]}"
 
 
 def step_metrics(line: Mapping[str, Any]) -> list[tuple[str, float, int, int]]:
@@ -77,11 +81,12 @@ def summary_metrics(record: Record) -> dict[str, float]:
 def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
     """The parent run: how many trials stand how, the best layout, and the ranking as its description."""
     counts = {status.value: sum(m.status is status for m in ranked) for status in Status}
+    names = trial_labels(sweep.records)
     best = next(iter(leaders(ranked)), None)
     named = {"sweep": sweep.name, "trials": ", ".join(f"{count} {status}" for status, count in counts.items() if count)}
     if best is not None:
         named |= {"best_trial": best.trial, "best_layout": labels.layout_label(best.layout)}
-    return named | {"mlflow.note.content": markdown(ranked)}
+    return named | {"mlflow.note.content": markdown(ranked, names)}
 
 
 def view_name(sweep: str, owner: str) -> str:
@@ -103,11 +108,11 @@ def view(sweep: str, owner: str) -> tuple[str, str]:
     return f"mlflow.sharedViewState.{view_name(sweep, owner)}", json.dumps(state)
 
 
-def markdown(ranked: Sequence[Measurement], rows: int = 30) -> str:
+def markdown(ranked: Sequence[Measurement], names: Mapping[str, str], rows: int = 30) -> str:
     """The head of the ranking as a Markdown table, short enough for a tag."""
     head = ["| | trial | layout | step time | tokens/s | outcome |", "|---|---|---|---|---|---|"]
     body = [
-        f"| {m.place or ''} | {m.trial} | {labels.layout_label(m.layout)} | {labels.seconds(m.step_time_s)} "
+        f"| {m.place or ''} | {m.trial} | {names[m.trial]} | {labels.seconds(m.step_time_s)} "
         f"| {labels.amount(m.tokens_per_s)} | {m.status.value}{': ' + m.reason.value if m.reason else ''} |"
         for m in ranked[:rows]
     ]

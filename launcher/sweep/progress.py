@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from launcher.labels import layout_label
-from launcher.sweep.labels import newest_step, outcome, state, step, total_steps
+from launcher.sweep.labels import newest_step, outcome, state, step, total_steps, trial_labels
 from launcher.sweep.loop import Flight, Observer
 from launcher.sweep.store import Record
 from trainer.config import Status
@@ -28,8 +27,8 @@ def progress_for(name: str, records: Sequence[Record], flights: Sequence[Flight]
     trials = list({record.id: record for record in records}.values())
     say(f"sweep {name}: {_counts(trials, {flight.record.id for flight in flights})}")
     if sys.stderr.isatty() and flights:
-        return Bars([flight.record for flight in flights])
-    return Lines(len(flights))
+        return Bars([flight.record for flight in flights], trial_labels(trials))
+    return Lines(len(flights), trial_labels(trials))
 
 
 def _counts(trials: Sequence[Record], to_run: set[str]) -> str:
@@ -42,8 +41,8 @@ def _counts(trials: Sequence[Record], to_run: set[str]) -> str:
     return ", ".join([total, *(f"{count} {word}" for word, count in counts.items() if count)])
 
 
-def _ended(record: Record) -> str:
-    return f"{record.id}  {layout_label(record.config.get('layout', {}))}  {outcome(record)}"
+def _ended(record: Record, names: Mapping[str, str]) -> str:
+    return f"{record.id}  {names[record.id]}  {outcome(record)}"
 
 
 def _again(record: Record) -> str:
@@ -59,13 +58,13 @@ def _placed(record: Record) -> str:
 class Lines:
     """A line for each trial that ends or is tried again."""
 
-    def __init__(self, total: int):
-        self._total, self._ended = total, 0
+    def __init__(self, total: int, names: Mapping[str, str]):
+        self._total, self._ended, self._names = total, 0, names
 
     def on_trial(self, record: Record) -> None:
         if record.status.final:
             self._ended += 1
-            say(f"[{self._ended}/{self._total}] {_ended(record)}")
+            say(f"[{self._ended}/{self._total}] {_ended(record, self._names)}")
         elif record.status is Status.PLANNED:
             say(_again(record))
         elif words := _placed(record):
@@ -81,11 +80,11 @@ class Lines:
 class Bars:
     """A bar for the sweep and one for each trial under way; a single trial has only its own."""
 
-    def __init__(self, records: Sequence[Record]):
+    def __init__(self, records: Sequence[Record], names: Mapping[str, str]):
         label, note = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}", markup=False)
         columns = (label, BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), note)
         self._bars = Progress(*columns, console=Console(stderr=True, highlight=False))
-        self._total = len(records)
+        self._total, self._names = len(records), names
         self._sweep = self._bars.add_task("sweep", total=self._total, note="") if self._total > 1 else None
         self._trials: dict[str, TaskID] = {}
         self._refreshed = 0.0
@@ -94,7 +93,7 @@ class Bars:
     def on_trial(self, record: Record) -> None:
         if record.status.final:
             self._drop(record)
-            self._bars.console.print(_ended(record), markup=False)
+            self._bars.console.print(_ended(record, self._names), markup=False)
             if self._sweep is not None:
                 self._bars.advance(self._sweep)
         elif record.status is Status.PLANNED:
@@ -103,7 +102,7 @@ class Bars:
         elif record.id not in self._trials:
             if words := _placed(record):
                 self._bars.console.print(words, markup=False)
-            label = f"{record.id[:8]}  {layout_label(record.config.get('layout', {}))}"
+            label = f"{record.id[:8]}  {self._names[record.id]}"
             self._trials[record.id] = self._bars.add_task(label, total=total_steps(record), note=record.status.value)
 
     def on_poll(self, records: Sequence[Record]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trial_files import SweepOnDisk, demo_sweep, point, step_times, tracked_at, write_metrics
+from trial_files import SweepOnDisk, demo_sweep, point, seeded, step_times, tracked_at, write_metrics
 
 from launcher.results import database, tracking
 from launcher.results.measurements import measure
@@ -51,6 +51,20 @@ def test_sweep_is_a_parent_run_and_each_trial_a_child_sorted_like_the_ranking(ro
     assert set(mirrored) == set(ranked)
     assert list(mirrored)[:3] == ranked[:3], "sorted by the metric step_time_s, MLflow's order is the ranking"
     assert parents[0].data.tags["best_trial"] == ranked[0]
+
+
+def test_runs_are_named_by_what_sets_their_trials_apart_also_when_trials_are_added(root: Path) -> None:
+    sweep = SweepOnDisk(root)
+    mirror = Mirror(root, sweep.name)
+    first = sweep.done(seeded(1), 0.2)
+    mirror.update()
+    assert children(root)[first.id].info.run_name == f"t2 p2 d1 mb1 1f1b {first.id[:6]}"
+    second = sweep.done(seeded(2), 0.3)
+    mirror.update()
+    names = {trial: run.info.run_name for trial, run in children(root).items()}
+    assert names == {first.id: f"run.seed=1 {first.id[:6]}", second.id: f"run.seed=2 {second.id[:6]}"}
+    parent = next(run for run in runs(root) if run.data.tags.get("kind") == "sweep")
+    assert "| run.seed=2 |" in parent.data.tags["mlflow.note.content"]
 
 
 def test_trial_has_its_params_tags_metrics_and_files(root: Path) -> None:

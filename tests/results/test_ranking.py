@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,16 +14,20 @@ from hypothesis import strategies as st
 from trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
 
 from launcher.cli import rank as rank_verb
+from launcher.results.interval import CONFIDENCE, median_interval
 from launcher.results.measurements import measure
-from launcher.results.ranking import Measurement, leaders, measurement, notch, rank, tied
+from launcher.results.ranking import Measurement, leaders, measurement, rank, tied
 from launcher.sweep.store import Point, Store
 from trainer.config import Reason, Status
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.integers(-3, 3))
 
 
-def done(trial: str, step_time: float | None, spread: float | None = None, steps: int = 10) -> Measurement:
-    return Measurement(trial, Status.DONE, step_time_s=step_time, step_time_spread_s=spread, steps_measured=steps)
+def done(trial: str, *times: float) -> Measurement:
+    """A trial with these measured steps."""
+    middle = statistics.median(times) if times else None
+    interval = median_interval(times) if times else None
+    return Measurement(trial, Status.DONE, step_time_s=middle, step_time_interval_s=interval, steps_measured=len(times))
 
 
 def test_known_fastest_comes_first_among_missing_and_failed_trials(tmp_path: Path) -> None:
@@ -56,7 +62,7 @@ def test_stopped_trial_never_wins_by_its_partial_time(tmp_path: Path) -> None:
     assert ranked[1].place is None
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, -1.0, 0, "fast", True, [1]])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -1.0, 0, "fast", True, [1], 1e308, 10**400])
 def test_a_step_time_that_is_no_time_is_no_measurement(tmp_path: Path, value: object) -> None:
     sweep = SweepOnDisk(tmp_path)
     sweep.done(point(1, 1), 0.3)
@@ -67,28 +73,62 @@ def test_a_step_time_that_is_no_time_is_no_measurement(tmp_path: Path, value: ob
 
 
 @given(st.lists(st.tuples(st.sampled_from(Status), NUMBERS, NUMBERS), max_size=8), st.randoms())
-def test_order_is_complete_and_independent_of_the_input_order(rows: list[tuple[Status, float, float]], random: object) -> None:
+def test_order_is_complete_and_independent_of_the_input_order(rows: list[tuple[Status, float, float]], shuffled: random.Random) -> None:
     trials = [Measurement(f"t{i}", status, step_time_s=time, step_time_spread_s=spread) for i, (status, time, spread) in enumerate(rows)]
     ranked = rank(trials)
     assert {m.trial for m in ranked} == {m.trial for m in trials}
     times = [m.step_time_s for m in ranked if m.place]
     assert times == sorted(times) and all(math.isfinite(t) for t in times)
     assert [m.place for m in ranked if m.place] == list(range(1, len(times) + 1))
-    random.shuffle(trials)  # type: ignore[attr-defined]
+    shuffled.shuffle(trials)
     assert [m.trial for m in rank(trials)] == [m.trial for m in ranked]
 
 
-def test_tie_is_overlap_of_the_medians_95_percent_intervals() -> None:
-    best = done("a", 1.00, 0.10, steps=25)  # notch 1.57 * 0.10 / 5 = 0.0314
-    assert notch(best) == pytest.approx(0.0314)
-    assert tied(best, done("b", 1.06, 0.10, steps=25))
-    assert not tied(best, done("b", 1.07, 0.10, steps=25))
-    assert not tied(best, done("b", 1.06, 0.10, steps=100)), "more steps narrow the interval"
-    assert tied(best, done("b", 1.03, None)), "an unknown spread is a point that can lie inside the other's interval"
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60))
+def test_the_interval_of_a_median_lies_within_what_was_measured_and_holds_the_median(times: list[float]) -> None:
+    low, high = median_interval(times)
+    assert min(times) <= low <= statistics.median(times) * (1 + 1e-12) and statistics.median(times) * (1 - 1e-12) <= high <= max(times)
+
+
+@pytest.mark.parametrize("steps", [4, 5, 8, 30])
+def test_the_interval_of_a_median_holds_the_true_one_as_often_as_it_promises(steps: int) -> None:
+    generator = random.Random(steps)
+    intervals = [median_interval([generator.lognormvariate(0, 0.5) for _ in range(steps)]) for _ in range(4000)]
+    assert sum(low <= 1.0 <= high for low, high in intervals) / len(intervals) == pytest.approx(CONFIDENCE, abs=0.02)
+
+
+def test_the_interval_of_a_median_narrows_with_more_steps_and_is_the_range_of_a_few() -> None:
+    def width(steps: int) -> float:
+        low, high = median_interval([step / steps for step in range(steps + 1)])
+        return high - low
+
+    assert width(10_000) < width(1000) / 2 < width(100) / 4
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0) and median_interval([2.0]) == (2.0, 2.0)
+
+
+def test_a_trial_is_tied_with_the_best_when_the_intervals_of_their_medians_overlap() -> None:
+    best = done("a", *(1.0 + step / 100 for step in range(10)))
+    assert tied(best, done("b", *(1.03 + step / 100 for step in range(10))))
+    assert not tied(best, done("b", *(1.06 + step / 100 for step in range(10))))
+    hundred = [done(name, *(start + step / 1000 for step in range(100))) for name, start in (("a", 1.0), ("b", 1.03))]
+    assert not tied(*hundred), "more steps narrow the intervals"
+    assert tied(best, done("b", 1.05)) and not tied(best, done("b", 1.2)), "a single step is a point"
+
+
+@pytest.mark.parametrize("slow", [
+    (0.780, 0.790, 0.793, 0.793, 2.0, 2.1),  # its quartiles are so far apart that their range over root n reaches below every step
+    (0.793, 0.793),
+])  # fmt: skip
+def test_what_is_faster_in_every_step_is_never_tied(slow: tuple[float, ...]) -> None:
+    assert not tied(done("best", 0.290, 0.295, 0.296), done("slow", *slow))
+
+
+def test_one_odd_step_ties_nothing() -> None:
+    assert not tied(done("best", 0.290, 0.294, 0.295, 0.300, 0.900), done("slow", 0.780, 0.790, 0.793, 0.795, 0.800))
 
 
 def test_ties_with_the_best_are_flagged_and_the_best_is_not() -> None:
-    ranked = rank([done("slow", 2.0, 0.1), done("close", 1.01, 0.1), done("best", 1.0, 0.1)])
+    ranked = rank([done("slow", 2.0, 2.1), done("close", 1.01, 1.2), done("best", 1.0, 1.1)])
     assert [(m.trial, m.tied_with_best) for m in ranked] == [("best", False), ("close", True), ("slow", False)]
     assert [m.trial for m in leaders(ranked)] == ["best", "close"]
 
@@ -113,7 +153,11 @@ def test_table_shows_prediction_beside_measurement_and_each_reason(tmp_path: Pat
     assert rank_verb.main(["planted", "--dir", str(tmp_path)]) == 0
     table = capsys.readouterr().out
     assert "predicted" in table and "220 ms" in table and "+10.0 %" in table
-    assert "failed: out of memory" in table and "pruned: configuration" in table and "t2 p2 d1 mb1 1f1b" in table
+    assert (
+        "failed: out of memory" in table
+        and "Pruned, and not run:\n  layout.tensor=3: layout.tensor=3 does not" in table
+        and "t2 p2 d1 mb1 1f1b" in table
+    )
 
 
 def test_table_prints_markup_in_messages_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,15 @@ def test_timeline_shares_add_up_and_count_overlap_once() -> None:
     assert read.mean_use.computing == pytest.approx(0.4)
 
 
+def test_communication_inside_of_a_computation_is_no_computing() -> None:
+    """So that the pipeline of a step says of tensor parallelism what the parts of the mean step say."""
+    event = {"rank": 0, "stage": 0, "chunk": 0, "kind": "forward", "micro_batch": 0, "start_s": 0.0, "end_s": 8.0, "waited_s": 6.0}
+    last = {**event, "kind": "optimizer", "start_s": 8.0, "end_s": 10.0, "waited_s": 0.0}
+    read = Timeline.read({"step": 3, "schedule": "1f1b", "events": [event, last]})
+    assert read is not None
+    assert (read.use[0].computing, read.use[0].communicating, read.use[0].idle) == pytest.approx((0.4, 0.6, 0.0))
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted).map(tuple)))
 def test_covered_length_is_that_of_the_union(spans: list[tuple[int, int]]) -> None:
     assert covered(spans) == len({second for start, end in spans for second in range(start, end)})

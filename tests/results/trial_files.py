@@ -39,6 +39,14 @@ def point(tensor: int = 1, pipeline: int = 1, *, predicted: dict[str, Any] | Non
     return Point(overrides, config(tensor, pipeline, **layout), predicted=predicted)
 
 
+def seeded(seed: int, *overrides: str) -> Point:
+    """A trial of the same layout as the others of its kind, with a seed of its own."""
+    planned = point(2, 2)
+    assert planned.config is not None
+    changed = replace(planned.config, run=replace(planned.config.run, seed=seed))
+    return Point(("model=gpt_tiny", f"run.seed={seed}", *overrides), changed)
+
+
 def tracked_at(planned: Point, uri: str) -> Point:
     """The same trial, tracked by a server."""
     assert planned.config is not None

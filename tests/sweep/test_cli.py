@@ -39,7 +39,7 @@ def test_status_shows_every_trial_with_its_reason(tmp_path: Path, capsys: pytest
     ended(tmp_path, "ok", "fail 1 out_of_memory")
     assert status.main(["--dir", str(tmp_path)]) == 0
     table = capsys.readouterr().out
-    assert "t2 p1 d1 mb1" in table and "done" in table and "4/4" in table
+    assert table.startswith("sweep demo (layout t2 p1 d1 mb1)\n") and "data.pattern=ok" in table and "done" in table and "4/4" in table
     assert "failed: out of memory" in table and "rank 1: played failure" in table
 
 

@@ -21,9 +21,11 @@ def test_a_log_gets_one_line_for_each_end_and_says_what_was_done_already(tmp_pat
     records = sweep(tmp_path, *configs)
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == "sweep demo: 3 trials, 1 already done"
-    assert lines[1] == f"[1/2] {records[1].id}  t1 p1 d1 mb1  failed: out of memory (rank 0: played failure)"
+    assert (
+        lines[1] == f"[1/2] {records[1].id}  data.pattern=fail 0 out_of_memory run.seed=2  failed: out of memory (rank 0: played failure)"
+    )
     assert lines[2] == f"{records[2].id}  attempt 1 follows: rank 0: played failure"
-    assert lines[3].startswith(f"[2/2] {records[2].id}  t1 p1 d1 mb1  done  10.0 ms a step")
+    assert lines[3].startswith(f"[2/2] {records[2].id}  data.pattern=once node run.seed=3  done  10.0 ms a step")
     sweep(tmp_path, *configs)
     assert capfd.readouterr().err.splitlines() == ["sweep demo: 3 trials, 2 already done, 1 known to fail"]
 

@@ -1,0 +1,144 @@
+"""What a person sees of a sweep in a terminal: the figures that matter at any width, and rows that can be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from trial_files import SweepOnDisk, demo_sweep, point, seeded
+
+from launcher.cli import rank, status
+from launcher.results import report
+from launcher.sweep.labels import trial_labels
+from launcher.sweep.store import Point, Store
+from trainer.config import Reason, Status
+
+LONG = ("layout.tensor=3", "data.path=/scratch/" + "very/" * 30 + "long", "run.seed=7\n8", "cluster.env.TOKEN=planted-secret")
+
+
+def hostile_sweep(root: Path) -> None:
+    """Measured, tied, failed and pruned trials; names and words that are long or of several lines."""
+    sweep = demo_sweep(root)
+    sweep.done(point(2, 1, micro_batch=2, recompute="selective"), 0.201)
+    sweep.failed(point(1, 2), Reason.COMMUNICATION, "the first line\nand " + "more " * 50)
+    sweep.add(point(4, 1, micro_batch=2), Status.STOPPED, Reason.CANNOT_WIN, "8 steps of 0.3 s at least\x1b[31m")
+    sweep.add(Point(LONG, None, "layout.tensor=3 does not divide model.heads=4; " + "use another one " * 20))
+
+
+def shown(verb: object, root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert verb.main([*arguments, "--dir", str(root)]) == 0  # type: ignore[attr-defined]
+    return capsys.readouterr().out.splitlines()
+
+
+def row_of(lines: list[str], words: str) -> str:
+    return next(line for line in lines if words in line)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_no_line_is_wider_than_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    hostile_sweep(tmp_path)
+    for lines in (shown(verb, tmp_path, capsys, *words) for verb, words in ((rank, []), (status, []), (status, ["--all"]))):
+        assert max(map(len, lines)) <= columns
+        assert not any("…" in line and "/…" not in line and "y/v" not in line for line in lines), "nothing is cut"
+        assert all(line.isprintable() for line in lines)
+
+
+def test_eighty_columns_show_place_layout_time_spread_ties_and_outcome(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    hostile_sweep(tmp_path)
+    lines = shown(rank, tmp_path, capsys)
+    assert all(head in row_of(lines, "layout") for head in ("layout", "step time", "spread", "outcome"))
+    best, tie, failed = row_of(lines, "t2 p2 d1"), row_of(lines, "2="), row_of(lines, "out of memory")
+    assert best.startswith("1 ") and "200 ms" in best and "±" in best and best.rstrip().endswith("done")
+    assert "201 ms" in tie and "±" in tie
+    assert "t4 p1 d1 mb1" in failed and "failed: out of memory" in failed
+
+
+def test_forty_columns_show_place_layout_and_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    hostile_sweep(tmp_path)
+    best = row_of(shown(rank, tmp_path, capsys), "t2 p2 d1")
+    assert best.startswith("1 ") and best.endswith("200 ms")
+    lines = shown(status, tmp_path, capsys)
+    assert row_of(lines, "layout").split() == ["layout", "status", "step"]
+    assert row_of(lines, "t2 p2 d1").split()[-2:] == ["done", "8/8"]
+
+
+def test_pruned_combinations_are_a_list_below_the_table_with_the_reason_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile_sweep(tmp_path)
+    for verb in (rank, status):
+        lines = shown(verb, tmp_path, capsys)
+        below = lines[lines.index("Pruned, and not run:") :]
+        assert len(below) == 3 and all("does not divide model.heads=4; use " in line for line in below[1:])
+        assert not any("tensor=3" in line for line in lines[: -len(below)])
+
+
+def test_a_pipe_gets_every_column_and_each_row_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    hostile_sweep(tmp_path)
+    lines = shown(rank, tmp_path, capsys)
+    heads = ("trial", "layout", "step time", "spread", "predicted", "error", "tokens/s", "memory", "outcome")
+    assert all(head in row_of(lines, "layout") for head in heads)
+    assert row_of(lines, "use another one").count("use another one") == 20
+    assert not any(line.endswith("  " * 20) for line in lines)
+
+
+@pytest.mark.parametrize(("overrides", "label"), [
+    ([("run.seed=1",), ("run.seed=2",)], "run.seed=2"),
+    ([("model=gpt_tiny", "optimizer.lr=0.1"), ("model=gpt_tiny", "optimizer.lr=0.2")], "optimizer.lr=0.2"),
+    ([("model=gpt_tiny",), ("model=gpt_mini",)], "model=gpt_mini"),
+    ([(), ("+run.seed=1",)], "run.seed=1"),
+    ([("data.path=/a/" + 60 * "b" + "/1",), ("data.path=/a/" + 60 * "b" + "/2",)], "data.path=/a/bbbbbbbbbbbbbbbbb…bbbbbbbbbbbbbbbbb/2"),
+    ([("run.seed=1", "sweep.name=a"), ("run.seed=1", "sweep.name=b")], "t2 p2 d1 mb1 1f1b run.seed=2"),  # composed from other files
+])  # fmt: skip
+def test_rows_are_labelled_by_what_differs_between_them(tmp_path: Path, overrides: list[tuple[str, ...]], label: str) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    for seed, words in enumerate(overrides, start=1):
+        planned = seeded(seed)
+        sweep.done(Point(words, planned.config), 0.2 + seed / 10)
+    labels = trial_labels(Store(tmp_path).sweep().records)
+    assert labels[sweep.records[1].id] == label
+    assert len(set(labels.values())) == 2
+
+
+def test_the_layout_is_in_the_label_where_layouts_differ_and_in_the_heading_where_they_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    sweep.done(seeded(1), 0.2)
+    assert trial_labels(sweep.records) == {sweep.records[0].id: "t2 p2 d1 mb1 1f1b"}
+    sweep.done(seeded(2), 0.3)
+    assert shown(rank, tmp_path, capsys)[0] == "planted (layout t2 p2 d1 mb1 1f1b)"
+    sweep.done(replace(point(1, 4), overrides=("model=gpt_tiny", "layout.pipeline=4")), 0.4)
+    assert sorted(trial_labels(sweep.records).values()) == [
+        "t1 p4 d1 mb1 1f1b",
+        "t2 p2 d1 mb1 1f1b run.seed=1",
+        "t2 p2 d1 mb1 1f1b run.seed=2",
+    ]
+    assert shown(rank, tmp_path, capsys)[0] == "planted"
+
+
+def test_report_and_status_use_the_same_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    for seed in (1, 2):
+        sweep.done(seeded(seed), 0.2 + seed / 10)
+    page = report.render(Store(tmp_path).sweep())
+    lines = "\n".join(shown(status, tmp_path, capsys))
+    assert all(f"run.seed={seed}" in page and f"run.seed={seed}" in lines for seed in (1, 2))
+
+
+def test_no_value_of_an_environment_variable_is_part_of_a_label(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    for number in (1, 2):
+        sweep.add(Point((f"cluster.env.TOKEN=planted-{number}", "layout.tensor=3", f"run.seed={number}"), None, "no"))
+    assert sorted(trial_labels(sweep.records).values()) == ["run.seed=1", "run.seed=2"]
