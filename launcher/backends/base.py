@@ -90,6 +90,8 @@ class Backend(ABC):
     """How often ``poll`` is asked at most."""
     outlives_launcher: bool = True
     """Jobs go on when the launcher ends; a job that was meant to be submitted may exist although nobody noted its handle."""
+    visibility_s: float = 0.0
+    """For how long what the ranks wrote may stay unseen here after their job has ended: network file systems remember what was not there."""
     throttles: bool = False
     """Takes a whole sweep at once and keeps to ``Job.max_parallel`` itself (job arrays). Otherwise the sweep loop does."""
 

@@ -57,10 +57,14 @@ class SlurmCluster(ClusterConfig):
         False, "before each attempt, let every node prove its devices, memory and network; a bad node is named and avoided"
     )
     poll_seconds: float = key(5.0, "seconds between questions to the controller, at least", minimum=0)
+    visibility_s: float = key(
+        10.0, "seconds for which results that the nodes wrote may stay unseen on this machine (caches of NFS) before a job that has ended "
+        "is taken to have left none", minimum=0,
+    )  # fmt: skip
 
     passing: ClassVar[tuple[str, ...]] = (
         *ClusterConfig.passing,
         *("account", "qos", "time", "reservation", "dependency", "comment", "mail_type", "mail_user", "exclude"),
-        *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds"),
+        *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s"),
     )
     """A training goes on from its checkpoints under another time limit or account."""

@@ -13,9 +13,9 @@ from typing import Any
 from launcher.backends import backend_for
 from launcher.backends.base import Backend, BackendError, Handle, Job, JobState
 from launcher.config.schema import ClusterConfig, Config
-from launcher.sweep.files import last_json_line, read_json
+from launcher.sweep.files import last_json_line, look_again, read_json
 from launcher.sweep.identity import digest
-from launcher.sweep.outcome import Verdict, decide, failures_in
+from launcher.sweep.outcome import Verdict, all_said, decide, failures_in
 from trainer.config import Status, save, to_dict, world_size_of
 
 Tell = Callable[[JobState, dict[str, Any] | None], None]
@@ -67,6 +67,7 @@ def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
             tell(state, last_json_line(job.directory / "metrics.jsonl"))
             time.sleep(backend.poll_seconds)
         backend.collect(job, handle)
+        _await_words(job, state, backend.visibility_s)
     except BaseException:
         _end(backend, job, handle or backend.find([job]).get(job.name))
         raise
@@ -75,6 +76,18 @@ def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
     if verdict.status is not Status.DONE or result is None:
         raise ErrandError(_words(job, verdict))
     return result
+
+
+def _await_words(job: Job, state: JobState, patience_s: float) -> None:
+    """Wait until everything is there that the ranks may have written: a file system that machines share may show it late."""
+    deadline = time.monotonic() + patience_s
+    while patience_s:
+        look_again(job.directory)
+        if all_said(job.attempt, state, read_json(job.directory / "result.json"), failures_in(job.directory)):
+            return
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(0.2)
 
 
 def _end(backend: Backend, job: Job, handle: Handle | None) -> None:

@@ -16,10 +16,11 @@ from launcher.backends.base import Backend, BackendError, Handle, Job, JobState,
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.sweep import exclusion
 from launcher.sweep.exclusion import Exclusion
-from launcher.sweep.files import write_json, write_text
+from launcher.sweep.files import look_again, remove_if, write_json_first, write_text
+from launcher.sweep.labels import total_steps
 from launcher.sweep.lock import Locks
-from launcher.sweep.outcome import Verdict, decide, failures_in, silent_nodes
-from launcher.sweep.store import Record, Store
+from launcher.sweep.outcome import Verdict, all_said, decide, failures_in, silent_nodes
+from launcher.sweep.store import Record, Store, attempt_of
 from trainer.config import ConfigError, Reason, Status
 
 log = logging.getLogger(__name__)
@@ -280,6 +281,7 @@ class Loop:
         record.status, record.reason, record.detail = Status.SUBMITTED, None, record.avoided_words
         record.handle, record.launcher, record.sweep = None, self._launcher, self._sweep
         record.submitted, record.started, record.ended, record.nodes = time.time(), None, None, ()
+        record.end_seen = None
         flight.first_step, flight.result_seen, flight.inherited = flight.last_step(), None, False
         self._store.save(record)
         return request
@@ -338,6 +340,8 @@ class Loop:
         record = flight.record
         if state.attempt is not None and state.attempt > record.attempt:
             record.attempt = state.attempt
+        if state.status.final and self._unheard(flight, state):
+            return False
         if state.status.final or self._lingers(flight, state) or self._waits_too_long(flight, state):
             try:
                 flight.backend.collect(self._job(flight), _handle(flight))
@@ -358,6 +362,27 @@ class Loop:
             if changed:
                 self._tell(record)
         return False
+
+    def _unheard(self, flight: Flight, state: JobState) -> bool:
+        """A job that has ended, with more to be heard of its ranks: a file system that machines share may show late what they wrote."""
+        record, patience = flight.record, flight.backend.visibility_s
+        if not patience or flight.stop is not None or not (record.started or state.started or state.nodes):
+            return False
+        look_again(record.directory)
+        if self._heard(flight, state):
+            return False
+        if record.end_seen is None:
+            record.end_seen, record.detail = time.time(), "its job has ended; what its ranks wrote is not to be seen here yet"
+            self._store.save(record)
+        return time.time() - record.end_seen < patience
+
+    @staticmethod
+    def _heard(flight: Flight, state: JobState) -> bool:
+        """Whether everything is there that the ranks may have written."""
+        record, result = flight.record, flight.record.result()
+        if result is not None and result.get("status") == Status.DONE.value:
+            return flight.last_step() >= (total_steps(record) or 0)
+        return all_said(record.attempt, state, result, failures_in(record.directory))
 
     def _lingers(self, flight: Flight, state: JobState) -> bool:
         """A job whose result has been there for a while and that does not end; it is ended."""
@@ -419,15 +444,29 @@ class Loop:
 
     def _finish(self, flight: Flight, verdict: Verdict, bad_nodes: Sequence[str] = ()) -> None:
         record = flight.record
+        verdict = self._sign(record, verdict)
         record.status, record.reason, record.detail = verdict.status, verdict.reason, verdict.detail
         record.attempt, record.ended = verdict.attempt, time.time()
-        if record.result() is None and verdict.status is not Status.DONE:
-            outcome = {"status": record.status.value, "reason": record.reason and record.reason.value, "message": record.detail}
-            write_json(record.directory / "result.json", outcome | {"attempt": record.attempt, "world_size": record.world_size})
         self._remember(record, verdict, bad_nodes)
         self._store.save(record)
         self._release(flight)
         self._tell(record)
+
+    @staticmethod
+    def _sign(record: Record, verdict: Verdict) -> Verdict:
+        """Write the result of an attempt whose ranks wrote none. What they wrote after all is left as it is, and counts."""
+        if verdict.status is Status.DONE or record.result() is not None:
+            return verdict
+        outcome = {"status": verdict.status.value, "reason": verdict.reason and verdict.reason.value, "message": verdict.detail}
+        path = record.directory / "result.json"
+        for _ in range(3):
+            if write_json_first(path, outcome | {"attempt": verdict.attempt, "world_size": record.world_size}):
+                break
+            look_again(record.directory)
+            if (late := record.result()) is not None:
+                return decide(verdict.attempt, JobState(verdict.status, verdict.reason, verdict.detail), late)
+            remove_if(path, lambda older: attempt_of(older or {}) < record.attempt)
+        return verdict
 
     def _release(self, flight: Flight) -> None:
         self._store.forget_stop(flight.record)
@@ -472,20 +511,14 @@ def _by_backend(flights: Sequence[Flight]) -> list[tuple[Backend, list[Flight]]]
     return list(groups.values())
 
 
+_OF_ATTEMPTS = (
+    "status", "reason", "detail", "attempt", "handle", "submitted", "started", "ended", "end_seen", "nodes", "history", "avoided",
+    "avoided_words",
+)  # fmt: skip
+"""What a record says of a trial's attempts; the rest is what the plan says of the trial."""
+
+
 def _refresh(record: Record, stored: Record) -> None:
-    """Take over what another launcher wrote; what the plan says of the trial stays."""
-    for name in (
-        "status",
-        "reason",
-        "detail",
-        "attempt",
-        "handle",
-        "submitted",
-        "started",
-        "ended",
-        "nodes",
-        "history",
-        "avoided",
-        "avoided_words",
-    ):
+    """Take over what another launcher wrote."""
+    for name in _OF_ATTEMPTS:
         setattr(record, name, getattr(stored, name))

@@ -66,6 +66,15 @@ def decide(attempt: int, state: JobState, result: dict[str, Any] | None, failure
     return Verdict(Status.STOPPED if reason in _STOPPED else Status.FAILED, reason, detail, newest)
 
 
+def all_said(attempt: int, state: JobState, result: dict[str, Any] | None, failures: Sequence[dict[str, Any]]) -> bool:
+    """Whether the ranks' words on an ended attempt are all there, as far as one can know: a result, and who failed for more than the want of
+    its peers. A place that could not start them knows all there is."""
+    newest = max(attempt, state.attempt or 0)
+    words = [*failures, *([result] if result is not None else [])]
+    said = [outcome_of({"status": Status.FAILED.value, **data})[1] for data in words if attempt_of(data) >= newest]
+    return state.reason is Reason.CANNOT_START or any(reason is not Reason.COMMUNICATION for reason in said)
+
+
 def failures_in(directory: Path) -> list[dict[str, Any]]:
     """What the ranks of any attempt wrote as they failed, by rank."""
     found = [data for path in directory.glob("failure-*.json") if (data := read_json(path)) is not None]

@@ -61,6 +61,7 @@ class Record:
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
+    end_seen: float | None = None  # when the attempt's job was first seen to have ended, while words of its ranks were still missing
     nodes: tuple[str, ...] = ()
     predicted: dict[str, Any] | None = None
     history: list[dict[str, Any]] = field(

@@ -18,7 +18,7 @@ from launcher.sweep.store import Record
 from trainer.config import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 PROJECT = Path(__file__).parents[2]
-CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2, code="image", start_timeout=120)
+CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2, code="image", start_timeout=120, visibility_s=1)
 
 
 def interpreter(folder: Path, module: str) -> str:

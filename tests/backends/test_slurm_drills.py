@@ -119,6 +119,23 @@ def test_a_sweep_longer_than_the_longest_array_goes_out_in_several_and_keeps_its
     assert "--dependency=afterany:" in scripts[0]
 
 
+def test_results_that_become_visible_late_are_waited_for(slurm: Slurm, tmp_path: Path) -> None:
+    """One rank's success, and the cause of the failure of two, are to be seen four seconds after their jobs have ended."""
+    slurm.breakable()
+    late = interpreter(tmp_path, "tests.backends.late_trainer")
+    patient = {"python": late, "visibility_s": 60.0, "gpus_per_node": 2}
+    good = trial(seed=1, env={"LATE": "result.json"}, **patient)
+    bad = trial("fail 1 out_of_memory", seed=2, ranks=2, env={"LATE": "failure-1.json"}, **patient)
+    done, failed = run(tmp_path / "runs", good, bad)
+    assert (done.status, starts(done)) == (Status.DONE, [0]), done.detail
+    assert (failed.reason, failed.detail, starts(failed)) == (Reason.OUT_OF_MEMORY, "rank 1: played failure", [0])
+
+
+def test_a_job_that_leaves_no_word_is_given_up_after_a_while(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    (record,) = run(tmp_path / "runs", trial("exit 0 3", python=python))
+    assert (record.status, record.reason) == (Status.FAILED, Reason.ERROR) and "exit code 3" in record.detail
+
+
 def test_a_job_cancelled_behind_the_launchers_back_is_a_cancelled_trial(slurm: Slurm, tmp_path: Path, python: str) -> None:
     sweep = Running(tmp_path / "runs", trial("sleep 1", seed=1, steps=1000, python=python), trial(seed=2, python=python))
     (short,) = until(lambda: list(tmp_path.glob("runs/trials/*/result.json")), 60)

@@ -160,7 +160,8 @@ class PlayedQueue(Backend):
             known = (self.folder / f"{name}.job").exists()
             return JobState(Status.SUBMITTED) if known else JobState(Status.FAILED, Reason.NODE, "nobody knows this job")
         reason = Reason(data["reason"]) if data["reason"] else None
-        return JobState(Status(data["status"]), reason, data["detail"], attempt=data["attempt"], bad_nodes=tuple(data["bad_nodes"]))
+        nodes, bad_nodes = tuple(data["nodes"]), tuple(data["bad_nodes"])
+        return JobState(Status(data["status"]), reason, data["detail"], nodes=nodes, attempt=data["attempt"], bad_nodes=bad_nodes)
 
 
 def finish(directory: Path, attempt: int) -> None:

@@ -15,7 +15,7 @@ from launcher.backends.pool import Backends
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.sweep.attend import catch_up, stop
-from launcher.sweep.files import write_json
+from launcher.sweep.files import read_json, write_json
 from launcher.sweep.store import Record, Store
 from tests.sweep.support import PlayedQueue, finish, points, starts, sweep, trial, until
 from trainer.config import ConfigError, Reason, Status
@@ -126,6 +126,39 @@ def test_only_faults_of_the_place_are_tried_again_and_only_so_often(place: Place
     assert ended == attempts and record.attempt == attempts - 1
     assert (record.status, record.reason, record.detail) == (Status.FAILED, reason, "played")
     assert [entry["attempt"] for entry in record.history] == list(range(attempts))
+
+
+class Silence(PlayedQueue):
+    """A queue on a file system that shows files late."""
+
+    visibility_s = 60.0
+
+
+def test_a_job_without_a_result_is_judged_when_its_ranks_have_been_heard(place: Place) -> None:
+    place.queue = Silence(place.queue.folder)
+    thread, records = place.begin(1)
+    (name,) = until(place.queue.queued)
+    job = place.queue.queued()[name]
+    place.queue.end(name, JobState(Status.FAILED, Reason.NODE, "played", nodes=("n1",)))
+    until(lambda: place.store.load(Path(job["directory"]).name).end_seen)
+    (Path(job["directory"]) / "metrics.jsonl").write_text('{"step": 9, "attempt": 0}\n')
+    finish(Path(job["directory"]), 0)
+    thread.join()
+    assert (records[0].status, starts(records[0])) == (Status.DONE, [0])
+
+
+def test_what_ranks_wrote_unseen_is_not_overwritten_and_counts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine remembers that there is no result, until it asks again because it may not write one."""
+    seen, asked = Record.result, threading.Event()
+    monkeypatch.setattr(Record, "result", lambda record: seen(record) if asked.is_set() else None)
+    monkeypatch.setattr("launcher.sweep.loop.look_again", lambda folder: asked.set())
+    thread, records = place.begin(1)
+    (name,) = until(place.queue.queued)
+    finish(Path(place.queue.queued()[name]["directory"]), 0)
+    place.queue.end(name, JobState(Status.FAILED, Reason.ERROR, "played"))
+    thread.join()
+    assert records[0].status is Status.DONE
+    assert read_json(records[0].directory / "result.json") == {"status": "done", "attempt": 0, "step_time_s": 0.01}
 
 
 BAD_NODE = JobState(Status.FAILED, Reason.NODE, "played", nodes=("n1", "n2"), bad_nodes=("n2",))

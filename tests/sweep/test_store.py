@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.sweep.files import last_json_line, read_json, write_json
+from launcher.sweep.files import last_json_line, look_again, read_json, remove_if, write_json, write_json_first
 from launcher.sweep.store import Point, Record, Store, check_name
 from tests.sweep.support import points, sweep, trial
 from trainer.config import ConfigError, Reason, Status, load
@@ -178,3 +178,24 @@ def test_the_last_whole_line_of_a_growing_file_is_read(tmp_path: Path) -> None:
     assert last_json_line(path) is None
     path.write_text("".join(json.dumps({"step": n, "text": "x" * 50}) + "\n" for n in range(1000)) + '{"step": 10')
     assert (last_json_line(path) or {})["step"] == 999
+
+
+def test_a_file_is_written_once_and_removed_only_if_it_is_what_it_was_thought_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    assert write_json_first(path, {"attempt": 1}) and not write_json_first(path, {"attempt": 2})
+    remove_if(path, lambda held: (held or {})["attempt"] < 1)
+    assert read_json(path) == {"attempt": 1}, "back in its place"
+    remove_if(path, lambda held: (held or {})["attempt"] < 2)
+    remove_if(path, lambda held: True)
+    look_again(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_written_once_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    assert write_json_first(tmp_path / "a", {"attempt": 1}) and not write_json_first(tmp_path / "a", {"attempt": 2})
+    remove_if(tmp_path / "a", lambda held: False)
+    assert read_json(tmp_path / "a") == {"attempt": 1}

@@ -28,7 +28,7 @@ class SlurmBackend(Backend):
     def __init__(self, cluster: ClusterConfig, snapshot: Snapshot | None = None):
         assert isinstance(cluster, SlurmCluster)
         super().__init__(cluster)
-        self.poll_seconds = cluster.poll_seconds
+        self.poll_seconds, self.visibility_s = cluster.poll_seconds, cluster.visibility_s
         self._slurm = cluster
         self._client = Client(cluster)
         self._submission = Submission(self._client)
