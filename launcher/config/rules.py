@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
 from launcher.config.schema import Config
 from trainer.config import resolve as resolve_run
 from trainer.config.corpus import check_corpus
@@ -21,12 +24,35 @@ def resolve(config: Config) -> Config:
 
 
 def locate_data(config: Config) -> Config:
-    """``config`` with the corpus found where the ranks will look for it; ``ConfigError`` if it cannot be read.
+    """``config`` with the corpus found where the ranks will look for it; ``ConfigError`` if it cannot be read, or if the container of
+    a Slurm job cannot be given what the run reads and writes.
 
-    The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Ranks that see another file
-    system (pods, a container image) find their data themselves, and their path is left as it is.
+    The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Pods, which see another file system,
+    find their data themselves, and their path is left as it is.
     """
-    if config.data.kind != "corpus" or config.cluster.backend == "kubernetes" or config.cluster.container.image is not None:
+    if config.cluster.backend == "kubernetes":
         return config
-    check_corpus(config.data, config.model)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(Path(config.data.path).absolute())))
+    if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
+        return _locate_in_container(config)
+    return _locate_corpus(config, [])
+
+
+def _locate_in_container(config: Config) -> Config:
+    container = config.cluster.container
+    config = _locate_corpus(config, given_mounts(container))
+    run = {"data": vars(config.data), "run": {"checkpoint": vars(config.run.checkpoint)}}
+    check_paths(container, host_paths(run, Path(os.path.abspath(config.sweep.dir)), None, given_mounts(container)))
+    return config
+
+
+def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
+    """The corpus with its absolute path; that is checked on the host, where ``mounts`` take it from."""
+    if config.data.kind != "corpus":
+        return config
+    path = os.path.abspath(config.data.path)
+    there = seen(path, mounts)
+    if there is None or there[0] == path:
+        check_corpus(config.data, config.model)
+    else:
+        check_corpus(dataclasses.replace(config.data, path=there[0]), config.model)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
@@ -35,7 +36,7 @@ def run_errand(config: Config, name: str, tell: Tell, backends: Callable[[Cluste
     fails, ``ConfigError`` when the cluster cannot be used.
     """
     identifier = digest([name, time.time()])  # never the job of an earlier errand
-    root = Path(config.sweep.dir).absolute() / name / identifier
+    root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
     train = config.train_config()
     job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
     backend = backends(config.cluster)

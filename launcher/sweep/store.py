@@ -117,7 +117,7 @@ class Store:
     """All trials and sweeps under one folder."""
 
     def __init__(self, root: str | Path):
-        self.root = Path(root).absolute()
+        self.root = Path(os.path.abspath(root))
         self.trials = self.root / "trials"
         self.sweeps = self.root / "sweeps"
         self.wishes = self.root / "stop"

@@ -6,7 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +15,66 @@ import pytest
 
 from launcher.backends.slurm import SlurmBackend
 from launcher.cli import logs
+from launcher.config import Config, locate_data, resolve
 from launcher.config.schema import ContainerConfig
+from launcher.sweep.store import Record
 from tests.backends.slurm_support import CLUSTER, run, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.configuration import oci_conf
 from tests.clusters.slurm.fixture import Slurm
-from trainer.config import ConfigError, Status
+from trainer.config import CheckpointConfig, ConfigError, DataConfig, Reason, Status
+from trainer.data.prepare import prepare
 
 STAND_IN = Path(__file__).parents[1] / "clusters" / "slurm" / "apptainer"
 INSIDE = "/opt/ranks/python"
+OF_THE_IMAGE = {
+    "PYTHONPATH": "/opt/image",
+    "OMP_NUM_THREADS": "64",
+    "GREETING": "image",
+    "MASTER_PORT": "1",
+    "WORLD_SIZE": "1",
+    "ONLY": "image",
+}
+"""What images of this field set, and what would break a job if it held."""
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
-    """A root file system that borrows the host's /usr and Python, and has an interpreter that exists nowhere else."""
+def root(tmp_path: Path) -> Path:
+    """A root file system that borrows the host's /usr and Python, has an interpreter that exists nowhere else, and sets variables."""
     root = tmp_path / "image"
+    for name in ("tmp", "etc", "opt/ranks", "usr", "proc", "sys", "dev", ".singularity.d/env"):
+        (root / name).mkdir(parents=True)
     for name in ("bin", "lib", "lib64", "sbin"):
         if Path("/", name).is_symlink():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).symlink_to(Path("/", name).readlink())
-    for name in ("tmp", "etc", "opt/ranks", "usr"):
-        (root / name).mkdir(parents=True)
-    (root / INSIDE[1:]).write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (root / INSIDE[1:]).chmod(0o755)
+    executable(root / INSIDE[1:], f'env >&2; exec {sys.executable} "$@"')
+    (root / "etc" / "environment").write_text("".join(f"{name}={value}\n" for name, value in OF_THE_IMAGE.items()))
+    (root / ".singularity.d" / "env" / "90-environment.sh").write_text("".join(f"export {n}={v}\n" for n, v in OF_THE_IMAGE.items()))
     return root
+
+
+def executable(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def packed(slurm: Slurm) -> Callable[[Path], Path]:
+    """What makes an image for pyxis of a root file system: the real one takes a squashfs file, the stand-in the folder itself."""
+
+    def pack(root: Path) -> Path:
+        if slurm.breakable().settings.pyxis is None:
+            return root
+        target = root.with_suffix(".sqsh")
+        subprocess.run(["mksquashfs", root, target, "-noappend", "-quiet", "-no-progress"], check=True, stdout=subprocess.DEVNULL)
+        return target
+
+    return pack
+
+
+@pytest.fixture
+def image(root: Path, packed: Callable[[Path], Path]) -> Path:
+    return packed(root)
 
 
 @pytest.fixture
@@ -47,40 +84,85 @@ def mounts() -> list[str]:
     return [f"{folder}:{folder}:ro" for folder in sorted(folders)]
 
 
-def contained(image: Path, runtime: str, mounts: list[str], **fields: Any) -> Any:
+def contained(image: Path, runtime: str, mounts: list[str], **fields: Any) -> Config:
     container = ContainerConfig(str(image), runtime, mounts)
-    return trial(container=container, python=INSIDE, nodes=2, code="snapshot", **fields)
+    return trial(container=container, **{"python": INSIDE, "nodes": 2, "code": "snapshot", **fields})
 
 
-def test_a_sweep_in_a_container_has_the_losses_of_the_host(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> None:
-    slurm.breakable()
+def saving(config: Config, folder: Path) -> Config:
+    """``config``, with checkpoints in ``folder``."""
+    return replace(config, run=replace(config.run, checkpoint=CheckpointConfig(str(folder), every=2)))
+
+
+def checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("step-*")}
+
+
+def environment(record: Record) -> dict[str, str]:
+    """The variables that rank 0 found, which its interpreter has printed."""
+    log = (record.directory / "logs" / "attempt0.rank0.log").read_text()
+    return dict(line.split("=", 1) for line in log.splitlines() if "=" in line)
+
+
+def check_variables(record: Record) -> None:
+    """The job's own values hold, those that only the image sets stay, and the image's modules come after the job's."""
+    assert record.status is Status.DONE, record.detail
+    found = environment(record)
+    assert (found["OMP_NUM_THREADS"], found["GREETING"], found["WORLD_SIZE"], found["ONLY"]) == ("1", "job, really", "1", "image")
+    assert found["MASTER_PORT"] != "1"
+    code, *behind = found["PYTHONPATH"].split(":")
+    assert Path(code).parent.name == "code" and "/opt/image" in behind
+
+
+def test_a_sweep_in_a_container_has_the_losses_of_the_host(tmp_path: Path, image: Path, mounts: list[str]) -> None:
     inside = run(tmp_path / "runs", *(contained(image, "pyxis", mounts, ranks=ranks) for ranks in (1, 2)))
     assert [record.status for record in inside] == [Status.DONE] * 2, inside
     outside = run(tmp_path / "runs", trial(), name="host")
     assert (inside[0].result() or {})["losses"] == (outside[0].result() or {})["losses"]
 
 
-def test_apptainer_runs_the_ranks_inside(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> None:
+def test_the_jobs_variables_win_over_those_of_a_pyxis_image(tmp_path: Path, image: Path, mounts: list[str]) -> None:
+    check_variables(*run(tmp_path / "runs", contained(image, "pyxis", mounts, env={"GREETING": "job, really"})))
+
+
+def test_the_jobs_variables_win_over_those_of_an_apptainer_image(slurm: Slurm, tmp_path: Path, root: Path, mounts: list[str]) -> None:
     slurm.breakable()
-    (record,) = run(tmp_path / "runs", contained(image, "apptainer", mounts, setup=[f"PATH={STAND_IN.parent}:$PATH"]))
+    config = contained(root, "apptainer", mounts, env={"GREETING": "job, really"}, setup=[f"PATH={STAND_IN.parent}:$PATH"])
+    check_variables(*run(tmp_path / "runs", config))
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
+def test_what_a_run_reads_and_writes_outlives_its_container(
+    tmp_path: Path, root: Path, packed: Callable[[Path], Path], mounts: list[str], runtime: str
+) -> None:
+    """Checkpoints go where the configuration says, into a folder that nobody has made or mounted; the corpus comes from the host."""
+    corpus, folder = tmp_path / "corpus", tmp_path / "else where" / "checkpoints"
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 100)
+    data = DataConfig(source=str(tmp_path / "text.txt"), path=str(corpus), vocab=300)
+    prepare(data)
+    image = packed(root) if runtime == "pyxis" else root
+    config = saving(contained(image, runtime, mounts, setup=[f"PATH={STAND_IN.parent}:$PATH"]), folder)
+    config = locate_data(resolve(replace(config, data=data, model=replace(config.model, vocab=300))))
+    (record,) = run(tmp_path / "runs", config)
     assert record.status is Status.DONE, record.detail
+    assert checkpoints(folder)
 
 
 @pytest.fixture
-def bundle(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> Iterator[Path]:
+def bundle(slurm: Slurm, tmp_path: Path, root: Path, mounts: list[str]) -> Iterator[Path]:
     """The image as an OCI bundle, on a cluster that is configured for such. Folders of trials are mounted by the bundle itself."""
     folder, settings = tmp_path / "bundle", slurm.breakable().settings
     binds = [mount.split(":")[:2] for mount in [*mounts, "/dev:/dev", "/sys:/sys", "/etc:/etc", f"{tmp_path}:{tmp_path}"]]
     config = {
         "ociVersion": "1.0.2",
         "root": {"path": "rootfs"},
-        "process": {"user": {"uid": 0, "gid": 0}, "args": ["sh"], "cwd": "/"},
+        "process": {"user": {"uid": 0, "gid": 0}, "args": ["sh"], "cwd": "/", "env": [f"{n}={v}" for n, v in OF_THE_IMAGE.items()]},
         "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}]
         + [{"destination": target, "type": "none", "source": source, "options": ["rbind"]} for source, target in binds],
         "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "mount")]},  # the node's network and host name
     }
     folder.mkdir()
-    image.rename(folder / "rootfs")
+    root.rename(folder / "rootfs")
     (folder / "config.json").write_text(json.dumps(config))
     conf = settings.directory / "etc" / "oci.conf"
     conf.write_text(oci_conf(settings))
@@ -89,19 +171,35 @@ def bundle(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> Iter
 
 
 def test_an_oci_bundle_runs_one_torchrun_per_node(tmp_path: Path, bundle: Path) -> None:
-    (record,) = run(tmp_path / "runs", contained(bundle, "oci", [], ranks=2, data=2, gpus_per_node=2))
+    (record,) = run(tmp_path / "runs", contained(bundle, "oci", [], ranks=2, data=2, gpus_per_node=2, env={"GREETING": "job, really"}))
     assert record.status is Status.DONE, record.detail
+    assert environment(record)["GREETING"] == "job, really"
     result = record.result() or {}
     assert result["world_size"] == 4 and len(result["hosts"]) == 2
 
 
-def test_a_container_that_does_not_open_says_why(slurm: Slurm, tmp_path: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_container_that_does_not_open_says_why(tmp_path: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An image with which nothing is wrong until a node opens it: here it lacks the programs that every image has."""
-    slurm.breakable()
     (record,) = run(tmp_path / "runs", contained(image, "pyxis", ["/usr:/usr:ro", "/proc/1/mem:/usr/no/such/place"]))
-    assert record.status is Status.FAILED and "cannot mount /proc/1/mem" in record.detail, record.detail
+    assert record.status is Status.FAILED and "/usr/no/such/place" in record.detail, record.detail
     assert logs.main([record.id, "--dir", str(tmp_path / "runs")]) == 0
-    assert "cannot mount /proc/1/mem" in capsys.readouterr().out
+    assert "/usr/no/such/place" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("line", "fields", "words"), [
+    (f'exec {sys.executable} "$@"', {"code": "image"}, "has no trainer"),
+    (f'exec {sys.executable} -S "$@"', {}, "has no package yaml"),
+    ("echo Unknown option: -P >&2; exit 2", {}, "is older than 3.11"),
+    (f'exec {sys.executable} "$@"', {"python": "/opt/ranks/no/python"}, "does not exist there"),
+])  # fmt: skip
+def test_an_image_whose_python_cannot_run_the_ranks_is_named(
+    tmp_path: Path, root: Path, packed: Callable[[Path], Path], mounts: list[str], line: str, fields: dict[str, Any], words: str
+) -> None:
+    executable(root / INSIDE[1:], line)
+    image = packed(root)
+    (record,) = run(tmp_path / "runs", contained(image, "pyxis", mounts, **fields))
+    assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START), record.detail
+    assert words in record.detail and str(image) in record.detail and "; " in record.detail
 
 
 # ---------------------------------------------------------------- said before anything is submitted

@@ -174,6 +174,12 @@ def test_every_cause_names_only_keys_that_exist() -> None:
     ("job 7 on n1, attempt 0\nslurmstepd: error: pyxis: failed to create container filesystem for image: X\n"
      "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\nsrun: error: n1: task 0: Exited with exit code 1\n",
      "pyxis: failed to create container filesystem for image: X"),
+    ("job 7 on n1, attempt 0\nslurmstepd-n1: error: pyxis: container start failed with error code: 1\n"
+     "slurmstepd-n1: error: pyxis: printing enroot log file:\nslurmstepd-n1: error: pyxis:     [INFO] Extracting squashfs filesystem...\n"
+     "slurmstepd-n1: error: pyxis:     \nslurmstepd-n1: error: pyxis:     created 8 directories\n"
+     "slurmstepd-n1: error: pyxis:     enroot-mount: failed to create file: /c/x: Read-only file system\n"
+     "slurmstepd-n1: error: pyxis: container was not started successfully by another task\n",
+     "pyxis:     enroot-mount: failed to create file: /c/x: Read-only file system"),
     ("job 7 on n1, attempt 0\nFATAL:   could not open image /shared/x.sif\nsrun: error: n1: task 0: Exited with exit code 255\n",
      "could not open image /shared/x.sif"),
     ("job 7 on n1, attempt 0\nsrun: error: n2: task 1: Killed\nsrun: error: n2: task 0: Exited with exit code 1\n", ""),

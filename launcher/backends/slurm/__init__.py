@@ -4,6 +4,7 @@ options.py     what a job asks of Slurm: sbatch options, and how text is quoted 
 container.py   what the ranks run in: pyxis, Apptainer, an OCI bundle, or nothing
 script.py      the job script of a trial and of an array of trials (job.sh.jinja, array.sh.jinja)
 states.py      from Slurm's words to our statuses and reasons
+absent.py      from the ranks' logs to what their Python lacks
 errors.py      from Slurm's error texts to one plain line
 client.py      running Slurm's commands
 submission.py  arrays: intent, sbatch, and finding again what was submitted

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.backends.base import Backend, Handle, Job, JobState, Request
 from launcher.backends.slurm import container
+from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent, complaint
 from launcher.backends.slurm.options import options
@@ -56,7 +57,7 @@ class SlurmBackend(Backend):
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         states = zip(handles, self._watcher.states(handles), strict=True)
-        return [_with_complaint(handle, _with_bad_nodes(handle, state)) for handle, state in states]
+        return [_with_complaint(handle, _with_bad_nodes(handle, self._with_absence(handle, state))) for handle, state in states]
 
     def can_place(self, job: Job) -> bool:
         """Asks Slurm's scheduler, which counts nodes that are down as missing, and those that are busy as there."""
@@ -89,6 +90,14 @@ class SlurmBackend(Backend):
         if silent and path.exists():
             yield from path.read_text(errors="replace").splitlines()
 
+    def _with_absence(self, handle: Handle, state: JobState) -> JobState:
+        """What the ranks' Python lacked, where it could not begin: for Slurm that is one exit code among others."""
+        if state.status is not Status.FAILED or state.reason not in (Reason.ERROR, Reason.CONFIGURATION, Reason.CANNOT_START):
+            return state
+        directory, attempt = Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt
+        words = absent([*_last_lines(directory, attempt), *_lines(_script_log(directory, attempt))], self._slurm)
+        return replace(state, reason=Reason.CANNOT_START, detail=words) if words else state
+
     def validate(self, request: Request) -> str:
         """What Slurm would say to the script now, without submitting it."""
         try:
@@ -104,6 +113,16 @@ def _root(job: Job) -> Path:
 
 def _script_log(directory: Path, attempt: int) -> Path:
     return directory / "logs" / f"attempt{attempt}.slurm.log"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def _last_lines(directory: Path, attempt: int) -> Iterator[str]:
+    """The last line that each rank of an attempt, and of its health check, has logged."""
+    for path in sorted((directory / "logs").glob(f"attempt{attempt}.*rank*.log")):
+        yield from [line for line in _lines(path) if line.strip()][-1:]
 
 
 def _with_complaint(handle: Handle, state: JobState) -> JobState:

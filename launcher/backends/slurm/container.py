@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Silent
+from launcher.config.containers import HostPath, all_mounts, parse_mount, runtime
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
@@ -22,35 +24,27 @@ class Wrapping:
     command: tuple[str, ...] = ()
 
 
-def runtime(container: ContainerConfig) -> str:
-    """pyxis, apptainer, oci or none; ``auto`` goes by the image: X.sif, a folder (OCI bundle), else pyxis."""
-    if container.image is None:
-        return "none"
-    if container.runtime != "auto":
-        return container.runtime
-    if container.image.endswith(".sif"):
-        return "apptainer"
-    is_path = container.image.startswith(("/", "./", "../"))
-    return "oci" if is_path and not container.image.endswith(".sqsh") else "pyxis"
-
-
 def interpreter(cluster: SlurmCluster) -> str:
     """The Python that runs the ranks."""
     return cluster.python or (sys.executable if runtime(cluster.container) == "none" else "python3")
 
 
-def wrapping(cluster: SlurmCluster, folders: list[str]) -> Wrapping:
-    """``folders`` are mounted where they are, beside the mounts that the configuration asks for."""
+def wrapping(cluster: SlurmCluster, paths: Sequence[HostPath], names: Sequence[str]) -> Wrapping:
+    """``paths`` of the host are mounted where they are, beside the mounts that the configuration asks for. The job's values of the
+    variables ``names`` win over the image's: pyxis is told so here, for Apptainer the job's script exports them under names of its own."""
     container = cluster.container
     image = container.image or ""
-    mounts = [*container.mounts, *(f"{folder}:{folder}" for folder in folders if f"{folder}:{folder}" not in container.mounts)]
     match runtime(container):
         case "pyxis":
+            mounts = ",".join(map(str, all_mounts(container, paths)))
             return Wrapping(
-                srun=(f"--container-image={image}", f"--container-mounts={','.join(map(_mount, mounts))}", *_pyxis_flags(container))
-            )
+                srun=(
+                    f"--container-image={image}", f"--container-mounts={mounts}", f"--container-env={','.join(names)}",
+                    *_pyxis_flags(container),
+                )
+            )  # fmt: skip
         case "apptainer":
-            binds = [f"--bind={_mount(mount)}" for mount in mounts]
+            binds = [f"--bind={mount}" for mount in all_mounts(container, paths)]
             devices = [] if cluster.gpu_request == "none" else ["--nv"]
             place = [] if container.workdir is None else [f"--pwd={container.workdir}"]
             return Wrapping(
@@ -64,17 +58,6 @@ def wrapping(cluster: SlurmCluster, folders: list[str]) -> Wrapping:
 def _pyxis_flags(container: ContainerConfig) -> list[str]:
     flags = [*(["--container-writable"] if container.writable else []), "--no-container-mount-home"]
     return flags if container.workdir is None else [*flags, f"--container-workdir={container.workdir}"]
-
-
-def _mount(mount: str) -> str:
-    """A mount as pyxis and Apptainer read it: neither can express a comma, and colons separate."""
-    source, _, rest = mount.partition(":")
-    target, _, mode = rest.partition(":")
-    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in mount:
-        raise ConfigError(
-            f"cluster.container.mounts holds {mount!r}, which is not SRC:DST or SRC:DST:ro with absolute paths without ',' and ':'"
-        )
-    return mount
 
 
 # ---------------------------------------------------------------- before submission
@@ -96,11 +79,9 @@ def check(cluster: SlurmCluster, client: Client) -> None:
         raise ConfigError(
             f"cluster.container.image={container.image} does not exist on this machine; give a file that the nodes share with it"
         )
-    for mount in container.mounts:
-        if not Path(_mount(mount).partition(":")[0]).exists():
-            raise ConfigError(
-                f"cluster.container.mounts: {mount.partition(':')[0]} does not exist on this machine; create it, or remove the mount"
-            )
+    for mount in map(parse_mount, container.mounts):
+        if not Path(mount.source).exists():
+            raise ConfigError(f"cluster.container.mounts: {mount.source} does not exist on this machine; create it, or remove the mount")
     {"pyxis": _check_pyxis, "apptainer": _check_apptainer, "oci": _check_oci}[chosen](cluster, client)
 
 
@@ -113,6 +94,11 @@ def _check_pyxis(cluster: SlurmCluster, client: Client) -> None:
         raise ConfigError(
             "cluster.container.runtime=pyxis, but this Slurm's srun has no --container-image (the pyxis plugin is not installed, or not in "
             "plugstack.conf); use cluster.container.runtime=apptainer or oci, or cluster.container.image=null"
+        )
+    if "--container-env" not in known:
+        raise ConfigError(
+            "cluster.container.runtime=pyxis, but this site's pyxis has no --container-env (it came with pyxis 0.15), without which variables of "
+            "the image would win over the job's; ask the site for a newer pyxis, or use cluster.container.runtime=apptainer or oci"
         )
 
 

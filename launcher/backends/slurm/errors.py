@@ -159,7 +159,9 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
 
 _COMPLAINT = re.compile(r"\berror: |\bfatal: |level=(error|fatal)", re.IGNORECASE)
 _CONSEQUENCE = re.compile(
-    r"Exited with exit code|task \d+: (Killed|Terminated)|Terminating StepId|\*\*\* |Job step aborted|spank: required plugin"
+    r"Exited with exit code|task \d+: (Killed|Terminated)|Terminating StepId|\*\*\* |Job step aborted|spank: required plugin|"
+    r"pyxis: (child \d+ |container start failed|container was not started|couldn't create enroot start|printing enroot log file)|"
+    r"pyxis: +(\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d+ |$)"  # what enroot says as it goes
 )
 
 
@@ -170,5 +172,5 @@ def complaint(log: str) -> str:
 
 def plain(words: str) -> str:
     """Slurm's own words on one line, without the names of its programs and functions."""
-    lines = (re.sub(r"^(\w+: )?((error|fatal): )?", "", line.strip()).strip() for line in words.splitlines())
+    lines = (re.sub(r"^([\w-]+: )?((error|fatal): )?", "", line.strip()).strip() for line in words.splitlines())
     return "; ".join(dict.fromkeys(line for line in lines if line))

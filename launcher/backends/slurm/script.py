@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.base import Job
-from launcher.backends.slurm.container import interpreter, runtime, wrapping
+from launcher.backends.slurm.container import interpreter, wrapping
 from launcher.backends.slurm.options import directives, options, saves, shape
 from launcher.backends.slurm.states import ExitCode
+from launcher.config.containers import HostPath, given_mounts, host_paths, runtime
 from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
+
+MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+"""Variables that the script itself works out, by which the ranks meet."""
 
 
 class Shell(str):
@@ -26,7 +30,8 @@ def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
     return _template("job.sh.jinja").render(
         directives="\n".join(directives(chosen, cluster.extra)),
         trial=job.trial, attempt=job.attempt, directory=str(job.directory), world_size=job.world_size, per_node=shape(job)[1],
-        environment=_environment(cluster, code), setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
+        environment=_environment(cluster), code=code and str(code), runtime=runtime(cluster.container), names=_names(cluster),
+        folders=[path.source for path in _paths(job, cluster, code) if path.written and path.path != str(job.directory)], setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
         launch=launch(cluster), ranks=_ranks(job, cluster, code), health=_health(job, cluster, code) if cluster.health_check else "",
         saves=saves(job), requeues=cluster.requeues, codes=ExitCode,
     )  # fmt: skip
@@ -50,15 +55,23 @@ def launch(cluster: SlurmCluster) -> str:
     return cluster.launch or ("torchrun" if runtime(cluster.container) == "oci" else "srun")
 
 
-def _environment(cluster: SlurmCluster, code: Path | None) -> dict[str, str]:
+def _environment(cluster: SlurmCluster) -> dict[str, str]:
     """Variables of the ranks."""
     environment = {"OMP_NUM_THREADS": "1", **cluster.env}
-    if code is not None:
-        environment["PYTHONPATH"] = ":".join(filter(None, [str(code), cluster.env.get("PYTHONPATH")]))
     for name in environment:
         if not name.isidentifier() or not name.isascii():
             raise ConfigError(f"cluster.env has {name!r}, which cannot name an environment variable; use letters, digits and '_'")
     return environment
+
+
+def _names(cluster: SlurmCluster) -> list[str]:
+    """Names of all variables that the job sets for its ranks."""
+    return [*_environment(cluster), *MEETING]
+
+
+def _paths(job: Job, cluster: SlurmCluster, code: Path | None) -> list[HostPath]:
+    """Paths of the host that the ranks open; in no container they are all there anyway."""
+    return host_paths(job.config, job.directory, code, given_mounts(cluster.container)) if runtime(cluster.container) != "none" else []
 
 
 # ---------------------------------------------------------------- commands
@@ -66,7 +79,7 @@ def _environment(cluster: SlurmCluster, code: Path | None) -> dict[str, str]:
 
 def _ranks(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
     """The command that runs all ranks."""
-    log, trial = Shell('"$log"'), Shell('"$trial/config.yaml" --out "$trial" --attempt "$attempt"')
+    log, trial = _rank_log(code), Shell('"$trial/config.yaml" --out "$trial" --attempt "$attempt"')
     trainer = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer", trial]
     if launch(cluster) == "srun":
         return _srun(job, cluster, code, shape(job)[1], [trainer])
@@ -79,7 +92,7 @@ def _health(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
         raise ConfigError(
             "cluster.health_check needs one task per rank, which cluster.launch=torchrun has not; set cluster.health_check=false"
         )
-    log, names = Shell('"$log.health"'), Shell('"$log.bad-nodes" $nodes')
+    log, names = _rank_log(code, ".health"), Shell('"$log.bad-nodes" $nodes')
     check = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer.health", names]
     return _srun(job, cluster, code, shape(job)[1], [check], wait=0)  # it has a patience of its own
 
@@ -95,7 +108,7 @@ def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, com
     size = [f"--nodes={nodes}", f"--ntasks={nodes if once else job.world_size}", f"--ntasks-per-node={per_node}"]
     cpus = [f"--cpus-per-task={full * (cluster.cpus or 1)}"] if once else []
     patience = ["--kill-on-bad-exit=0", f"--wait={wait}", "--unbuffered", "--distribution=block"]
-    container = wrapping(cluster, [str(folder) for folder in (job.directory, code) if folder is not None])
+    container = wrapping(cluster, _paths(job, cluster, code), _names(cluster))
     lines = [
         ["srun", *size, *cpus, *patience],
         container.srun,
@@ -104,6 +117,11 @@ def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, com
         *command,
     ]
     return " \\\n  ".join(_text(line) for line in lines if line)
+
+
+def _rank_log(code: Path | None, suffix: str = "") -> Shell:
+    """What the shell of a rank takes off first: where its log begins and, if it is not the image's, where the code lies."""
+    return Shell(f'"$log{suffix}"' + (' "$code"' if code is not None else ""))
 
 
 def _torchrun(job: Job, cluster: SlurmCluster) -> list[str]:

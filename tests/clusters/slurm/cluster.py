@@ -80,7 +80,8 @@ class Cluster:
         for name in ("slurmctld", "slurmdbd", "mariadb", "munged"):
             self.daemon(name).kill(signal.SIGTERM)
         self._network_down()
-        shutil.rmtree(self.settings.directory, ignore_errors=True)
+        for folder in (self.settings.directory, self.settings.containers):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def kill(self, name: str) -> None:
         """``kill -9``: a daemon crashes, a node loses its power."""

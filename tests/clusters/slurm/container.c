@@ -105,7 +105,7 @@ static int bind_into(const char *root, const char *source, const char *target, i
 	snprintf(place, sizeof place, "%s%s", root, target);
 	make_place(source, place);
 	if (mount(source, place, NULL, MS_BIND | MS_REC, NULL))
-		return failed("mount", source);
+		return failed("mount something as", target);
 	if (read_only && mount(NULL, place, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL))
 		return failed("protect", source);
 	return 0;

@@ -39,9 +39,10 @@ echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, attempt $attempt"
 if [ $attempt -gt 0 ] && grep -qs '"status": "done"' "$trial/result.json"; then
   echo "an earlier attempt has finished the trial" && exit
 fi
+code=/shared/runs/code/0123456789ab
+unset PYTHONPATH # the launcher's own
 export OMP_NUM_THREADS=1
 export GREETING='it'"'"'s $HOME'
-export PYTHONPATH=/shared/runs/code/0123456789ab
 export SRUN_CPUS_PER_TASK=8 # srun does not take it from sbatch
 module load cuda
 export A="$(nproc)"
@@ -55,8 +56,9 @@ MASTER_PORT=$((10000 + (SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}) % 20000))
 WORLD_SIZE=8
 export MASTER_ADDR MASTER_PORT WORLD_SIZE
 
-# A task becomes a rank: $1 is where its log begins, the rest its command.
+# A task becomes a rank: $1 is where its log begins, $2 where its code lies, the rest its command.
 as_rank='log=$1; shift
+  export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}; shift
   rest=$((WORLD_SIZE - SLURM_NODEID * 4))
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((rest < 4 ? rest : 4))
   exec "$@" >>"$log.rank$RANK.log" 2>&1'
@@ -64,7 +66,7 @@ as_rank='log=$1; shift
 # Every node proves itself before it is trusted with a trial.
 srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=0 --wait=0 --unbuffered --distribution=block \
   --mpi=none \
-  sh -c "$as_rank" rank "$log.health" /venv/bin/python -u -P -m trainer.health "$log.bad-nodes" $nodes || {
+  sh -c "$as_rank" rank "$log.health" "$code" /venv/bin/python -u -P -m trainer.health "$log.bad-nodes" $nodes || {
   code=$?
   [ -s "$log.bad-nodes" ] && echo "bad nodes: $(tr '\n' ' ' <"$log.bad-nodes")" && exit 69
   exit $code
@@ -76,7 +78,7 @@ trap 'interrupted=1 warned=1; kill -USR2 $ranks' USR1
 trap 'interrupted=1 ended=1' TERM # Slurm itself ends the job: nothing is left to decide here
 srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=0 --wait=30 --unbuffered --distribution=block \
   --mpi=none \
-  sh -c "$as_rank" rank "$log" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
+  sh -c "$as_rank" rank "$log" "$code" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
 ranks=$!
 while interrupted=; wait $ranks; code=$?; [ -n "$interrupted" ] && [ $code -gt 128 ]; do :; done
 

@@ -23,8 +23,9 @@ echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, attempt $attempt"
 if [ $attempt -gt 0 ] && grep -qs '"status": "done"' "$trial/result.json"; then
   echo "an earlier attempt has finished the trial" && exit
 fi
+code=/shared/runs/code/0123456789ab
+unset PYTHONPATH # the launcher's own
 export OMP_NUM_THREADS=1
-export PYTHONPATH=/shared/runs/code/0123456789ab
 
 # The ranks meet on the first node, by its address where its name does not resolve, at a port of this job's own.
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST" || hostname)
@@ -35,8 +36,9 @@ MASTER_PORT=$((10000 + (SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}) % 20000))
 WORLD_SIZE=8
 export MASTER_ADDR MASTER_PORT WORLD_SIZE
 
-# A task becomes a rank: $1 is where its log begins, the rest its command.
+# A task becomes a rank: $1 is where its log begins, $2 where its code lies, the rest its command.
 as_rank='log=$1; shift
+  export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}; shift
   rest=$((WORLD_SIZE - SLURM_NODEID * 4))
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((rest < 4 ? rest : 4))
   exec "$@" >>"$log.rank$RANK.log" 2>&1'
@@ -46,8 +48,8 @@ warned= ended= ranks=
 trap 'interrupted=1 warned=1; kill -USR2 $ranks' USR1
 trap 'interrupted=1 ended=1' TERM # Slurm itself ends the job: nothing is left to decide here
 srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=0 --wait=30 --unbuffered --distribution=block \
-  --container-image=/images/trireme.sqsh --container-mounts=/corpus:/corpus:ro,/shared/runs/trials/ab12cd34ef56:/shared/runs/trials/ab12cd34ef56,/shared/runs/code/0123456789ab:/shared/runs/code/0123456789ab --container-writable --no-container-mount-home --container-workdir=/work \
-  sh -c "$as_rank" rank "$log" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
+  --container-image=/images/trireme.sqsh --container-mounts=/corpus:/corpus:ro,/shared/runs/code/0123456789ab:/shared/runs/code/0123456789ab:ro,/shared/runs/trials/ab12cd34ef56:/shared/runs/trials/ab12cd34ef56 --container-env=OMP_NUM_THREADS,MASTER_ADDR,MASTER_PORT,WORLD_SIZE --container-writable --no-container-mount-home --container-workdir=/work \
+  sh -c "$as_rank" rank "$log" "$code" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
 ranks=$!
 while interrupted=; wait $ranks; code=$?; [ -n "$interrupted" ] && [ $code -gt 128 ]; do :; done
 

@@ -24,8 +24,9 @@ echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, attempt $attempt"
 if [ $attempt -gt 0 ] && grep -qs '"status": "done"' "$trial/result.json"; then
   echo "an earlier attempt has finished the trial" && exit
 fi
+code=/shared/runs/code/0123456789ab
+unset PYTHONPATH # the launcher's own
 export OMP_NUM_THREADS=1
-export PYTHONPATH=/shared/runs/code/0123456789ab
 export SRUN_CPUS_PER_TASK=2 # srun does not take it from sbatch
 
 # The ranks meet on the first node, by its address where its name does not resolve, at a port of this job's own.
@@ -39,7 +40,9 @@ export MASTER_ADDR MASTER_PORT WORLD_SIZE
 
 # A task starts the ranks of its node. The signal that asks them for a checkpoint would kill torchrun itself.
 as_node='trap "" USR2; exec "$@"'
-as_rank='log=$1; shift; exec "$@" >>"$log.rank$RANK.log" 2>&1'
+as_rank='log=$1; shift
+  export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}; shift
+  exec "$@" >>"$log.rank$RANK.log" 2>&1'
 
 # Slurm warns this shell of the end of its time or of a preemption; the ranks save a checkpoint and leave with code 75.
 warned= ended= ranks=
@@ -47,7 +50,7 @@ trap 'interrupted=1 warned=1; kill -USR2 $ranks' USR1
 trap 'interrupted=1 ended=1' TERM # Slurm itself ends the job: nothing is left to decide here
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=30 --unbuffered --distribution=block \
   sh -c "$as_node" node /venv/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --max-restarts=0 --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$attempt" --no-python \
-  sh -c "$as_rank" rank "$log" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
+  sh -c "$as_rank" rank "$log" "$code" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
 ranks=$!
 while interrupted=; wait $ranks; code=$?; [ -n "$interrupted" ] && [ $code -gt 128 ]; do :; done
 

@@ -1,0 +1,184 @@
+"""What a container of a Slurm job sees of the machines' files: the paths that a run opens, and the mounts that bring them in.
+
+A run opens its paths by one name inside and outside. A path that no mount of the configuration (or of an OCI bundle) brings in is
+mounted by itself; one that cannot be is refused before anything is submitted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import ContainerConfig
+from trainer.config import ConfigError
+
+SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+"""Folders that belong to the image, with all that is in them."""
+PARENTS = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/tmp", "/var")
+"""Folders that an image may use too: something in them can be mounted, they themselves cannot."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """``source`` of the host as ``target`` in the container."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
+
+    def translate(self, path: str) -> str | None:
+        """The host's name of ``path`` inside; None if it is not below ``target``."""
+        return os.path.normpath(os.path.join(self.source, os.path.relpath(path, self.target))) if within(path, self.target) else None
+
+
+@dataclass(frozen=True)
+class HostPath:
+    """A file or folder of the host that the ranks of a run open as ``path``."""
+
+    key: str  # the setting that says so
+    path: str
+    source: str  # its name on the host
+    written: bool = False
+
+
+def runtime(container: ContainerConfig) -> str:
+    """pyxis, apptainer, oci or none; ``auto`` goes by the image: X.sif, a folder (OCI bundle), else pyxis."""
+    if container.image is None:
+        return "none"
+    if container.runtime != "auto":
+        return container.runtime
+    if container.image.endswith(".sif"):
+        return "apptainer"
+    is_path = container.image.startswith(("/", "./", "../"))
+    return "oci" if is_path and not container.image.endswith(".sqsh") else "pyxis"
+
+
+def within(path: str, folder: str) -> bool:
+    return folder == "/" or path == folder or path.startswith(folder + "/")
+
+
+# ---------------------------------------------------------------- mounts that are there
+
+
+def parse_mount(text: str) -> Mount:
+    """``SRC:DST[:ro]``; neither pyxis nor Apptainer can express a comma, and colons separate."""
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
+        raise ConfigError(
+            f"cluster.container.mounts holds {text!r}, which is not SRC:DST or SRC:DST:ro; give absolute paths without ',' and ':'"
+        )
+    return Mount(os.path.normpath(source), os.path.normpath(target), mode == "ro")
+
+
+def given_mounts(container: ContainerConfig) -> list[Mount]:
+    """Those that ``cluster.container.mounts`` asks for, or that an OCI bundle brings along."""
+    return bundle_mounts(container) if runtime(container) == "oci" else [parse_mount(text) for text in container.mounts]
+
+
+def bundle_mounts(container: ContainerConfig) -> list[Mount]:
+    """Bind mounts of an OCI bundle's config.json, and its root file system; empty if there is no such file (which ``check`` refuses)."""
+    bundle = Path(container.image or "")
+    try:
+        settings = json.loads((bundle / "config.json").read_text())
+        root = Mount(os.path.normpath(bundle / settings["root"]["path"]), "/", read_only=settings["root"]["path"] != "/")
+        binds = [entry for entry in settings.get("mounts", ()) if {"bind", "rbind"} & {entry.get("type"), *entry.get("options", ())}]
+        return [root, *(Mount(entry["source"], entry["destination"], "ro" in entry.get("options", ())) for entry in binds)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"cluster.container.image={bundle}: its config.json cannot be read as that of an OCI bundle; correct it") from None
+
+
+def seen(path: str, mounts: Sequence[Mount]) -> tuple[str, bool] | None:
+    """The host's name of ``path`` inside, and whether it can be written there; None if no mount brings it in."""
+    covering = [mount for mount in mounts if within(path, mount.target)]
+    deepest = max(covering, key=lambda mount: len(mount.target), default=None)
+    return None if deepest is None else (deepest.translate(path) or "", not deepest.read_only)
+
+
+# ---------------------------------------------------------------- paths that have to be there
+
+
+def host_paths(config: Mapping[str, Any] | None, directory: Path, code: Path | None, mounts: Sequence[Mount] = ()) -> list[HostPath]:
+    """Every path of the host that the ranks of a run read or write. ``config`` is the run's; ``directory`` the trial's; ``code`` the
+    snapshot's. A corpus and checkpoints may be named as ``mounts`` bring them in; the other two are named as the launcher sees them."""
+    paths = [HostPath("sweep.dir", str(directory), str(directory), written=True)]
+    if code is not None:
+        paths.append(HostPath("sweep.dir", str(code), str(code)))
+    if config is None:
+        return paths
+    if config["data"]["kind"] == "corpus":
+        paths.append(_named("data.path", config["data"]["path"], mounts))
+    if config["run"]["checkpoint"]["dir"] is not None:
+        paths.append(_named("run.checkpoint.dir", config["run"]["checkpoint"]["dir"], mounts, written=True))
+    return paths
+
+
+def _named(key: str, path: str, mounts: Sequence[Mount], written: bool = False) -> HostPath:
+    if not path.startswith("/"):
+        raise ConfigError(f"{key}={path} is a relative path, which means another folder inside the container; give an absolute path")
+    path = os.path.normpath(path)
+    there = seen(path, mounts)
+    return HostPath(key, path, there[0] if there else path, written)
+
+
+def missing_mounts(paths: Sequence[HostPath], mounts: Sequence[Mount]) -> list[tuple[HostPath, Mount]]:
+    """What has to be mounted beside ``mounts`` so that every path is seen as itself; what is only read cannot be written."""
+    added: list[tuple[HostPath, Mount]] = []
+    for path in sorted(paths, key=lambda p: len(p.path)):
+        there = seen(path.path, [*mounts, *(mount for _, mount in added)])
+        if there is None or there[0] != path.source or (path.written and not there[1]):
+            added.append((path, Mount(path.source, path.path, read_only=not path.written)))
+    return added
+
+
+def all_mounts(container: ContainerConfig, paths: Sequence[HostPath]) -> list[Mount]:
+    """Mounts in the order in which they have to be made: what is mounted into a folder comes after the folder."""
+    given = given_mounts(container)
+    return sorted([*given, *(mount for _, mount in missing_mounts(paths, given))], key=lambda mount: mount.target.count("/"))
+
+
+# ---------------------------------------------------------------- said before anything is submitted
+
+
+def check_paths(container: ContainerConfig, paths: Sequence[HostPath]) -> None:
+    """``ConfigError`` for the first path that the container cannot be given, or that cannot be written."""
+    given = given_mounts(container)
+    for path, _ in missing_mounts(paths, given):
+        _check_mountable(path, container, given)
+    for path in paths:
+        if path.written:
+            _check_writable(path)
+
+
+def _check_mountable(path: HostPath, container: ContainerConfig, given: Sequence[Mount]) -> None:
+    name = f"{path.key}={path.path}"
+    if any(mount.target == path.path and runtime(container) != "oci" for mount in given):
+        raise ConfigError(f"{name} is written to, and cluster.container.mounts brings it in read-only; take away that mount's ':ro'")
+    if runtime(container) == "oci":
+        entry = json.dumps({"destination": path.path, "type": "none", "source": path.source, "options": ["rbind"]})
+        raise ConfigError(
+            f"{name} is not mounted by the OCI bundle cluster.container.image={container.image}; add {entry} to the mounts of its config.json"
+        )
+    if path.path in PARENTS or any(within(path.path, folder) for folder in SYSTEM):
+        raise ConfigError(f"{name} cannot be mounted over the image's own {path.path}; choose a folder that images do not have")
+    if set(path.path) & {",", ":"}:
+        raise ConfigError(f"{name} cannot be mounted, for ',' and ':' separate mounts; choose a path without them")
+
+
+def _check_writable(path: HostPath) -> None:
+    """Nothing is created here: the job does that."""
+    nearest = next(folder for folder in (Path(path.source), *Path(path.source).parents) if os.path.lexists(folder))
+    if not nearest.is_dir():
+        raise ConfigError(f"{path.key}={path.path} cannot be made: {nearest} is no folder; choose another path")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path.key}={path.path} cannot be written by this user ({nearest}); choose another path, or change its permissions")
+
