@@ -7,32 +7,39 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cached_property
 from pathlib import Path
 
-from launcher.config.compose import project_dir
+from trainer.config import ConfigError
 
-_PACKAGES = ("trainer", "launcher")
+PACKAGES = ("trainer", "launcher")
+LARGEST_BYTES = 64 * 2**20
+"""Code is a few MiB. What is larger holds something else, and would be copied for every change of the code."""
 
 
 class Snapshot:
-    """The files of a checkout (tracked, and untracked ones that git does not ignore) or of the installed packages."""
+    """The files of a checkout (those that git tracks, as they are now, and new sources in the packages), or the installed packages."""
 
     def __init__(self, project: Path | None = None):
-        self.project = project or project_dir()
+        """``project``: the folder that holds the packages; by default, that of the running ones."""
+        self.project = project or Path(__file__).resolve().parents[2]
 
     @cached_property
     def files(self) -> list[Path]:
         """Relative to the project, sorted."""
-        command = ["git", "-C", str(self.project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        done = subprocess.run(command, capture_output=True, text=True) if (self.project / ".git").exists() else None
-        if done is not None and done.returncode == 0:
-            found = [Path(name) for name in done.stdout.split("\0") if name]
-        else:
-            folders = [self.project / name for name in _PACKAGES if (self.project / name).is_dir()] or [self.project]
+        if self._tracked is None:
+            folders = [self.project / name for name in PACKAGES if (self.project / name).is_dir()]
             found = [path.relative_to(self.project) for folder in folders for path in folder.rglob("*") if "__pycache__" not in path.parts]
+        else:
+            found = [*self._tracked, *(path for path in self._untracked if self._is_source(path))]
         return sorted(path for path in found if (self.project / path).is_file())
+
+    @cached_property
+    def left_out(self) -> list[Path]:
+        """Files of a checkout that git neither tracks nor ignores and that are no sources of the packages."""
+        return [path for path in self._untracked if not self._is_source(path)]
 
     @cached_property
     def digest(self) -> str:
@@ -43,15 +50,26 @@ class Snapshot:
             content.update(f"{path}\0{len(data)}\0".encode() + data)
         return content.hexdigest()[:12]
 
+    def check(self) -> None:
+        """``ConfigError`` if this is too large to be code."""
+        sizes = {path: self._size(path) for path in self.files}
+        total, largest = sum(sizes.values()), max(sizes, key=lambda path: sizes[path], default=None)
+        if total > LARGEST_BYTES and largest is not None:
+            raise ConfigError(
+                f"cluster.code=snapshot: the code in {self.project} has {_mib(total)}, more than {_mib(LARGEST_BYTES)} (its largest file is {largest}, "
+                f"{_mib(sizes[largest])}); take what is no code out of git or the packages, or set cluster.code=image"
+            )
+
     def folder(self, root: Path) -> Path:
         """Where the copy lies, or will."""
         return root / "code" / self.digest
 
     def write(self, root: Path) -> Path:
-        """Make the copy unless it is there: whole or not at all."""
+        """Make the copy unless it is there: whole or not at all. Says what is left out."""
         target = self.folder(root)
         if target.exists():
             return target
+        self._say_what_is_left_out()
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         for path in self.files:
@@ -64,3 +82,37 @@ class Snapshot:
         except OSError:  # another launcher was faster
             shutil.rmtree(partial)
         return target
+
+    @cached_property
+    def _tracked(self) -> list[Path] | None:
+        """None outside a checkout, or without git."""
+        return self._listed("--cached") if (self.project / ".git").exists() else None
+
+    @cached_property
+    def _untracked(self) -> list[Path]:
+        return [] if self._tracked is None else self._listed("--others", "--exclude-standard") or []
+
+    def _listed(self, *options: str) -> list[Path] | None:
+        try:
+            done = subprocess.run(["git", "-C", str(self.project), "ls-files", "-z", *options], capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return [Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name]
+
+    def _is_source(self, path: Path) -> bool:
+        """Whether a new file looks like one that belongs to a package: it lies in one, and is of a kind that git tracks there."""
+        kinds = {tracked.suffix for tracked in self._tracked or () if tracked.parts[0] in PACKAGES}
+        return path.parts[0] in PACKAGES and path.suffix in kinds
+
+    def _size(self, path: Path) -> int:
+        return (self.project / path).stat().st_size
+
+    def _say_what_is_left_out(self) -> None:
+        if self.left_out:
+            first = max(self.left_out, key=lambda path: self._size(path) if (self.project / path).exists() else 0)
+            others = f" and {len(self.left_out) - 1} more" if len(self.left_out) > 1 else ""
+            print(f"the jobs' code is what git tracks and new sources of the packages; left out: {first}{others}", file=sys.stderr)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -14,7 +14,6 @@ from launcher.backends.base import BackendError
 from launcher.backends.pool import Backends
 from launcher.backends.snapshot import Snapshot
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
-from launcher.config.compose import project_dir
 from launcher.labels import one_line
 from launcher.sweep.attend import catch_up
 from launcher.sweep.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
@@ -51,7 +50,9 @@ def main(argv: list[str]) -> int:
     _print(document, lambda console: _show(console, sweep), arguments.json)
     others = sorted({code for record in sweep.records if (code := _code(record))} - {here})
     if others and not arguments.json:
-        print(f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {project_dir()}")
+        print(
+            f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {Snapshot().project}"
+        )
     return 0
 
 

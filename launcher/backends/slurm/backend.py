@@ -39,6 +39,8 @@ class SlurmBackend(Backend):
     def check(self) -> None:
         self._client.check()
         container.check(self._slurm, self._client)
+        if self._slurm.code == "snapshot":
+            self._snapshot.check()
 
     def render(self, job: Job) -> Request:
         assert isinstance(job.cluster, SlurmCluster)
