@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,3 +32,26 @@ def test_an_installed_wheel_composes_groups_and_recipes_without_the_checkout(tmp
         [sys.executable, "-m", "launcher", "train", "--info", "plugins"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120
     )
     assert "TriremeLauncher" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("backend", "package"), [("slurm", "submitit"), ("kubernetes", "kubernetes")])
+def test_the_command_for_a_missing_package_installs_it_and_leaves_trireme_alone(backend: str, package: str) -> None:
+    """The command of the error message is run as it is printed, here with nothing to download: pip finds all that it names."""
+    program = f"""if True:
+        import sys
+        sys.modules["{package}"] = None
+        from launcher.backends import backend_for
+        from launcher.config.clusters import cluster_class
+        from trainer.config import ConfigError
+        try:
+            backend_for(cluster_class("{backend}")(backend="{backend}"))
+        except ConfigError as error:
+            print(error)"""
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (
+        said.startswith(f"cluster.backend={backend} needs the Python package '{package}'; run {sys.executable} ") and said.count("\n") == 1
+    )
+    command = shlex.split(said.partition("; run ")[2])
+    done = subprocess.run([*command, "--dry-run", "--no-index"], capture_output=True, text=True)
+    assert done.returncode == 0 and "Would install" not in done.stdout, done.stdout + done.stderr
+    assert package in done.stdout and "trireme" not in done.stdout

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from launcher.config.packages import install_command
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def backend_for(cluster: ClusterConfig) -> Backend:
     try:
         backend: Backend = getattr(import_module(module), name)(cluster)
     except ModuleNotFoundError as error:
-        remedy = f"{sys.executable} -m pip install '.[{cluster.backend}]' in the folder of Trireme's sources"
-        raise ConfigError(f"cluster.backend={cluster.backend} needs the Python package {error.name!r}; run {remedy}") from None
+        raise ConfigError(
+            f"cluster.backend={cluster.backend} needs the Python package {error.name!r}; run {install_command(cluster.backend)}"
+        ) from None
     return backend
