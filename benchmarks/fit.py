@@ -24,7 +24,7 @@ from launcher.cost.case import Case
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import Device
 from launcher.cost.model import estimate
-from launcher.tables.answers import answers, cases
+from launcher.tables.answers import cases
 from launcher.tables.measured import step_seconds
 from launcher.tables.published import read
 from launcher.tables.questions import Question, Unanswerable, question
@@ -67,9 +67,7 @@ class Problem:
     @classmethod
     def of(cls, path: str) -> Problem:
         asked, measured = _asked(path)
-        told = answers(asked)
-        chosen = [(q.saving_memory() or q) if a.fits < 0.1 else q for q, a in zip(asked, told)]  # as ``answers`` reads tight rows
-        return cls(cases(chosen), np.array(measured), [q.row.source for q in chosen])
+        return cls(cases(asked), np.array(measured), [q.row.source for q in asked])
 
     def errors(self, parameters: Parameters) -> np.ndarray:
         """Logarithm of predicted / measured of each row."""

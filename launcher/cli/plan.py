@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
+from launcher.cli.overrides import add_overrides, layouts_asked
 from launcher.labels import amount, memory, percent
 from trainer.config import ConfigError
 
@@ -34,6 +35,7 @@ keys keep to layouts that have them.
 examples:
   trireme plan recipe=gpt3_175b
   trireme plan recipe=gpt3_175b layout.tensor=4,8 layout.schedule=1f1b
+  trireme plan recipe=gpt3_175b trainer=megatron_core
   trireme plan hardware=h100 cluster.nodes=16 cluster.gpus_per_node=8 model.layers=40 model.hidden=5120 model.heads=40 \\
       model.vocab=51200 model.seq=2048 run.global_batch=1024 run.precision=bf16 --explain 1
 """
@@ -42,7 +44,6 @@ examples:
 def main(argv: list[str]) -> int:
     """0 when a layout fits, 1 when none is likely to."""
     arguments = parser().parse_intermixed_args(argv)
-    from launcher.cli.layouts import layouts_asked
     from launcher.config import compose
     from launcher.search.plan import plan
     from launcher.search.wanted import spanning
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
 
     started = time.perf_counter()
     wanted, others = layouts_asked(arguments.overrides)
-    config = limited(compose(others), arguments.limit)
+    config = limited(compose(others, arguments.config_dir), arguments.limit)
     planned = plan(config, spanning(wanted, config.search.space), wanted)
     seconds = time.perf_counter() - started
     if arguments.explain is not None:
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """Overrides are Hydra's; the options are ours."""
     made = argparse.ArgumentParser("trireme plan", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what differs from conf/config.yaml, in Hydra's grammar")
+    add_overrides(made)
     made.add_argument("--top", type=int, default=10, metavar="N", help="how many layouts are listed (default: %(default)s)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     made.add_argument("--explain", metavar="LAYOUT", help="a place of the list or a layout's name: its parts and its timeline")

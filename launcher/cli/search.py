@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
-from launcher.cli.layouts import layouts_asked, typed
+from launcher.cli.overrides import add_overrides, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
 from trainer.config import ConfigError
 from trainer.config.errors import listed
@@ -29,8 +29,16 @@ FOLDER = Path("runs") / "recipe"
 """Where ``recipe=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml), whatever folder the trials are in."""
 
 REPLAYED = (
-    "search", "search.tolerance", "search.doubt", "search.max_trials", "search.max_gpu_hours", "search.start_s", "run.steps", "run.warmup_steps",
-)  # fmt: skip
+    "search",
+    "search.tolerance",
+    "search.doubt",
+    "search.max_trials",
+    "search.max_gpu_hours",
+    "search.start_s",
+    "run.steps",
+    "run.warmup_steps",
+    "trainer",
+)
 """Keys that a search of measured trials has a use for: all else is in the table."""
 
 DESCRIPTION = """\
@@ -59,22 +67,17 @@ def main(argv: list[str]) -> int:
     if arguments.only:
         raise ConfigError(f"--only={arguments.only} names sweeps of a table; give the table with --replay")
     wanted, others = layouts_asked(arguments.overrides)
-    config = compose(others)
-    return run(config, compose(alone(config)), arguments.overrides, wanted, as_json=arguments.json)
+    config = compose(others, arguments.config_dir)
+    return run(config, compose(alone(config), arguments.config_dir), arguments.overrides, wanted, as_json=arguments.json)
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme search", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what differs from conf/config.yaml, in Hydra's grammar")
+    add_overrides(made)
     made.add_argument("--replay", metavar="CSV", help="search the sweeps of this table in place of a cluster")
     made.add_argument("--only", metavar="TEXT", help="replay: only sweeps whose name contains this")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
-
-
-def key_of(override: str) -> str:
-    """The key or config group that an override is about."""
-    return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 # ---------------------------------------------------------------------------------------------------- on a cluster
@@ -102,7 +105,7 @@ def run(
 ) -> int:
     """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.backends.pool import Backends
-    from launcher.config import locate_data
+    from launcher.config import check_launchable, locate_data
     from launcher.results.tracking import MlflowMirror
     from launcher.search.contest import contest
     from launcher.search.plan import plan
@@ -111,6 +114,7 @@ def run(
     from launcher.sweep.multirun import sweep_name
     from launcher.sweep.search import first_points, search
 
+    check_launchable(config)
     name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
     path = recipe_path(config.search.recipe or name)
     asked, config = config, locate_data(config)
@@ -231,10 +235,8 @@ def write_recipe(
 
     winner = found.policy.ranking()[0]
     made = recipe(dataclasses.replace(asked, layout=candidates.layout(winner)), default, hardware_files())
-    best = float(f"{found.policy.seconds_of(winner):.4g}")
-    made["expect"] = {"step_time_s": best, "tolerance": 0.05, "source": f"trireme search, sweep {name}"}
-    trials = plural(found.policy.trials, "trial")
-    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' with {trials}.")
+    took = f"{seconds(found.policy.seconds_of(winner))} a step, the fastest of {plural(found.policy.trials, 'trial')}"
+    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' (sweep {name}): {took}.")
 
 
 # ---------------------------------------------------------------------------------------------------- in a table
@@ -252,8 +254,9 @@ def replay(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"{strange[0]} changes nothing in a search of measured trials (--replay); keys that do are {listed(REPLAYED[1:])}"
         )
-    config = compose(arguments.overrides)
-    found = [t for t in tables(read(arguments.replay), hardware_files()) if (arguments.only or "").lower() in t.name.lower()]
+    config = compose(arguments.overrides, arguments.config_dir)
+    chosen = config.trainer if any(key_of(word) == "trainer" for word in arguments.overrides) else None
+    found = [t for t in tables(read(arguments.replay), hardware_files(), chosen) if (arguments.only or "").lower() in t.name.lower()]
     if not found:
         raise ConfigError(
             f"{arguments.replay} holds no sweep to search"

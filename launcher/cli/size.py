@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
 from launcher.cli.console import wide_console
-from launcher.cli.search import FOLDER, alone, key_of
+from launcher.cli.overrides import add_overrides, key_of
+from launcher.cli.search import FOLDER, alone
 from trainer.config import ConfigError, ModelConfig, to_dict
 from trainer.config.errors import listed
 from trainer.config.schema import RECOMPUTE
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from trainer.config import LayoutConfig
 
 FAMILIES = ("gpt", "llama", "bloom", "t5", "mt5")
-HONOURED = ("cluster.", "hardware.", "data.", "tracking.", "run.precision.", "search.space.")
+HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. All else is what is chosen here, or nothing that a configuration keeps."""
 
 DESCRIPTION = """\
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme size", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="hardware=NAME and other keys, in Hydra's grammar")
+    add_overrides(made, "hardware=NAME and other keys, in Hydra's grammar")
     made.add_argument("--gpus", type=int, help="number of GPUs")
     made.add_argument("--days", type=float, help="days of training")
     made.add_argument("--tokens", type=float, help="tokens to train on, such as 300e9")
@@ -135,7 +136,7 @@ def cluster_of(arguments: argparse.Namespace) -> Config:
     """The configuration whose cluster has exactly the GPUs asked for."""
     from launcher.config import compose
 
-    config = compose(["run.precision=bf16", *arguments.overrides])
+    config = compose(["run.precision=bf16", *arguments.overrides], arguments.config_dir)
     if not config.cluster.hardware.peak_tflops:
         raise ConfigError("which GPUs? name them with hardware=NAME (conf/hardware), or say what one achieves with --tflops")
     given = {"cluster", "cluster.gpus_per_node"} & set(map(key_of, arguments.overrides))

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
+from launcher.cli.overrides import add_overrides, key_of
 from launcher.labels import percent, plural
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from launcher.config.trainer import TrainerProfile
     from launcher.tables.validation import Judged, Summary
 
 DESCRIPTION = """\
@@ -37,7 +39,7 @@ example:
 
 def main(argv: list[str]) -> int:
     """0 when at least one row could be predicted, 1 when none."""
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     from launcher.config.hardware import hardware_files
     from launcher.tables.published import read
     from launcher.tables.validation import by_source, judge, summary, unanswered
@@ -45,7 +47,7 @@ def main(argv: list[str]) -> int:
     out = Path(arguments.out) if arguments.out else None
     if out and out.exists() and out.samefile(arguments.table):
         raise ConfigError(f"--out {out} is the table itself, whose measurements would be lost; name another file")
-    judged = judge(read(arguments.table), hardware_files())
+    judged = judge(read(arguments.table), hardware_files(), trainer=trainer_of(arguments))
     check_units(judged)
     if out:
         write(judged, out)
@@ -69,9 +71,19 @@ SELECTIONS: dict[str, Callable[[Judged], bool]] = {
 """Groups of rows that have a line of their own. The second are those that public cost models were scored on."""
 
 
+def trainer_of(arguments: argparse.Namespace) -> TrainerProfile | None:
+    """The profile that replaces those of all rows, where ``trainer=NAME`` is given."""
+    from launcher.config import compose
+
+    if strange := [word for word in arguments.overrides if key_of(word).split(".")[0] != "trainer"]:
+        raise ConfigError(f"{strange[0]} changes nothing in a table of measured runs; only trainer=NAME does, and keys of trainer")
+    return compose(arguments.overrides, arguments.config_dir).trainer if arguments.overrides else None
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme validate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("table", metavar="CSV", help="table of measured runs")
+    add_overrides(made, "trainer=NAME: predict all rows with this profile, instead of each with its own")
     made.add_argument("--out", metavar="CSV", help="write each row's prediction: row (from 1), step_time_s, peak_mem_gb, oom, reason")
     made.add_argument("--sweeps", action="store_true", help="one line for each sweep too")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")

@@ -1,10 +1,10 @@
 """The launcher's typed configuration: schema, composition by Hydra, and the rules that concern the cluster."""
 
 from launcher.config.compose import compose, conf_dir, project_dir, to_config
-from launcher.config.rules import locate_data, resolve
+from launcher.config.rules import check_launchable, locate_data, resolve
 from launcher.config.schema import ClusterConfig, Config, ContainerConfig, HardwareConfig, LocalCluster, SweepConfig
 
 __all__ = [
-    "ClusterConfig", "Config", "ContainerConfig", "HardwareConfig", "LocalCluster", "SweepConfig", "compose", "conf_dir", "locate_data",
-    "project_dir", "resolve", "to_config",
+    "ClusterConfig", "Config", "ContainerConfig", "HardwareConfig", "LocalCluster", "SweepConfig", "check_launchable", "compose", "conf_dir",
+    "locate_data", "project_dir", "resolve", "to_config",
 ]

@@ -51,13 +51,20 @@ def register_schema() -> None:
         store.store(group="cluster", name=f"_{backend}", node={**to_dict(cluster()), "backend": backend})
 
 
-def compose(overrides: Sequence[str] = ()) -> Config:
-    """Compose conf/ with ``overrides`` (Hydra's grammar). ``ConfigError`` for anything that is wrong with them."""
+def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config:
+    """Compose conf/ with ``overrides`` (Hydra's grammar). ``ConfigError`` for anything that is wrong with them.
+
+    ``folder`` holds config groups of the user's own, as Hydra's ``--config-dir`` does.
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
     register_schema()
-    checked = check_overrides(overrides)
+    checked = check_overrides(overrides, folder=folder)
+    if folder is not None:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir={folder} is no folder; give one that holds config groups, such as trainer/NAME.yaml")
+        checked.append(f"hydra.searchpath=[file://runs,'file://{folder.absolute()}']")
     with plain_errors(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
         composed = hydra_compose("config", overrides=checked)
     return to_config(composed)
@@ -148,7 +155,7 @@ def known_keys(backend: str = "local") -> dict[str, bool]:
     return dict(_walk(tree, ""))
 
 
-def _folders(own: Path | None) -> list[Path]:
+def group_folders(own: Path | None) -> list[Path]:
     """Where files of config groups lie: conf/, what earlier runs wrote under runs/, and a folder of the user's own."""
     return [conf_dir(), Path("runs"), *([own] if own else [])]
 
@@ -156,8 +163,8 @@ def _folders(own: Path | None) -> list[Path]:
 def config_groups(own: Path | None = None) -> dict[str, list[str]]:
     """Hydra's config groups and the options of each."""
     groups: dict[str, set[str]] = {}
-    for root in _folders(own):
-        for folder in ("model", "layout", "cluster", "hardware", "data", "optimizer", "search", "recipe"):
+    for root in group_folders(own):
+        for folder in ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "recipe"):
             found = {str(p.relative_to(root / folder).with_suffix("")) for p in sorted((root / folder).glob("**/*.yaml")) if p.is_file()}
             if found:
                 groups.setdefault(folder, set()).update(found)
@@ -201,7 +208,7 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> N
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
-        for path in filter(Path.is_file, (root / group / f"{name}.yaml" for root in _folders(own))):
+        for path in filter(Path.is_file, (root / group / f"{name}.yaml" for root in group_folders(own))):
             try:
                 path.read_text()
             except (OSError, UnicodeDecodeError) as error:
@@ -212,7 +219,7 @@ def _backend_of(cluster_option: str, own: Path | None) -> str:
     """The backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports what is wrong)."""
     import yaml
 
-    for root in _folders(own):
+    for root in group_folders(own):
         path = root / "cluster" / f"{cluster_option}.yaml"
         if path.is_file():
             read = yaml.safe_load(path.read_text())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
 from launcher.config.schema import Config
+from trainer.config import ConfigError
 from trainer.config import resolve as resolve_run
 from trainer.config.corpus import check_corpus
 
@@ -21,6 +22,15 @@ def resolve(config: Config) -> Config:
         run = dataclasses.replace(run, run=dataclasses.replace(run.run, peak_tflops=peak))
     run = resolve_run(run, config.cluster.world_size)
     return dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run)})
+
+
+def check_launchable(config: Config) -> None:
+    """``ConfigError`` for a trainer whose profile is for predictions alone."""
+    if config.trainer.launch is None:
+        raise ConfigError(
+            f"trainer.name={config.trainer.name} can be predicted (plan, size, search --replay, validate) but not launched: "
+            "its profile has no launch part; use trainer=trireme to train"
+        )
 
 
 def locate_data(config: Config) -> Config:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
-from launcher.config.search import ExpectConfig, SearchConfig
+from launcher.config.search import SearchConfig
+from launcher.config.trainer import TrainerProfile
 from trainer.config import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
 from trainer.config.schema import RATED, key
 
@@ -109,9 +110,9 @@ class Config:
     run: RunConfig = key(RunConfig, "how long and how exactly")
     tracking: TrackingConfig = key(TrackingConfig, "MLflow")
     cluster: ClusterConfig = key(LocalCluster, "where it runs; conf/cluster")
+    trainer: TrainerProfile = key(TrainerProfile, "the program that trains; conf/trainer")
     sweep: SweepConfig = key(SweepConfig, "the set of trials")
     search: SearchConfig = key(SearchConfig, "how the fastest layout is found; conf/search")
-    expect: ExpectConfig = key(ExpectConfig, "what is published of this recipe")
     dry_run: Optional[str] = key(None, "print what would be submitted and stop: client, or server to ask the API server as well (--dry-run)", choices=("client", "server"))
 
     def train_config(self) -> TrainConfig:

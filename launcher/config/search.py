@@ -1,4 +1,4 @@
-"""What ``trireme plan`` and ``trireme search`` look through and when they stop; and what a recipe promises."""
+"""What ``trireme plan`` and ``trireme search`` look through, and when they stop."""
 
 from __future__ import annotations
 
@@ -39,14 +39,3 @@ class SearchConfig:
     parallel: int = key(1, "trials proposed at once, for clusters whose queue is the bottleneck", minimum=1)
     recipe: Optional[str] = key(None, "name of the recipe that the winner is written to; null = the name of the sweep")
     space: SpaceConfig = key(SpaceConfig, "which layouts are looked at")
-
-
-@dataclass
-class ExpectConfig:
-    """What is published of a recipe's layout, for the tests that hold the cost model to it."""
-
-    step_time_s: Optional[float] = key(None, "published step time in seconds", minimum=0)
-    trainer: Optional[str] = key(None, "trainer that it was measured with: a name of launcher.cost.trainers; null = this project's")
-    overrides: list[str] = key(list, "what the published run did otherwise than the recipe, as overrides")
-    tolerance: float = key(0.15, "how far the prediction may be from it, as a fraction", minimum=0)
-    source: Optional[str] = key(None, "where it is published")

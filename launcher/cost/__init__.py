@@ -4,16 +4,15 @@
     predict_many(model, table, run, cluster) -> Estimate           a table of layouts (launcher.cost.layouts) as arrays
     Estimate: .step_time (s), .memory_total (bytes), .fits (probability), .time and .memory: dict part -> array
 
-``framework=`` describes another trainer than this project's own (``launcher.cost.framework``). Below the front door a question
-is a ``Case`` (a ``Shape``, a table, a ``Device``, a ``Framework``); ``block``, ``ends``, ``pipeline``, ``states`` and ``memory`` answer
+``trainer=`` describes another trainer than this project's own (``launcher.config.trainers.profile``). Below the front door a question
+is a ``Case`` (a ``Shape``, a table, a ``Device``, a ``TrainerProfile``); ``block``, ``ends``, ``pipeline``, ``states`` and ``memory`` answer
 its parts and ``model`` adds them up.
 """
 
 from __future__ import annotations
 
-from launcher.cost.framework import TRIREME, Framework
 from launcher.cost.model import Estimate
 from launcher.cost.prediction import Prediction, predict, predict_many
 from launcher.cost.shape import Shape
 
-__all__ = ["TRIREME", "Estimate", "Framework", "Prediction", "Shape", "predict", "predict_many"]
+__all__ = ["Estimate", "Prediction", "Shape", "predict", "predict_many"]

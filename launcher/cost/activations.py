@@ -39,7 +39,7 @@ def block(case: Case) -> Kept:
         "but_queries": everything - _queries(case),
         "but_projections": everything - _queries(case) - rows(case) * case.width,
     }
-    kept = np.where(selective, everything - repeated[case.framework.selective], everything)
+    kept = np.where(selective, everything - repeated[case.trainer.recompute.selective], everything)
     stored = stored_input(case)
     # what ran backward before is gone when the recomputed part is whole
     input_kept = 0.0 if _copies_norm_inputs(case) else stored
@@ -53,9 +53,9 @@ def block(case: Case) -> Kept:
 
 def stored_input(case: Case) -> Number:
     """What stays of a block that is recomputed whole."""
-    split = np.maximum(case.sequence_split, case.tensor if case.framework.sharded_checkpoints else 1)
+    split = np.maximum(case.sequence_split, case.tensor if case.trainer.recompute.sharded_inputs else 1)
     attended = case.tokens * (case.shape.query_width * case.width + case.shape.heads * 4) / case.tensor
-    return case.tokens * case.shape.hidden * case.width / split + attended * case.framework.keeps_attention
+    return case.tokens * case.shape.hidden * case.width / split + attended * case.trainer.recompute.keeps_attention
 
 
 def rows(case: Case) -> Number:
@@ -65,14 +65,14 @@ def rows(case: Case) -> Number:
 
 def narrow(case: Case) -> float:
     """Bytes of an element of a product's saved input."""
-    return 1 if case.framework.saves_low_precision and case.precision in ("fp8", "fp4") else case.width
+    return 1 if case.trainer.numbers.saves_low_precision and case.precision in ("fp8", "fp4") else case.width
 
 
 def one_norm(case: Case) -> Number:
     """A norm's input and output, and its statistics."""
-    s, f, w = case.shape, case.framework, case.width
+    s, f, w = case.shape, case.trainer, case.width
     each = w + narrow(case)
-    if not f.fused_norm:
+    if not f.kernels.fused_norm:
         each = each + 8
     elif _composed_norm(case):  # input and normalised input in 4 bytes
         each = 2 * max(w, 4) + w
@@ -97,7 +97,7 @@ def projections(case: Case) -> Number:
     """Queries, keys and values, and the attention's output, which feeds the next product."""
     s, w = case.shape, case.width
     elements = (s.query_width + 2 * s.kv_width) * w + s.query_width * narrow(case)
-    if not case.framework.copied_heads:
+    if not case.trainer.memory.copied_heads:
         return case.tokens * elements / case.tensor
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
@@ -116,7 +116,7 @@ def attention_core(case: Case) -> Number:
         wide = max(w, 4)
         copies = 2 * s.query_width * wide + (s.kv_width * (wide - 3 * w) if wide > w else 0)
         return score_count(case) * wide + case.tokens / case.tensor * copies
-    copies = 1 if name == "fused_softmax" else case.framework.score_copies
+    copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies
     dropped = w + 1 if s.dropout else 0  # dropped weights and the mask
     return score_count(case) * (copies * w + dropped)
 
@@ -124,7 +124,7 @@ def attention_core(case: Case) -> Number:
 def mlp(case: Case) -> Number:
     """Inputs of the non-linearity and its output; written in tensor operations, SwiGLU keeps the gated half too."""
     s, w = case.shape, case.width
-    kept = (2 if s.gated else 1) * w + narrow(case) + (w if s.gated and case.framework.pointwise == "eager" else 0)
+    kept = (2 if s.gated else 1) * w + narrow(case) + (w if s.gated and case.trainer.kernels.pointwise == "eager" else 0)
     return case.tokens * inner_width(case) / case.tensor * kept
 
 
@@ -169,9 +169,9 @@ def embedding(case: Case) -> Number:
 
 def logits(case: Case) -> Number:
     """Logits and the loss's copies of them."""
-    s, f = case.shape, case.framework
-    each = f.logit_copies[0] * case.width + f.logit_copies[1] * max(case.width, 4)
-    if f.sharded_logits:
+    s, f = case.shape, case.trainer
+    each = f.memory.logit_copies * case.width + f.memory.logit_copies_fp32 * max(case.width, 4)
+    if f.memory.sharded_logits:
         return case.tokens * s.vocab / case.tensor * each
     gathered = np.where(case.tensor > 1, case.constants.gathered_logits, 0.0)
     return case.tokens * s.vocab * (each + gathered)

@@ -21,12 +21,12 @@ DROPOUT_PASSES = (2.5, 2.5)
 
 def kernel(case: Case) -> str:
     """The kernel that really runs. Biases leave torch its memory-efficient kernel on a GPU, and on a CPU its plain fallback, ``math``."""
-    s, f = case.shape, case.framework
-    if not s.fused_attention or (s.dropout and not f.fused_dropout):
+    s, f = case.shape, case.trainer
+    if not s.fused_attention or (s.dropout and not f.kernels.attention_dropout):
         return "unfused"
-    if s.linear_biases and f.attention in FLASH:
+    if s.linear_biases and f.kernels.attention in FLASH:
         return "math" if case.device.host else "flash1"
-    return f.attention
+    return f.kernels.attention
 
 
 def seconds(case: Case) -> tuple[Number, Number]:
@@ -43,14 +43,14 @@ def score_count(case: Case) -> Number:
 def _flash(case: Case, name: str) -> tuple[Number, Number]:
     s, constants, device = case.shape, case.constants, case.device
     forward_rate, backward_rate = getattr(constants, name)
-    scores = score_count(case) * (0.5 if case.framework.causal_skip else 1.0)
+    scores = score_count(case) * (0.5 if case.trainer.kernels.causal_skip else 1.0)
     # short sequences leave units idle and waste the diagonal tiles
     fill = 1 + constants.flash_ramp / s.seq
     # heads that do not fill the kernel's power-of-two tiles run as the next one
     head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
     if s.latent is not None:  # queries and keys are wider than values: the mean of both products
         head = head + s.latent.rotary / 2
-    peak = device.peak(case.vector_precision) * (1.0 if case.framework.hopper_attention else device.older_kernels)
+    peak = device.peak(case.vector_precision) * (1.0 if case.trainer.kernels.newest_attention else device.older_kernels)
     exponential = scores / (device.units * device.exponentials * constants.exponentials)
     products = 4 * scores * head / peak
     forward = (products / forward_rate + exponential) * fill + constants.kernel

@@ -50,16 +50,16 @@ def casts(case: Case) -> Number:
     scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
-    once = 1 / case.micro_batches if case.framework.keeps_low_weights else 1.0
+    once = 1 / case.micro_batches if case.trainer.kernels.cast_weights_once else 1.0
     elements = sum(share * batch * (m * k + once * n * k / 2) for _, m, n, k, batch, share in products(case))
-    times = (2 if case.framework.block_scaled else 1) * (EAGER_CAST if case.framework.eager_casts else 1)
+    times = (2 if case.trainer.numbers.block_scaled else 1) * (EAGER_CAST if case.trainer.kernels.eager_casts else 1)
     return elements * times * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
 
 
 def _accumulate(case: Case, elements: Number) -> Number:
     """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own that reads both."""
-    buffer = case.framework.gradient_bytes
-    moved = 2 * buffer if case.framework.accumulate_fused else case.width + 2 * buffer
+    buffer = case.trainer.numbers.gradient_bytes
+    moved = 2 * buffer if case.trainer.kernels.accumulate_fused else case.width + 2 * buffer
     repeated = np.where(case.micro_batches > 1, 1.0, 0.5)
     return elements * moved * repeated / (case.device.bandwidth * case.constants.streaming)
 
@@ -76,12 +76,12 @@ def times(case: Case) -> Times:
     ahead = {MATRICES: forward, ATTENTION: attention_forward, POINTWISE: point_forward + cast}
     back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward + cast}
     shown = (expert, expert)
-    if case.framework.expert_overlap:
+    if case.trainer.overlap.experts:
         shown = tuple(expert - np.minimum(case.constants.tensor_hidden * expert, beside) for beside in (forward, inputs + weights))
     ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: shown[0]}
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: shown[1]}
     sparse = case.shape.expert_layers / case.shape.layers
-    kernels = case.framework.kernels_per_block + sparse * case.framework.kernels_per_mixture
+    kernels = case.trainer.kernels.launches_per_block + sparse * case.trainer.kernels.launches_per_mixture
     ahead[HOST] = launching(case, kernels, total(ahead))
     back[HOST] = launching(case, 2 * kernels, total(back))
     return Times(ahead, back, recompute.again(case, ahead))
@@ -91,9 +91,9 @@ def launching(case: Case, kernels: Number, busy: Number) -> Number:
     """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``. The host itself does one or the other."""
     if case.device.host:
         known = case.device.measured
-        each = case.constants.host if known is None else known.block_s / (3 * case.framework.kernels_per_block)
+        each = case.constants.host if known is None else known.block_s / (3 * case.trainer.kernels.launches_per_block)
         return kernels * each
-    if case.framework.launch_blocking:
+    if case.trainer.kernels.launch_blocking:
         return kernels * case.constants.blocking
     return np.maximum(kernels * case.constants.host - busy, 0.0)
 
@@ -111,9 +111,9 @@ def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number)
     scatter = c.skew * collectives.reduce_scatter(device, c, case.tensor_group, payload)
     sequence = case.table["sequence_parallel"]
     ahead = np.where(sequence, 2 * (gather + scatter), 2 * reduce)
-    again = 2 if case.framework.gathers_saved_inputs else 0
+    again = 2 if case.trainer.overlap.regathers_inputs else 0
     back = np.where(sequence, (2 + again) * gather + 2 * scatter, 2 * reduce)
-    overlap = case.framework.tensor_overlap
+    overlap = case.trainer.overlap.tensor
     if overlap == "none" or not device.overlaps:
         return ahead, back
     beside_weights = np.where(sequence, 2 * gather, 2 * reduce)
@@ -138,7 +138,7 @@ def expert_seconds(case: Case) -> Number:
     active, group = case.shape.experts.active, case.expert_group
     payload = case.tokens / case.sequence_split * active * case.shape.hidden * case.width
     beyond: Number = 1.0  # of the copies that leave the domain, those that really travel
-    if case.framework.dispatch_by_domain:
+    if case.trainer.overlap.dispatch_by_domain:
         beyond = np.where(group.far > 1, group.far / active * (1 - (1 - 1 / group.far) ** active), 1.0)
     once = collectives.all_to_all(case.device, case.constants, group, payload, beyond)
     return 2 * once * case.shape.expert_layers / case.shape.layers

@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
+from launcher.config.trainer import TrainerProfile
 from launcher.cost.collectives import Group
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import BYTES, Device
-from launcher.cost.framework import TRIREME, Framework
 from launcher.cost.shape import Number, Shape
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
@@ -26,8 +26,8 @@ class Case:
     table: np.ndarray
     global_batch: Number
     device: Device
+    trainer: TrainerProfile
     precision: str = "bf16"
-    framework: Framework = TRIREME
     constants: Constants = FITTED
     budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
     stage_blocks: Number | None = None  # blocks of the pipeline rank in question; None: the mean
@@ -70,15 +70,9 @@ class Case:
         return np.maximum(self.global_batch / (self.micro_batch * self.data), 1.0)
 
     @cached_property
-    def drains(self) -> Number:
-        """How often the pipeline runs empty in a step."""
-        after = self.framework.drains_after
-        return np.clip(self.global_batch / after, 1.0, self.micro_batches) if after else 1.0
-
-    @cached_property
     def kept_whole(self) -> np.ndarray:
         """Layouts whose sharded parameters are gathered once per step."""
-        return self.framework.whole_in_stages & (self.pipeline > 1) & (self.field("params") > 1)
+        return self.trainer.pipeline.whole_parameters & (self.pipeline > 1) & (self.field("params") > 1)
 
     @cached_property
     def interleaved(self) -> np.ndarray:
@@ -173,7 +167,7 @@ class Case:
 
     def data_group(self, size: Number, stride: Number = 1) -> Group:
         """``size`` replicas, each ``stride`` replicas from the next."""
-        return Group.placed(self.device, size, self.data_stride * stride, self.framework.single_rail)
+        return Group.placed(self.device, size, self.data_stride * stride, self.trainer.overlap.single_rail)
 
     @cached_property
     def stages_apart(self) -> np.ndarray:

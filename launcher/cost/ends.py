@@ -24,8 +24,8 @@ def by_stage(case: Case) -> tuple[Ways, Ways, Ways]:
     """Seconds of the model's ends on the first, a middle and the last pipeline rank. A single rank is the last one."""
     front, back = embedding(case), head(case)
     both = tuple(np.asarray(one) + other for one, other in zip(front, back))
-    if case.framework.spreads_vocabulary:
-        added = _added_up(case) if case.framework.vocabulary_waits else 0.0
+    if case.trainer.pipeline.spreads_vocabulary:
+        added = _added_up(case) if case.trainer.pipeline.vocabulary_waits else 0.0
         each = tuple(way / case.pipeline + added for way in both)
         return each, each, each
     alone = case.pipeline == 1
@@ -52,18 +52,19 @@ def head(case: Case) -> tuple[Number, Number]:
     backward = matmul.seconds(device, precision, c, case.tokens, s.hidden, mine) + matmul.seconds(
         device, precision, c, mine, s.hidden, case.tokens
     )
-    held = mine if case.framework.sharded_logits else s.vocab
-    move = case.tokens * held * (2 if case.framework.fused_loss else 4) / (device.bandwidth * c.bandwidth)
+    held = mine if case.trainer.memory.sharded_logits else s.vocab
+    move = case.tokens * held * (2 if case.trainer.kernels.fused_loss else 4) / (device.bandwidth * c.bandwidth)
     spread = _communication(case)
     spread = spread + issued(case)
-    ahead, back = (usual + more for usual, more in zip(c.loss_passes, case.framework.loss_passes))
+    further = (case.trainer.kernels.loss_passes_forward, case.trainer.kernels.loss_passes_backward)
+    ahead, back = (usual + more for usual, more in zip(c.loss_passes, further))
     return forward + ahead * move + spread, backward + back * move + spread
 
 
 def _communication(case: Case) -> Number:
     """Sharded logits need three reductions of one number per token, and backward sums the input gradient; whole logits are gathered."""
     hidden = collectives.all_reduce(case.device, case.constants, case.tensor_group, case.tokens * case.shape.hidden * case.width)
-    if case.framework.sharded_logits:
+    if case.trainer.memory.sharded_logits:
         few = collectives.all_reduce(case.device, case.constants, case.tensor_group, case.tokens * 4)
         return (hidden + 3 * few) / 2
     logits = collectives.all_gather(case.device, case.constants, case.tensor_group, case.tokens * case.shape.vocab * case.width)

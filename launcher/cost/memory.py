@@ -59,18 +59,21 @@ def context(case: Case) -> Number:
     size: Number = c.context_gb
     spans = (case.tensor_group.far > 1, case.stages_apart, case.data_group(case.data).far > 1, case.context_group.far > 1)
     degrees = (case.tensor, case.pipeline, case.data, case.context)
-    for count, degree, far in zip(case.framework.communicators, degrees, spans):
+    opened = case.trainer.memory.communicators
+    for count, degree, far in zip((opened.tensor, opened.pipeline, opened.data, opened.context), degrees, spans):
         size = size + np.where(degree > 1, count * np.where(far, c.far_communicator_gb, c.communicator_gb), 0.0)
     return size * 1e9
 
 
 def states(case: Case, dense: Number, expert: Number) -> Parts:
     """Bytes of weights, gradients and optimizer states of one rank."""
-    f, w = case.framework, case.width
-    weight, gradient, optimizer = (w, w, 2 * w) if case.wide else (f.weight_bytes, f.gradient_bytes, f.optimizer_bytes)
+    f, w = case.trainer, case.width
+    weight, gradient, optimizer = (
+        (w, w, 2 * w) if case.wide else (f.numbers.weight_bytes, f.numbers.gradient_bytes, f.numbers.optimizer_bytes)
+    )
     if case.shape.frozen:
         gradient, optimizer = 0, 0
-    if f.offloaded:
+    if f.memory.optimizer_on_host:
         optimizer = 0
     parts = {}
     for name, state, size in ((WEIGHTS, "params", weight), (GRADIENTS, "grads", gradient), (OPTIMIZER, "optimizer", optimizer)):
@@ -83,20 +86,20 @@ def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
 
     The project's trainer keeps buffers of every size of unit: two blocks, embedding, head; a tied matrix gets two gradients.
     """
-    f, alone = case.framework, case.pipeline == 1
+    f, alone = case.trainer, case.pipeline == 1
     dense, blocks = getattr(held.dense, kind), getattr(held.blocks, kind)
     ends = _ends(case, kind)
     pair = np.minimum(blocks, 2) * np.maximum(dense - ends + getattr(held.expert, kind), 0) / np.maximum(blocks, 1)
     sharded = case.field("params") > 1
-    live = np.minimum(pair, f.live_parameters)
+    live = pair if f.memory.live_parameters is None else np.minimum(pair, f.memory.live_parameters)
     every = dense + getattr(held.expert, kind)
-    gathered = np.where(case.kept_whole, every, pair + ends if f.pooled else live)
+    gathered = np.where(case.kept_whole, every, pair + ends if f.memory.pooled_buffers else live)
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, gathered * case.width, 0.0)
-    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * f.reduce_bytes, 0.0)
-    if f.pooled:
+    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * f.numbers.reduce_bytes, 0.0)
+    if f.memory.pooled_buffers:
         arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (
-            case.width if case.wide else f.gradient_bytes
+            case.width if case.wide else f.numbers.gradient_bytes
         )
 
 
@@ -106,7 +109,7 @@ def _filling(case: Case, parameters: Number, block: Number, ends: Number) -> Num
     Matrices larger than a bucket are buckets of their own, equal from block to block; smaller ones make a few different sizes. Chunks that
     take turns with whole micro-batches fill the same buckets twice in a row: two of the end's size, two of all other chunks'.
     """
-    capacity = case.framework.bucket_bytes / 4
+    capacity = case.trainer.memory.bucket_bytes / 4
     apart = (case.pipeline > 1) & case.shape.tied & (ends > 0)  # a matrix that two stages hold has a bucket of its own
     chunk = (parameters - ends) / case.chunks
     at_end = np.where(ends > 0, np.where(apart, 1, 2) * (ends + chunk), 0.0)
@@ -126,16 +129,16 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     """Activations and logits of the micro-batches in flight."""
     count, alone = in_flight(case, kind), case.pipeline == 1
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
-    if case.framework.keeps_outputs and kind != "last":
+    if case.trainer.pipeline.keeps_outputs and kind != "last":
         entry = entry + np.where(alone, 0.0, activations.rows(case) * case.width)
     head, logits = activations.one_norm(case), activations.logits(case)
     if kind != "last":
-        head, logits = np.where(alone, head, 0.0), np.where(alone | case.framework.spreads_vocabulary, logits, 0.0)
-    if case.framework.spreads_vocabulary:
+        head, logits = np.where(alone, head, 0.0), np.where(alone | case.trainer.pipeline.spreads_vocabulary, logits, 0.0)
+    if case.trainer.pipeline.spreads_vocabulary:
         logits = logits / case.pipeline
     open_heads = np.where(case.scheduled("gpipe"), count, 1.0)  # elsewhere the last stage's backward follows at once
     again = kept.again
-    if case.framework.frees_logits:  # the newest head is gone when the first recomputed block runs backward
+    if case.trainer.memory.frees_logits:  # the newest head is gone when the first recomputed block runs backward
         again = np.maximum(again - head - logits, 0.0)
     return {
         ACTIVATIONS: count * blocks * stored(case, kept) + entered(case, count) * entry + open_heads * head + again,
@@ -145,9 +148,9 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
 
 def stored(case: Case, kept: Kept) -> Number:
     """Bytes of a block that stay on the device until its backward."""
-    f = case.framework
-    here = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if f.inputs_on_host else kept.chosen
-    return here * (1 - np.minimum(f.host_layers / case.shape.layers, 1.0))
+    f = case.trainer
+    here = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if f.recompute.inputs_on_host else kept.chosen
+    return here * (1 - np.minimum(f.memory.host_layers / case.shape.layers, 1.0))
 
 
 def entered(case: Case, count: Number) -> Number:
@@ -160,7 +163,7 @@ def in_flight(case: Case, kind: str) -> Number:
     """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks."""
     p, v, m = case.pipeline, case.chunks, case.micro_batches
     rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]
-    more = np.where(p > 1, case.framework.more_in_flight[0] + case.framework.more_in_flight[1] * p, 0.0)
+    more = np.where(p > 1, case.trainer.pipeline.extra_in_flight + case.trainer.pipeline.extra_in_flight_per_stage * p, 0.0)
     plain = np.minimum(p - rank + more, m)
     interleaved = np.minimum(2 * (p - 1 - rank) + (v - 1) * p + 1, m * v) / v
     held = np.where(v > 1, interleaved, plain)
@@ -176,12 +179,12 @@ def passing(case: Case) -> Number:
 def update(case: Case, parts: Parts, freed: Number, copies: Number) -> None:
     """What the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward allocates them while it
     frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are filled only then."""
-    f = case.framework
-    size = np.zeros_like(case.tokens) if f.pooled else f.bucket_bytes * (case.data > 1)
-    late = np.where(f.buckets_at_end & (case.pipeline > 1), size, 0.0)
-    copied = 0.0 if case.wide or f.gradient_bytes >= 4 or case.shape.frozen else copies
+    f = case.trainer
+    size = np.zeros_like(case.tokens) if f.memory.pooled_buffers else f.memory.bucket_bytes * (case.data > 1)
+    late = np.where(f.memory.buckets_at_end & (case.pipeline > 1), size, 0.0)
+    copied = 0.0 if case.wide or f.numbers.gradient_bytes >= 4 or case.shape.frozen else copies
     whole = parts[GRADIENTS]
-    if f.late_gradients:
+    if f.memory.late_gradients:
         parts[GRADIENTS] = np.maximum(whole - freed, 0.0)
     backward = parts[GRADIENTS] + parts[ACTIVATIONS] + parts[LOGITS] + parts[PASSING]
     more = np.maximum(whole + np.maximum(copied, late) - backward, 0.0)

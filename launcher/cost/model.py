@@ -56,9 +56,8 @@ def step(case: Case, held: stages.Held) -> Parts:
     embedding, head = ends.embedding(case), ends.head(case)
     m, wait = case.micro_batches, blocking(case)
     kinds = stage_times(case, held, one)
-    further = case.framework.more_in_flight[1]
-    run = pipeline.run(kinds, case.pipeline, case.chunks, m / case.drains, case.scheduled("gpipe"), case.scheduled("zero_bubble"), further)
-    run = run.repeated(case.drains)
+    further = case.trainer.pipeline.extra_in_flight_per_stage
+    run = pipeline.run(kinds, case.pipeline, case.chunks, m, case.scheduled("gpipe"), case.scheduled("zero_bubble"), further)
     per_rank = case.shape.layers / case.pipeline
     parts = scale(per_block, m * per_rank)
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
@@ -85,7 +84,7 @@ def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) 
 def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
     blocks, (first, middle, last) = held.blocks, ends.by_stage(case)
-    slow = 1 + case.constants.jitter * np.log2(case.tensor * case.pipeline) if case.framework.lock_step else 1.0
+    slow = 1 + case.constants.jitter * np.log2(case.tensor * case.pipeline) if case.trainer.pipeline.lock_step else 1.0
     ways = (total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow)
     wait = blocking(case)  # 0 for a single rank
     return pipeline.Stages(
@@ -93,19 +92,19 @@ def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Sta
         middle=tuple(blocks.middle * way + middle[i] + wait for i, way in enumerate(ways)),
         typical=tuple(blocks.typical * way + middle[i] + wait for i, way in enumerate(ways)),
         last=tuple(blocks.last * way + last[i] + wait / 2 for i, way in enumerate(ways)),
-        send=np.zeros_like(wait) if case.framework.blocking_sends else transfer(case),
+        send=np.zeros_like(wait) if case.trainer.pipeline.blocking_sends else transfer(case),
     )
 
 
 def blocking(case: Case) -> np.ndarray:
     """Seconds per micro-batch and direction for which a rank waits for its transfers: all of them where sends block, else what is not hidden."""
-    shown = 1.0 if case.framework.blocking_sends else 1 - case.constants.sends_hidden
+    shown = 1.0 if case.trainer.pipeline.blocking_sends else 1 - case.constants.sends_hidden
     return shown * transfer(case) * case.chunks
 
 
 def transfer(case: Case) -> np.ndarray:
     """Seconds to hand a micro-batch's activations to the next stage."""
-    split = case.tensor if case.framework.split_sends else case.sequence_split
+    split = case.tensor if case.trainer.pipeline.split_sends else case.sequence_split
     payload = case.tokens * case.shape.hidden * case.width / split
     sent = collectives.send(case.device, case.constants, case.stages_apart, payload)
     return np.where(case.pipeline > 1, sent, 0.0)
@@ -113,27 +112,27 @@ def transfer(case: Case) -> np.ndarray:
 
 def offloading(case: Case, held: stages.Held) -> np.ndarray:
     """Seconds to copy stored block inputs to the host and back, and gradients and weights of the optimizer's shard."""
-    f, inputs = case.framework, case.micro_batches * held.blocks.most() * case.recomputed_blocks * activations.stored_input(case)
+    f, inputs = case.trainer, case.micro_batches * held.blocks.most() * case.recomputed_blocks * activations.stored_input(case)
     shard = (held.dense.most() + held.expert.most()) / case.shards("optimizer") * case.width
-    return 2 * (inputs * f.inputs_on_host + shard * f.offloaded) / case.constants.host_link
+    return 2 * (inputs * f.recompute.inputs_on_host + shard * f.memory.optimizer_on_host) / case.constants.host_link
 
 
 def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> Parts:
     """What data parallelism and the optimizer add to a step, after what hides behind computation."""
-    work, f, c, m = states.work(case, held), case.framework, case.constants, case.micro_batches
+    work, f, c, m = states.work(case, held), case.trainer, case.constants, case.micro_batches
     per_rank = held.blocks.most()
     back = per_rank * (total(one.backward) + total(one.again))
     ahead = per_rank * total(one.forward)
     gathers = np.where(case.kept_whole, 1, m) * work.gather
     hides = c.data_hidden if case.device.overlaps else 0.0
-    hidden_gathers = np.minimum(gathers * hides, busy) if f.gather_overlap else 0.0
-    often = np.where((case.field("grads") > 1) & f.reduce_every_micro_batch & ~case.kept_whole, m, 1)
+    hidden_gathers = np.minimum(gathers * hides, busy) if f.overlap.gathers else 0.0
+    often = np.where((case.field("grads") > 1) & f.overlap.reduce_every_micro_batch & ~case.kept_whole, m, 1)
     reductions = work.scatter * often + work.reduce
     cover = np.minimum(often * back, busy - hidden_gathers)  # a second hides one thing
-    hidden_reductions = np.minimum(reductions * hides, cover) if f.gradient_overlap else 0.0
+    hidden_reductions = np.minimum(reductions * hides, cover) if f.overlap.gradients else 0.0
     refresh = work.refresh
     free = busy - hidden_gathers - hidden_reductions
-    hidden_refresh = np.minimum(refresh * hides, np.minimum(ahead, free)) if f.refresh_overlap else 0.0
+    hidden_refresh = np.minimum(refresh * hides, np.minimum(ahead, free)) if f.overlap.refresh else 0.0
     crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
     return {
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
@@ -149,4 +148,4 @@ def step_overhead(case: Case) -> float:
     does a trainer that reads nothing back."""
     if case.device.host and case.device.measured is not None:
         return case.device.measured.step_s
-    return (0.1 if case.device.host or not case.framework.reads_every_step else 1.0) * case.constants.step
+    return (0.1 if case.device.host or not case.trainer.overlap.reads_every_step else 1.0) * case.constants.step

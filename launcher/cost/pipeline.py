@@ -59,10 +59,6 @@ class Pipeline:
     total: Number
     transfers: Number  # what transfers between ranks add to it
 
-    def repeated(self, times: Number) -> Pipeline:
-        """The same again and again, the pipeline running empty in between."""
-        return Pipeline(self.total * times, self.transfers * times)
-
 
 def run(
     stages: Stages, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number, further: float = 0.0

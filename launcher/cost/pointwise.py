@@ -28,9 +28,9 @@ PASSES = {
 
 def seconds(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of one block's memory-bound operations."""
-    s, framework = case.shape, case.framework
-    passes = PASSES[framework.pointwise]
-    norm = passes.norm if framework.fused_norm else case.constants.eager_norm
+    s, kernels = case.shape, case.trainer.kernels
+    passes = PASSES[kernels.pointwise]
+    norm = passes.norm if kernels.fused_norm else case.constants.eager_norm
     rows = case.tokens / case.sequence_split
     times = []
     for way in (0, 1):

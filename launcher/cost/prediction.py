@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from launcher.config.schema import ClusterConfig
+from launcher.config.trainer import TrainerProfile
+from launcher.config.trainers import OWN, profile
 from launcher.cost.calibration import measured
 from launcher.cost.case import Case
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import Device
-from launcher.cost.framework import TRIREME, Framework
 from launcher.cost.layouts import to_table
 from launcher.cost.memory import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
@@ -70,11 +71,14 @@ def predict(
     layout: LayoutConfig,
     run: RunConfig,
     cluster: ClusterConfig,
-    framework: Framework = TRIREME,
+    trainer: TrainerProfile | None = None,
     constants: Constants = FITTED,
 ) -> Prediction:
-    """Step time and memory of one layout whose ``data`` degree is known. Rules are not checked here (``trainer.config.rules``)."""
-    case = case_of(model, to_table([layout]), run, cluster, framework, constants)
+    """Step time and memory of one layout whose ``data`` degree is known, under this project's trainer or another ``trainer``.
+
+    Rules are not checked here (``trainer.config.rules``).
+    """
+    case = case_of(model, to_table([layout]), run, cluster, trainer, constants)
     return explain(estimate(case, layout.stage_layers), 0, case)
 
 
@@ -83,11 +87,11 @@ def predict_many(
     table: np.ndarray,
     run: RunConfig,
     cluster: ClusterConfig,
-    framework: Framework = TRIREME,
+    trainer: TrainerProfile | None = None,
     constants: Constants = FITTED,
 ) -> Estimate:
     """All layouts of ``table`` (``launcher.cost.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as arrays."""
-    return estimate(case_of(model, table, run, cluster, framework, constants))
+    return estimate(case_of(model, table, run, cluster, trainer, constants))
 
 
 def case_of(
@@ -95,24 +99,25 @@ def case_of(
     table: np.ndarray,
     run: RunConfig,
     cluster: ClusterConfig,
-    framework: Framework = TRIREME,
+    trainer: TrainerProfile | None = None,
     constants: Constants = FITTED,
 ) -> Case:
     """The question that configs and a table of layouts pose."""
     device = Device.of(cluster.hardware, cluster.gpus_per_node)
     if cluster.hardware.calibration:
         device = replace(device, measured=measured(cluster.hardware, device, constants))
-    framework = as_run(framework, run, device)
+    trainer = as_run(trainer or profile(OWN), run, device)
     budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
-    return Case(Shape.of(model), table, run.global_batch, device, run.precision, framework, constants, budget)
+    return Case(Shape.of(model), table, run.global_batch, device, trainer, run.precision, constants, budget)
 
 
-def as_run(framework: Framework, run: RunConfig, device: Device) -> Framework:
-    """This project's trainer as ``run`` configures it; any other trainer as it is."""
-    if framework.name != TRIREME.name:
-        return framework
+def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:
+    """The embedded trainer as ``run`` configures it; any other trainer as it is."""
+    if trainer.launch is None:
+        return trainer
     compiled = not device.host if run.compile is None else run.compile  # as trainer.parallel.compiling decides
-    return replace(framework, bucket_bytes=run.bucket_mb * 2**20, pointwise="compiled" if compiled else "eager")
+    kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager")
+    return replace(trainer, kernels=kernels, memory=replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20))
 
 
 def explain(result: Estimate, row: int, case: Case) -> Prediction:

@@ -39,7 +39,7 @@ SELECTIVE = {
 def again(case: Case, forward: Parts) -> Parts:
     """Seconds by part: of whole blocks everything that the trainer does not spare, else what its selective mode repeats."""
     chosen = np.where(case.recomputes("selective"), 1.0, 0.0)
-    policy, spare = SELECTIVE[case.framework.selective], spared(case, forward)
+    policy, spare = SELECTIVE[case.trainer.recompute.selective], spared(case, forward)
     kept = {MATRICES: results(case, policy.keeps)} if policy.keeps else {}
     return {
         name: (value - spare.get(name, 0.0)) * case.recomputed_blocks
@@ -51,8 +51,8 @@ def again(case: Case, forward: Parts) -> Parts:
 def spared(case: Case, forward: Parts) -> Parts:
     """What a trainer leaves out of a whole block. One that stops early: the second product of a dense MLP, whose result nothing in backward
     asks for, and its sum over the tensor ranks, a part of the block's forward communication."""
-    out: Parts = {ATTENTION: forward[ATTENTION]} if case.framework.keeps_attention else {}
-    if case.framework.stops_early:
+    out: Parts = {ATTENTION: forward[ATTENTION]} if case.trainer.recompute.keeps_attention else {}
+    if case.trainer.recompute.stops_early:
         out |= {MATRICES: results(case, ("down",)), TENSOR: forward[TENSOR] * np.where(case.table["sequence_parallel"], 0.25, 0.5)}
     return out
 

@@ -46,7 +46,7 @@ def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
     p, layers = case.pipeline, case.shape.layers
     if split is not None:
         return _explicit(split, int(p[0]))
-    even = _with_ends(p, layers) if case.framework.counts_ends else _even(p, layers)
+    even = _with_ends(p, layers) if case.trainer.pipeline.counts_ends else _even(p, layers)
     by_cost = _by_cost(p, case.chunks, layers, case.shape.vocab / (12 * case.shape.hidden))
     choose = (case.table["balance"] == BALANCES.index("cost")) & (p > 1)
     first, middle, last = (np.where(choose, b, e) for b, e in zip(by_cost, even))
@@ -115,7 +115,7 @@ def held(case: Case, split: Sequence[int] | None = None) -> Held:
     single = counts.first * dense + embedding + np.where(s.tied, s.norm_parameters, head)
     alone = p == 1
     shared = (embedding + head) / p
-    ends = (shared, shared, shared) if case.framework.spreads_vocabulary else (embedding, 0.0, head)
+    ends = (shared, shared, shared) if case.trainer.pipeline.spreads_vocabulary else (embedding, 0.0, head)
     return Held(
         counts,
         PerStage(

@@ -30,14 +30,14 @@ class Work:
 
 def work(case: Case, held: Held) -> Work:
     """Communication and update time of the rank that holds most."""
-    dense, expert, f = held.dense.most(), held.expert.most(), case.framework
+    dense, expert, f = held.dense.most(), held.expert.most(), case.trainer
     weights = case.width
-    sent = 0.0 if case.shape.frozen else case.width if case.wide else f.reduce_bytes
+    sent = 0.0 if case.shape.frozen else case.width if case.wide else f.numbers.reduce_bytes
     params, grads, optimizer = (case.shards(name) for name in ("params", "grads", "optimizer"))
     inner, between, further = _level(case, params, 1), _level(case, grads, params), _level(case, optimizer, grads)
     owners, holders = (np.maximum(n / case.expert, 1) for n in (params, grads))  # of an expert's parameters and gradients
     passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0), 0.0)
-    count = held.blocks.most() * f.gathers_per_block + 1
+    count = held.blocks.most() * f.overlap.gathers_per_block + 1
     gather = count * _all(case, inner, dense * weights / count)
     scatter = count * _scatter(case, inner, dense * sent / count) + _scatter(case, between, dense / params * sent)
     replicas = _level(case, case.data * case.context, optimizer)
@@ -57,7 +57,7 @@ def _level(case: Case, shards: Number, before: Number) -> collectives.Group:
     apart = case.data_stride / case.context  # ranks between neighbours on the axis of replicas and context ranks
     whole = shards == case.data * case.context
     stride = np.where(whole & (before == 1), 1, before * case.context)
-    return collectives.Group.placed(case.device, shards / before, apart * stride, case.framework.single_rail)
+    return collectives.Group.placed(case.device, shards / before, apart * stride, case.trainer.overlap.single_rail)
 
 
 def _expert_replicas(case: Case, holders: Number) -> collectives.Group:

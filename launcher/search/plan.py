@@ -87,7 +87,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     """
     found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
     found = narrowed(found, wanted or {})
-    case = case_of(config.model, found.table, config.run, config.cluster)
+    case = case_of(config.model, found.table, config.run, config.cluster, config.trainer)
     predicted = estimate(case)
     return Plan(found, case, predicted, judge(found.table, predicted))
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
+from launcher.config.trainer import TrainerProfile
 from launcher.search.belief import Candidates, Prior
 from launcher.search.candidates import columns, coordinates
 from launcher.search.policy import FEW_STEPS, Measurement, Policy, Price, Stop, Trial
@@ -89,8 +90,9 @@ class Replay:
         return sum(step.gpu_hours for step in self.steps)
 
 
-def tables(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> list[Table]:
-    """The searches that ``rows`` contain: groups with at least ``MIN_ROWS`` rows that ran and three different layouts."""
+def tables(rows: Sequence[Row], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[Table]:
+    """The searches that ``rows`` contain: groups with at least ``MIN_ROWS`` rows that ran and three different layouts. ``trainer``
+    replaces the rows' own."""
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gpu", "gpus", "precision")
     for row in rows:
@@ -98,8 +100,8 @@ def tables(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> list[Tab
             groups[tuple(row.text(key) for key in keys)].append(row)
     found = []
     for group in groups.values():
-        table = _table(group, hardware)
-        layouts = {q.layout.tobytes() + repr(q.framework).encode() for q in table.questions}
+        table = _table(group, hardware, trainer)
+        layouts = {q.layout.tobytes() + repr(q.trainer).encode() for q in table.questions}
         if np.isfinite(table.seconds).sum() >= MIN_ROWS and len(layouts) >= 3:
             found.append(table)
     return found
@@ -122,12 +124,12 @@ def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: 
     return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
 
 
-def _table(rows: Sequence[Row], hardware: dict[str, HardwareConfig]) -> Table:
+def _table(rows: Sequence[Row], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None) -> Table:
     """The rows that the cost model can express."""
     asked, kept = [], []
     for row in rows:
         try:
-            asked.append(question(row, hardware))
+            asked.append(question(row, hardware, trainer))
             kept.append(row)
         except Unanswerable:
             continue
@@ -142,7 +144,9 @@ def _candidates(table: Table) -> Candidates:
     predicted = answers(table.questions)
     parts = np.array([columns({k: np.array([v]) for k, v in a.time.items()}, 1)[0] for a in predicted])
     layouts = np.array([q.layout for q in table.questions], dtype=table.questions[0].layout.dtype)
-    kernels = [[1.0 * (q.framework.attention == name) for name in ATTENTION] + [1.0 * q.framework.fused_norm] for q in table.questions]
+    kernels = [
+        [1.0 * (q.trainer.kernels.attention == name) for name in ATTENTION] + [1.0 * q.trainer.kernels.fused_norm] for q in table.questions
+    ]
     memory = np.array([a.memory_bytes for a in predicted])
     features = np.concatenate([coordinates(layouts), np.array(kernels)], axis=1)
     return Candidates(parts / table.tokens[:, None], memory, features, table.questions[0].device.memory)

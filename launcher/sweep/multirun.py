@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.pool import Backends
-from launcher.config import Config, locate_data, resolve, to_config
+from launcher.config import Config, check_launchable, locate_data, resolve, to_config
 from launcher.config.compose import plain_errors
 from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
@@ -129,6 +129,7 @@ def _point(overrides: Sequence[str], config: Config) -> Point:
     try:
         if config.run.task != "train":
             raise ConfigError(f"run.task={config.run.task} measures a machine and trains nothing; run 'trireme doctor'")
+        check_launchable(config)
         config = locate_data(resolve(config))
     except ConfigError as error:
         return Point(tuple(overrides), None, str(error))
@@ -145,7 +146,7 @@ def _prediction(config: Config) -> Prediction | None:
     """What the cost model says, where the hardware is known: on unnamed machines there is nothing to predict from."""
     if not config.cluster.hardware.peak_tflops.get(config.run.precision):
         return None
-    return predict(config.model, config.layout, config.run, config.cluster)
+    return predict(config.model, config.layout, config.run, config.cluster, config.trainer)
 
 
 def _too_large(config: Config, prediction: Prediction) -> str:

@@ -33,15 +33,7 @@ class Answer:
 
 
 def answers(questions: Sequence[Question], constants: Constants = FITTED) -> list[Answer]:
-    """One answer for each question, in order. What a row leaves open is chosen to save memory if it is far from fitting otherwise."""
-    found = _answers(questions, constants)
-    tight = {i: other for i, (q, a) in enumerate(zip(questions, found)) if a.fits < 0.1 and (other := q.saving_memory())}
-    for i, answer in zip(tight, _answers(list(tight.values()), constants)):
-        found[i] = answer
-    return found
-
-
-def _answers(questions: Sequence[Question], constants: Constants) -> list[Answer]:
+    """One answer for each question, in order."""
     found: dict[int, Answer] = {}
     for case, members in cases(questions):
         result = estimate(dataclasses.replace(case, constants=constants))
@@ -66,7 +58,7 @@ def cases(questions: Sequence[Question]) -> list[tuple[Case, list[int]]]:
     for place, q in enumerate(questions):
         switches = tuple(value for value in dataclasses.astuple(q.shape) if isinstance(value, bool))
         mixture = (q.shape.experts is not None, q.shape.latent is not None)
-        groups[(repr(q.device), q.framework, q.precision, switches, mixture)].append(place)
+        groups[(repr(q.device), q.trainer, q.precision, switches, mixture)].append(place)
     return [(_case([questions[i] for i in members]), members) for members in groups.values()]
 
 
@@ -74,8 +66,8 @@ def _case(questions: list[Question]) -> Case:
     first = questions[0]
     table = np.array([q.layout for q in questions], dtype=first.layout.dtype)
     batches = np.array([q.global_batch for q in questions], dtype=float)
-    framework = as_run(first.framework, RunConfig(), first.device)
-    return Case(stacked([q.shape for q in questions]), table, batches, first.device, first.precision, framework)
+    trainer = as_run(first.trainer, RunConfig(), first.device)
+    return Case(stacked([q.shape for q in questions]), table, batches, first.device, trainer, first.precision)
 
 
 def stacked(shapes: Sequence[Any]) -> Shape:

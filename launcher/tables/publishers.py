@@ -7,10 +7,9 @@ Everything here is documented by the source (paper, README, run scripts); nothin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from launcher.cost import trainers
-from launcher.cost.framework import TRIREME, Framework
 from launcher.tables.published import Row
 
 
@@ -19,7 +18,7 @@ class Publisher:
     """A source: a pattern of its name, its trainer, and its defaults."""
 
     pattern: str
-    framework: Framework
+    trainer: str  # a profile of conf/trainer
     sequence_parallel: bool = False  # where the cell is blank
     vocab: int | None = None
     dropout: bool = False
@@ -29,47 +28,47 @@ class Publisher:
     sharding: str = ""  # where the cell is blank
     recompute: str = ""  # where the cell is blank
     since: int = 0  # year of the first row that this describes
-    offloads: bool = False  # its runs with sharded parameters may use host memory without saying so
     reports: str = "allocated"  # what its peak memory counts: allocated or reserved by the trainer, or all of the device
+    changes: Mapping[str, object] = field(default_factory=dict)  # keys of the profile in which this row differs from it
 
 
 PUBLISHERS = (
-    Publisher(r"BigScience BLOOM", trainers.BLOOM, vocab=250000, reports="device"),
-    Publisher(r"BigScience", trainers.MEGATRON_DEEPSPEED, dropout=True, vocab=50257, offloads=True, reports="device"),
-    Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY_2024, since=2024),
-    Publisher(r"llm-foundry|MosaicML", trainers.LLM_FOUNDRY),
-    Publisher(r"Efficient Parallelization Layouts", trainers.ALEPH_ALPHA, vocab=128000, tied=True),  # its weight_tying is on by default
-    Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", trainers.NEMO, True, sharding="ZeRO-1"),
-    Publisher(r"Megatron-LM CI", trainers.MEGATRON_CORE, True, sharding="ZeRO-1"),
-    Publisher(r"Megatron-LM repository", trainers.MEGATRON_CORE, True, sharding="ZeRO-1", since=2023),
-    Publisher(r"torchtitan", trainers.TORCHTITAN_2026, True, recompute="selective (per-op)", since=2026, reports="reserved"),
-    Publisher(r"torchtitan", trainers.TORCHTITAN, True, recompute="selective (per-op)", since=2025, reports="reserved"),
-    Publisher(r"torchtitan", trainers.TORCHTITAN, True, recompute="selective (per-op)", micro_batches="as stages", reports="reserved"),
-    Publisher(r"MT-NLG", trainers.MEGATRON_DEEPSPEED, dropout=True),
-    Publisher(r"Megatron-LM SC21", trainers.MEGATRON_2021, dropout=True),
-    Publisher(r"Megatron-LM repository", trainers.MEGATRON_2021, dropout=True),
-    Publisher(r"Korthikanti", trainers.MEGATRON_2022, dropout=True),
-    Publisher(r"NeMo Framework Launcher", trainers.NEMO_2022, dropout=True),
-    Publisher(r"Vocabulary Parallelism", trainers.MEGATRON_2023, tied=False),  # its script: --untie-embeddings-and-output-weights
-    Publisher(r"Zero Bubble|MegaScale", trainers.MEGATRON_2023),
+    Publisher(r"BigScience BLOOM", "megatron_deepspeed_bloom", vocab=250000, reports="device"),
+    Publisher(r"BigScience", "megatron_deepspeed", dropout=True, vocab=50257, reports="device"),
+    Publisher(r"llm-foundry|MosaicML", "llm_foundry_2024", since=2024),
+    Publisher(r"llm-foundry|MosaicML", "llm_foundry"),
+    Publisher(r"Efficient Parallelization Layouts", "aleph_alpha_scaling", vocab=128000, tied=True),  # its weight_tying is on by default
+    Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", "nemo", True, sharding="ZeRO-1"),
+    Publisher(r"Megatron-LM CI", "megatron_core", True, sharding="ZeRO-1"),
+    Publisher(r"Megatron-LM repository", "megatron_core", True, sharding="ZeRO-1", since=2023),
+    Publisher(r"torchtitan", "torchtitan_2026", True, recompute="selective (per-op)", since=2026, reports="reserved"),
+    Publisher(r"torchtitan", "torchtitan", True, recompute="selective (per-op)", since=2025, reports="reserved"),
+    Publisher(r"torchtitan", "torchtitan", True, recompute="selective (per-op)", micro_batches="as stages", reports="reserved"),
+    Publisher(r"MT-NLG", "megatron_deepspeed", dropout=True),
+    Publisher(r"Megatron-LM SC21", "megatron_lm_2021", dropout=True),
+    Publisher(r"Megatron-LM repository", "megatron_lm_2021", dropout=True),
+    Publisher(r"Korthikanti", "megatron_lm_2022", dropout=True),
+    Publisher(r"NeMo Framework Launcher", "nemo_2022", dropout=True),
+    Publisher(r"Vocabulary Parallelism", "megatron_lm_2023", tied=False),  # its script: --untie-embeddings-and-output-weights
+    Publisher(r"Zero Bubble|MegaScale", "megatron_lm_2023"),
     Publisher(
-        r"BloombergGPT", trainers.UNKNOWN_BEFORE_FLASH, vocab=131072, recompute="full"
+        r"BloombergGPT", "unknown_before_flash", vocab=131072, recompute="full"
     ),  # arXiv 2303.17564, section 3: fused softmax kernels
-    Publisher(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", trainers.MEGATRON_DEEPSPEED),
-    Publisher(r"DeepSpeed", trainers.DEEPSPEED, since=2022, offloads=True),
-    Publisher(r"DeepSpeed", trainers.DEEPSPEED_2021, offloads=True),
-    Publisher(r"AMSP|InternEvo|InternLM", trainers.INTERNEVO),
-    Publisher(r"Pax", trainers.PAX),
-    Publisher(r"JAX|MaxText", trainers.JAX),
-    Publisher(r"nanotron", trainers.NANOTRON, True),
-    Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", trainers.FSDP),
-    Publisher(r"trireme|^$", TRIREME),
-    Publisher(r"Megatron|Nemotron", trainers.MEGATRON_CORE, True, since=2024),
-    Publisher(r"Megatron", trainers.MEGATRON_2023, since=2023),
-    Publisher(r"Megatron", trainers.MEGATRON_2022, since=2022),
-    Publisher(r"Megatron", trainers.MEGATRON_2021, dropout=True),
-    Publisher("", trainers.UNKNOWN, since=2023),
-    Publisher("", trainers.UNKNOWN_BEFORE_FLASH),
+    Publisher(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", "megatron_deepspeed"),
+    Publisher(r"DeepSpeed", "deepspeed", since=2022),
+    Publisher(r"DeepSpeed", "deepspeed_2021"),
+    Publisher(r"AMSP|InternEvo|InternLM", "internevo"),
+    Publisher(r"Pax", "pax"),
+    Publisher(r"JAX|MaxText", "jax"),
+    Publisher(r"nanotron", "nanotron", True),
+    Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", "fsdp"),
+    Publisher(r"trireme|^$", "trireme"),
+    Publisher(r"Megatron|Nemotron", "megatron_core", True, since=2024),
+    Publisher(r"Megatron", "megatron_lm_2023", since=2023),
+    Publisher(r"Megatron", "megatron_lm_2022", since=2022),
+    Publisher(r"Megatron", "megatron_lm_2021", dropout=True),
+    Publisher("", "unknown", since=2023),
+    Publisher("", "unknown_before_flash"),
 )
 """The first whose name and year fit."""
 LATEST = 9999
@@ -80,55 +79,53 @@ def publisher(row: Row) -> Publisher:
     """The publisher of a row, with what the row itself says of the trainer."""
     year = row.whole("year") or LATEST
     found = next(p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE))
-    framework = _as_noted(row, _trainer(row, found.framework))
+    trainer, changes = _trainer(row, found.trainer)
     balance = "cost" if _method(row) == "redis" else found.balance
-    framework = replace(framework, can_offload=framework.can_offload and found.offloads)
-    return replace(found, balance=balance, recompute=_policy(row, framework) or found.recompute, framework=framework)
+    recompute = _policy(row, trainer) or found.recompute
+    return replace(found, trainer=trainer, changes=changes | _as_noted(row), balance=balance, recompute=recompute)
 
 
-def _policy(row: Row, framework: Framework) -> str:
+def _policy(row: Row, trainer: str) -> str:
     """What trainers in JAX recompute where the cell is blank."""
-    if framework.name in ("MaxText", "Paxml"):
+    if trainer in ("maxtext", "paxml"):
         return "selective"
     found = (how for size, how in PAX_POLICIES if re.search(size, row.text("model"), re.IGNORECASE))
-    return next(found, "") if framework.name == "Pax" else ""
+    return next(found, "") if trainer == "pax" else ""
 
 
 PAX_POLICIES = ((r"126M", "none"), (r"\b5B", "selective"), (r"175B", "full"))
 """Its configurations of those models: GPT126M does not repeat layers, so nothing is checkpointed; GPT175B has the default, SAVE_NOTHING."""
 
 
-def _trainer(row: Row, usual: Framework) -> Framework:
-    """The trainer of a row where its source has several."""
+def _trainer(row: Row, usual: str) -> tuple[str, dict[str, object]]:
+    """The trainer of a row where its source has several, and what it did otherwise."""
     model = row.text("model").lower()
     if "maxtext" in model:
-        return replace(trainers.MAXTEXT, selective="but_projections") if "llama2" in model else trainers.MAXTEXT
+        return "maxtext", {"recompute.selective": "but_projections"} if "llama2" in model else {}
     if "paxml" in model:
-        return trainers.PAXML
-    if "zero-3" in row.sharding and usual.name.startswith("Megatron"):
-        return _sharded(row)
-    if usual is trainers.MEGATRON_DEEPSPEED and "Megatron-LM" in row.notes:
-        return trainers.MEGATRON_PIPELINE
-    if usual is trainers.ALEPH_ALPHA and row.kernel.startswith("flash_attention2") and row.whole("seq") == 2048:
-        return trainers.ALEPH_ALPHA_DRAINING
+        return "paxml", {}
+    if "zero-3" in row.sharding and usual.startswith(("megatron", "megascale")):
+        return _sharded(row), {}
+    if usual == "megatron_deepspeed" and "Megatron-LM" in row.notes:
+        return "megatron_lm_2021_lock_step", {}
     if row.source.startswith("MegaScale") and "MegaScale" in row.notes + row.text("model") and "Megatron-LM" not in row.notes:
-        return trainers.MEGASCALE
-    return METHODS.get(_method(row), usual)
+        return "megascale", {}
+    return METHODS.get(_method(row), usual), {}
 
 
-def _sharded(row: Row) -> Framework:
+def _sharded(row: Row) -> str:
     """The trainer of a row with sharded parameters, of a source that has several."""
     table = row.text("table_or_file")
     if table.startswith("experiments/gpt2"):
-        return trainers.HUGGING_FACE if "HF" in table else trainers.MEGATRON_ZERO
-    return trainers.DEEPSPEED if (row.whole("year") or 0) > 2021 else trainers.DEEPSPEED_2021
+        return "huggingface_deepspeed" if "HF" in table else "megatron_zero"
+    return "deepspeed" if (row.whole("year") or 0) > 2021 else "deepspeed_2021"
 
 
 METHODS = {
-    "zb-2p": trainers.ZERO_BUBBLE_2P,
-    "vocab-1": trainers.VOCABULARY_1,
-    "vocab-2": trainers.VOCABULARY_2,
-    "interlaced": trainers.INTERLACED,
+    "zb-2p": "zero_bubble_2p",
+    "vocab-1": "vocabulary_parallelism_1",
+    "vocab-2": "vocabulary_parallelism_2",
+    "interlaced": "interlaced",
 }
 """What the papers on zero bubbles and on vocabulary parallelism compare, beside a ``baseline`` and a balanced ``redis`` of Megatron-LM."""
 
@@ -144,14 +141,14 @@ def _method(row: Row) -> str:
     return re.sub(r"vocab\w*[- ]?", "vocab-", found.group()) if found else "baseline"
 
 
-def _as_noted(row: Row, framework: Framework) -> Framework:
+def _as_noted(row: Row) -> dict[str, object]:
     """The kernels and modes that a row names in its notes and cells."""
     changes: dict[str, object] = {}
     kernel = row.kernel
     if kernel:
-        changes["attention"] = _kernel(kernel)
-        changes["causal_skip"] = "flash" in kernel
-        changes["fused_norm"] = "RMS" in kernel
+        changes["kernels.attention"] = _kernel(kernel)
+        changes["kernels.causal_skip"] = "flash" in kernel
+        changes["kernels.fused_norm"] = "RMS" in kernel
     notes = "; ".join([row.notes, *map(row.text, ("precision", "zero_stage_or_sharding", "recompute"))]).lower()
     for words, change in NOTES:
         if re.search(words, notes):
@@ -160,15 +157,15 @@ def _as_noted(row: Row, framework: Framework) -> Framework:
         changes |= _recipe(row, (int(found.group(1)), int(found.group(2))))
     for words, kind in SELECTIVE:
         if re.search(words, row.text("recompute").lower()):
-            changes["selective"] = kind
-    return replace(framework, **changes)  # type: ignore[arg-type]
+            changes["recompute.selective"] = kind
+    return changes
 
 
 HOST_LAYERS = (("70B", "GB200", 40), ("70B", "GB300", 20), ("405B", "GB200", 92), ("405B", "GB300", 10))
 """``cpu_offloading_num_layers`` of those recipes for fully sharded pre-training, by model and GPU."""
 
 
-GRAPHS: dict[str, object] = {"kernels_per_block": 2, "kernels_per_mixture": 60, "dispatch_by_domain": True}
+GRAPHS: dict[str, object] = {"kernels.launches_per_block": 2, "kernels.launches_per_mixture": 60, "overlap.dispatch_by_domain": True}
 """CUDA graphs of attention and router, HybridEP."""
 
 
@@ -178,16 +175,21 @@ def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
     if row.text("arch") != "moe":
         sharded = "fsdp" in row.sharding
         layers = next((n for model, name, n in HOST_LAYERS if sharded and model in row.text("model") and gpu.startswith(name)), 0)
-        return {"host_layers": layers}
+        return {"memory.host_layers": layers} if layers else {}
     if (
         gpu.startswith("B200") and "deepseek" in row.text("model").lower() and (row.whole("ep") or 1) > 8
     ):  # DeepEP, overlap_moe_expert_parallel_comm
-        return {"expert_overlap": True, "dispatch_by_domain": True}
+        return {"overlap.experts": True, "overlap.dispatch_by_domain": True}
     if gpu.startswith("H100"):
         staged = (row.whole("pp") or 1) > 1
-        return {"expert_overlap": staged} if staged or container < (26, 4) else dict(GRAPHS)
+        return {"overlap.experts": staged} if staged or container < (26, 4) else dict(GRAPHS)
     if container >= (26, 6) and low:  # one CUDA graph of the whole step, HybridEP beside another micro-batch
-        return {"kernels_per_block": 0, "kernels_per_mixture": 0, "expert_overlap": True, "dispatch_by_domain": True}
+        return {
+            "kernels.launches_per_block": 0,
+            "kernels.launches_per_mixture": 0,
+            "overlap.experts": True,
+            "overlap.dispatch_by_domain": True,
+        }
     return dict(GRAPHS) if gpu.startswith("GB") else {}
 
 
@@ -198,24 +200,30 @@ def _kernel(name: str) -> str:
 
 
 NOTES: tuple[tuple[str, dict[str, object]], ...] = (
-    (r"full cpu offload(?!; scatemb)", {"offloaded": True}),
-    (r"scatemb", {"gather_overlap": True, "gradient_overlap": True}),  # gpt2.md: without --synchronize-each-layer
-    (r"cpu offload variant: following 2:|pa_cpu=n", {"inputs_on_host": False}),  # gpt2.md: without --checkpoint-in-cpu
-    (r"mxfp8|rowwise|blockwise", {"block_scaled": True}),
-    (r"\beager\b|aot_eager", {"pointwise": "eager"}),
-    (r"eager float8", {"eager_casts": True}),
+    (r"full cpu offload(?!; scatemb)", {"memory.optimizer_on_host": True}),
+    (r"scatemb", {"overlap.gathers": True, "overlap.gradients": True}),  # gpt2.md: without --synchronize-each-layer
+    (r"cpu offload variant: following 2:|pa_cpu=n", {"recompute.inputs_on_host": False}),  # gpt2.md: without --checkpoint-in-cpu
+    (r"mxfp8|rowwise|blockwise", {"numbers.block_scaled": True}),
+    (r"\beager\b|aot_eager", {"kernels.pointwise": "eager"}),
+    (r"eager float8", {"kernels.eager_casts": True}),
     # torchtitan's graph trainer before its memory policies, and what it was made of: README of then, "compiled with the aot_eager backend", buckets
     # that make collectives overlap only on demand
-    (r"compiler toolkit|graph trainer.*(per-op|graph pass)", {"pointwise": "eager", "gradient_overlap": False, "gather_overlap": False}),
+    (
+        r"compiler toolkit|graph trainer.*(per-op|graph pass)",
+        {"kernels.pointwise": "eager", "overlap.gradients": False, "overlap.gathers": False},
+    ),
     # in the graph of a whole step tensors die after their last use; graph trainer's memory policies keep what is tagged as random: attention
-    (r"graph trainer|compiler toolkit|simplefsdp", {"logit_copies": (0, 2)}),
-    (r"graph trainer", {"keeps_attention": True}),
-    (r"async tp", {"tensor_overlap": "all"}),
+    (r"graph trainer|compiler toolkit|simplefsdp", {"memory.logit_copies": 0, "memory.logit_copies_fp32": 2}),
+    (r"graph trainer", {"recompute.keeps_attention": True}),
+    (r"async tp", {"overlap.tensor": "all"}),
     # AMSP, section 6.4, adds them one by one: gathers of sharded parameters, then the gradients' all-reduce, then the broadcast of updates
-    (r"no overlap", {"gradient_overlap": False, "gather_overlap": False, "refresh_overlap": False}),
-    (r"no all-reduce overlap", {"gradient_overlap": False, "refresh_overlap": False}),
-    (r"no broadcast overlap", {"refresh_overlap": False}),
-    (r"fp32 grad accumulation|bf16optimizer", {"gradient_bytes": 6, "reduce_bytes": 4}),  # bf16 gradients and their 4-byte sum
+    (r"no overlap", {"overlap.gradients": False, "overlap.gathers": False, "overlap.refresh": False}),
+    (r"no all-reduce overlap", {"overlap.gradients": False, "overlap.refresh": False}),
+    (r"no broadcast overlap", {"overlap.refresh": False}),
+    (
+        r"fp32 grad accumulation|bf16optimizer",
+        {"numbers.gradient_bytes": 6, "numbers.reduce_bytes": 4},
+    ),  # bf16 gradients and their 4-byte sum
 )
 SELECTIVE = ((r"default policy", "products"), (r"per-op|graph pass", "per_op"), (r"layernorm|moe_act|mla_up_proj", "norms"))
 """What the words of the recompute column mean."""

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from launcher.config.schema import HardwareConfig
+from launcher.config.trainer import TrainerProfile
+from launcher.config.trainers import changed, profile
 from launcher.cost.device import Device
-from launcher.cost.framework import Framework
 from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.shape import Experts, LatentAttention, Shape
 from launcher.tables.links import PCIE, links_of
@@ -39,25 +40,12 @@ class Question:
     global_batch: int
     device: Device
     precision: str
-    framework: Framework
+    trainer: TrainerProfile
     publisher: Publisher
 
-    def saving_memory(self) -> Question | None:
-        """The same question with what the row leaves open chosen to save memory: full recomputation, or state in host memory.
 
-        A run that was published mostly fitted, so this is what is meant where the first reading is far from fitting.
-        """
-        if not (self.row.text("recompute") or self.publisher.recompute) and self.shape.experts is None:
-            layout = self.layout.copy()
-            layout["recompute"] = RECOMPUTE.index("full")
-            return dataclasses.replace(self, layout=layout)
-        if self.framework.can_offload and not self.framework.offloaded:
-            return dataclasses.replace(self, framework=dataclasses.replace(self.framework, offloaded=True))
-        return None
-
-
-def question(row: Row, hardware: dict[str, HardwareConfig]) -> Question:
-    """The question that ``row`` poses. ``Unanswerable`` with the reason when it does not say enough."""
+def question(row: Row, hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> Question:
+    """The question that ``row`` poses; ``trainer`` replaces its own. ``Unanswerable`` with the reason when it does not say enough."""
     who = publisher(row)
     for name in COUNTS:
         if row.text(name) and row.whole(name) is None:
@@ -65,7 +53,9 @@ def question(row: Row, hardware: dict[str, HardwareConfig]) -> Question:
     shape = shape_of(row, who)
     layout, batch = layout_of(row, who)
     _check(row, shape, layout)
-    return Question(row, shape, layout, batch, device_of(row, hardware), precision_of(row), who.framework, who)
+    return Question(
+        row, shape, layout, batch, device_of(row, hardware), precision_of(row), trainer or changed(profile(who.trainer), who.changes), who
+    )
 
 
 def _check(row: Row, shape: Shape, layout: np.void) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config.schema import HardwareConfig
+from launcher.config.trainer import TrainerProfile
 from launcher.cost.constants import FITTED, Constants
 from launcher.tables.accuracy import Errors, Verdicts, correlation, regret
 from launcher.tables.answers import Answer, answers
@@ -77,13 +78,15 @@ class Summary:
         return statistics.fmean(s.regret for s in self.sweeps) if self.sweeps else None
 
 
-def judge(rows: Sequence[Row], hardware: dict[str, HardwareConfig], constants: Constants = FITTED) -> list[Judged]:
-    """Every row with its prediction, or the reason why it has none."""
+def judge(
+    rows: Sequence[Row], hardware: dict[str, HardwareConfig], constants: Constants = FITTED, trainer: TrainerProfile | None = None
+) -> list[Judged]:
+    """Every row with its prediction, or the reason why it has none. ``trainer`` replaces the rows' own."""
     asked: dict[int, Question] = {}
     reasons: dict[int, str] = {}
     for row in rows:
         try:
-            asked[row.number] = question(row, hardware)
+            asked[row.number] = question(row, hardware, trainer)
         except Unanswerable as why:
             reasons[row.number] = str(why)
     found = dict(zip(asked, answers(list(asked.values()), constants)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from launcher.cost import trainers
+from launcher.config.trainers import profile
 from launcher.cost.block import Times, times
 from launcher.cost.case import Case
 from launcher.cost.layouts import to_table
@@ -25,7 +25,7 @@ TABLE_4 = (  # sequence parallelism, recomputation, milliseconds forward and bac
 
 def case(model: ModelConfig, sequence: bool, recompute: str, micro_batch: int = 4) -> Case:
     table = to_table([layout(8, sequence_parallel=sequence, recompute=recompute, micro_batch=micro_batch)])
-    return case_of(model, table, mixed(micro_batch, "fp16"), cluster(8), trainers.MEGATRON_2022)
+    return case_of(model, table, mixed(micro_batch, "fp16"), cluster(8), profile("megatron_lm_2022"))
 
 
 def both_ways(t: Times) -> tuple[float, float]:
@@ -57,7 +57,8 @@ def test_every_part_has_its_time_and_adds_up() -> None:
 
 def test_fewer_tensor_ranks_need_less_communication_and_more_products() -> None:
     wide, narrow = (
-        times(case_of(GPT_22B, to_table([layout(t, micro_batch=4)]), mixed(4, "fp16"), cluster(8), trainers.MEGATRON_2022)) for t in (8, 2)
+        times(case_of(GPT_22B, to_table([layout(t, micro_batch=4)]), mixed(4, "fp16"), cluster(8), profile("megatron_lm_2022")))
+        for t in (8, 2)
     )
     assert narrow.forward["matrix products"] > 3 * wide.forward["matrix products"]
     assert narrow.forward["tensor-parallel communication"] < wide.forward["tensor-parallel communication"]

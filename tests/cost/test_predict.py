@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from launcher.cost import Framework, Prediction, predict, predict_many, trainers
+from launcher.config.trainer import TrainerProfile
+from launcher.config.trainers import profile
+from launcher.cost import Prediction, predict, predict_many
 from launcher.cost.layouts import to_table
 from launcher.cost.prediction import case_of
 from launcher.cost.timeline import timeline
@@ -16,9 +18,17 @@ from trainer.layout.simulate import makespan
 PLAIN = ShardingConfig(1, 1, 1)
 DAY = 86400
 
+MEGATRON_2022 = profile("megatron_lm_2022")
+
 
 def asked(
-    model: ModelConfig, batch: int, gpus: int, tensor: int, pipeline: int, trainer: Framework = trainers.MEGATRON_2022, **others: object
+    model: ModelConfig,
+    batch: int,
+    gpus: int,
+    tensor: int,
+    pipeline: int,
+    trainer: TrainerProfile = MEGATRON_2022,
+    **others: object,
 ) -> Prediction:
     one = layout(tensor, pipeline, gpus // tensor // pipeline, sharding=PLAIN, **others)
     return predict(model, one, mixed(batch, "fp16"), cluster(gpus), trainer)
@@ -51,7 +61,7 @@ def test_175b_on_1024_gpus_takes_24_days_for_300_billion_tokens() -> None:
 
 def test_a_trillion_parameters_reach_52_per_cent_of_the_peak_on_3072_gpus() -> None:
     """Narayanan et al. 2021, table 1: 502 teraFLOP/s of executed work, full recomputation included."""
-    found = asked(GPT_1T, 3072, 3072, 8, 64, trainers.MEGATRON_2021, recompute="full")
+    found = asked(GPT_1T, 3072, 3072, 8, 64, profile("megatron_lm_2021"), recompute="full")
     assert found.mfu * 4 / 3 == pytest.approx(0.52, abs=0.03)
 
 
@@ -59,7 +69,7 @@ def test_a_trillion_parameters_reach_52_per_cent_of_the_peak_on_3072_gpus() -> N
 def test_interleaving_is_worth_about_ten_per_cent_and_less_with_more_micro_batches(batch: int, least: float, most: float) -> None:
     """Narayanan et al. 2021, figure 12: 175B on 96 GPUs."""
     plain, interleaved = (
-        asked(GPT3, batch, 96, 8, 12, trainers.MEGATRON_2021, virtual_pipeline=v, recompute="full").step_time_s for v in (1, 2)
+        asked(GPT3, batch, 96, 8, 12, profile("megatron_lm_2021"), virtual_pipeline=v, recompute="full").step_time_s for v in (1, 2)
     )
     assert least < plain / interleaved - 1 < most
 
@@ -67,7 +77,7 @@ def test_interleaving_is_worth_about_ten_per_cent_and_less_with_more_micro_batch
 @pytest.mark.parametrize(("nodes", "seconds"), [(280, 60.1), (350, 50.2), (420, 44.4)])
 def test_530b_on_280_nodes_and_more(nodes: int, seconds: float) -> None:
     """Smith et al. 2022, section 2.4. DeepSpeed's pipeline engine loses more time than its lock-step explains: predictions are a sixth low."""
-    found = asked(GPT_530B, 1920, nodes * 8, 8, 35, trainers.MEGATRON_DEEPSPEED, recompute="full")
+    found = asked(GPT_530B, 1920, nodes * 8, 8, 35, profile("megatron_deepspeed"), recompute="full")
     assert found.step_time_s == pytest.approx(seconds, rel=0.18)
 
 

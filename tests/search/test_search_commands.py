@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.layouts import layouts_asked
 from launcher.cli.main import main
+from launcher.cli.overrides import layouts_asked
 from launcher.config import compose, resolve
 from launcher.search.plan import plan
 from launcher.search.wanted import columns_wanted, fixed, spanning

@@ -1,9 +1,22 @@
-"""Overrides of layout keys, where they say which layouts are looked at: ``layout.tensor=2,4``."""
+"""Overrides on the command line of verbs that compose a configuration; those of layout keys may say which layouts are looked at."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+
+def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
+    """``KEY=VALUE ...`` and ``--config-dir``."""
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of config groups of your own, such as DIR/trainer/NAME.yaml")
+
+
+def key_of(override: str) -> str:
+    """The key or config group that an override is about."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:

@@ -1,0 +1,145 @@
+"""A trainer, as far as step time and memory depend on it: what it computes with, keeps, recomputes and overlaps. Data: conf/trainer/NAME.yaml.
+
+A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. What a profile leaves out is what trainers
+of today usually do. The profile of this project's own trainer is ``trireme``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from trainer.config.schema import key
+
+ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash1", "flash2")
+POINTWISE = ("eager", "fused", "compiled")
+SELECTIVE = ("attention", "per_op", "norms", "products", "but_weights", "but_queries", "but_projections")
+TENSOR_OVERLAPS = ("none", "backward", "all")
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """How operations are computed on the device."""
+
+    attention: str = key("flash2", "attention kernel; fused_softmax fuses scale, mask and softmax between two products", choices=ATTENTION_KERNELS)
+    attention_dropout: bool = key(True, "the attention kernel applies dropout; false: with dropout the scores are written to memory")
+    causal_skip: bool = key(True, "the attention kernel skips the scores above the diagonal")
+    newest_attention: bool = key(False, "attention kernels for the newest devices (cuDNN, flash 3); false: at hardware.older_kernels of the peak")
+    fused_norm: bool = key(True, "a norm is one kernel")
+    pointwise: str = key("fused", "bias, dropout and activation: eager, fused (one kernel each) or compiled", choices=POINTWISE)
+    fused_loss: bool = key(False, "one kernel computes the loss from 16-bit logits")
+    loss_passes_forward: float = key(0.0, "further reads and writes of 4-byte logits in forward", minimum=0)
+    loss_passes_backward: float = key(0.0, "further reads and writes of 4-byte logits in backward", minimum=0)
+    accumulate_fused: bool = key(False, "the product that computes a weight gradient adds it to the gradient buffer")
+    cast_weights_once: bool = key(False, "weights are cast to 8 bits once per step, not for every micro-batch")
+    eager_casts: bool = key(False, "8-bit casts are made of tensor operations, not of one kernel")
+    launches_per_block: float = key(40, "kernels launched by a block's forward; backward launches twice as many", minimum=0)
+    launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, grouped products", minimum=0)
+    launch_blocking: bool = key(False, "the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)")
+
+
+@dataclass(frozen=True)
+class NumberProfile:
+    """Number formats in 16-bit (or narrower) training, in bytes per parameter."""
+
+    weight_bytes: float = key(2, "stored parameters", minimum=0)
+    gradient_bytes: float = key(4, "gradient buffer", minimum=0)
+    reduce_bytes: float = key(4, "gradients on the wire", minimum=0)
+    optimizer_bytes: float = key(12, "optimizer states: master weights and two moments", minimum=0)
+    block_scaled: bool = key(False, "8-bit operands have a scale per row or block, so both orientations are cast; false: one per tensor")
+    saves_low_precision: bool = key(False, "8-bit training keeps the 8-bit inputs of products for backward")
+
+
+@dataclass(frozen=True)
+class CommunicatorProfile:
+    """Communicators that a rank opens per parallel axis on which it has neighbours."""
+
+    tensor: int = key(1, "communicators of the tensor group", minimum=0)
+    pipeline: int = key(1, "communicators of the pipeline group", minimum=0)
+    data: int = key(1, "communicators of the data-parallel group", minimum=0)
+    context: int = key(1, "communicators of the context-parallel group", minimum=0)
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """What stays in device memory, and for how long."""
+
+    sharded_logits: bool = key(True, "tensor ranks keep their part of the logits; false: they gather all of them")
+    logit_copies: float = key(1, "copies of the logits and their gradient alive at the peak, in the format of the product", minimum=0)
+    logit_copies_fp32: float = key(3, "the same in 4 bytes", minimum=0)
+    frees_logits: bool = key(False, "nothing refers to the logits while the blocks run backward")
+    copied_heads: bool = key(False, "rotated or regrouped queries and keys are new tensors while the product's output stays")
+    score_copies: float = key(2, "copies of the attention scores, where attention is unfused", minimum=0)
+    bucket_bytes: float = key(0, "communication buckets that hold copies of gradients or weights", minimum=0)
+    buckets_at_end: bool = key(False, "a pipeline fills its buckets after its last micro-batch")
+    pooled_buffers: bool = key(False, "gathered parameters and unsharded gradients live in a pool that never shrinks")
+    live_parameters: Optional[float] = key(None, "most sharded parameters that are gathered at a time; null = no limit", minimum=0)
+    late_gradients: bool = key(False, "backward allocates gradient shards while it frees the stored inputs of blocks")
+    optimizer_on_host: bool = key(False, "optimizer states live in host memory")
+    host_layers: float = key(0, "blocks of the model whose saved activations travel to host memory and back", minimum=0)
+    communicators: CommunicatorProfile = key(CommunicatorProfile, "communicators of a rank")
+
+
+@dataclass(frozen=True)
+class RecomputeProfile:
+    """What recomputation of activations means."""
+
+    selective: str = key("attention", "what layout.recompute=selective recomputes (launcher/cost/recompute.py)", choices=SELECTIVE)
+    keeps_attention: bool = key(False, "where whole blocks are recomputed, attention's output is kept")
+    stops_early: bool = key(False, "recomputation of a block ends with the last input that backward needs, without the product that ends it")
+    sharded_inputs: bool = key(False, "stored block inputs are sharded over the tensor ranks")
+    inputs_on_host: bool = key(False, "stored block inputs travel to host memory and back")
+
+
+@dataclass(frozen=True)
+class PipelineProfile:
+    """How stages are cut and how they meet."""
+
+    counts_ends: bool = key(False, "stages share out blocks, embedding, final norm and head evenly, each of them counting as one block")
+    spreads_vocabulary: bool = key(False, "every pipeline rank computes an equal part of embedding and head (arXiv 2411.05288)")
+    vocabulary_waits: bool = key(False, "and stands still while those parts are summed")
+    extra_in_flight: float = key(0, "micro-batches in flight beyond those of the schedule", minimum=0)
+    extra_in_flight_per_stage: float = key(0, "the same per pipeline rank", minimum=0)
+    keeps_outputs: bool = key(False, "a stage keeps the activation that it sent until its gradient arrives")
+    blocking_sends: bool = key(False, "a rank stands still while it sends activations")
+    split_sends: bool = key(False, "each tensor rank sends a part of an activation that all of them hold")
+    lock_step: bool = key(False, "pipeline ranks meet their neighbours before and after every micro-batch")
+    whole_parameters: bool = key(False, "under a pipeline sharded parameters stay gathered for a step, and gradients are reduced at its end")
+
+
+@dataclass(frozen=True)
+class OverlapProfile:
+    """What is communicated, how often, and what of it runs beside computation."""
+
+    tensor: str = key("none", "tensor-parallel communication that overlaps matrix products", choices=TENSOR_OVERLAPS)
+    regathers_inputs: bool = key(False, "sequence parallelism keeps inputs sharded and gathers them again in backward")
+    gradients: bool = key(True, "gradient reduction overlaps backward")
+    gathers: bool = key(True, "sharded parameters are prefetched while the block before is computed")
+    refresh: bool = key(True, "updated parameters travel while the next step begins")
+    gathers_per_block: float = key(1, "collectives that gather a block's sharded parameters, or scatter its gradients", above=0)
+    reduce_every_micro_batch: bool = key(False, "sharded gradients are reduce-scattered after every micro-batch (FSDP without no_sync)")
+    single_rail: bool = key(False, "data-parallel collectives use one network port of a node, however many ranks take part")
+    experts: bool = key(False, "dispatch and return of tokens overlap the computation of another micro-batch")
+    dispatch_by_domain: bool = key(False, "a token travels to each link domain once, however many of its experts live there (DeepEP, HybridEP)")
+    reads_every_step: bool = key(True, "the host waits for the loss of every step, to log it or to look for overflows")
+
+
+@dataclass(frozen=True)
+class LaunchProfile:
+    """How trials of a trainer are started."""
+
+    program: str = key("embedded", "embedded: the trainer of this project", choices=("embedded",))
+
+
+@dataclass(frozen=True)
+class TrainerProfile:
+    """One trainer. A profile without ``launch`` is for predictions alone."""
+
+    name: str = key("unknown", "name of the trainer")
+    kernels: KernelProfile = key(KernelProfile, "how operations are computed")
+    numbers: NumberProfile = key(NumberProfile, "number formats")
+    memory: MemoryProfile = key(MemoryProfile, "what stays in device memory")
+    recompute: RecomputeProfile = key(RecomputeProfile, "what recomputation means")
+    pipeline: PipelineProfile = key(PipelineProfile, "how stages are cut and how they meet")
+    overlap: OverlapProfile = key(OverlapProfile, "what is communicated, and what of it overlaps computation")
+    launch: Optional[LaunchProfile] = key(None, "how trials are started; null = it can be predicted, not launched")

@@ -1,0 +1,76 @@
+"""The trainers that are known by name: conf/trainer, runs/trainer, and a folder of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launcher.config.compose import group_folders
+from launcher.config.trainer import TrainerProfile
+from trainer.config import ConfigError, from_dict
+from trainer.config.errors import listed, nearest
+
+OWN = "trireme"
+"""The profile of this project's trainer."""
+
+
+@cache
+def profile(name: str, own: Path | None = None) -> TrainerProfile:
+    """The profile ``name``, as ``trainer=NAME`` composes it. ``own``: a folder of the user's own. ``ConfigError`` if there is none."""
+    return from_dict(TrainerProfile, _composed(name, own), f"trainer={name}: ")
+
+
+def profile_names(own: Path | None = None) -> list[str]:
+    """All that can be named."""
+    return sorted({path.stem for folder in group_folders(own) for path in (folder / "trainer").glob("*.yaml")})
+
+
+def changed(base: TrainerProfile, changes: Mapping[str, Any], where: str = "trainer.") -> TrainerProfile:
+    """``base`` with other values of some keys (``overlap.gradients``). ``ConfigError`` for unknown keys and wrong values."""
+    import dataclasses
+
+    data: dict[str, Any] = dataclasses.asdict(base)
+    for name, value in changes.items():
+        *path, last = name.split(".")
+        section: Any = data
+        for part in path:
+            section = section.setdefault(part, {}) if isinstance(section, dict) else {}
+        section[last] = value
+    return from_dict(TrainerProfile, data, where)
+
+
+def _composed(name: str, own: Path | None) -> dict[str, Any]:
+    """The keys of a profile: those that it builds on (``defaults``), then its own."""
+    path = next((p for folder in group_folders(own) if (p := folder / "trainer" / f"{name}.yaml").is_file()), None)
+    if path is None:
+        names = profile_names(own)
+        raise ConfigError(f"trainer={name} does not exist{nearest(name, names)}; conf/trainer/ has {listed(names)}")
+    data = _read(path)
+    keys: dict[str, Any] = {}
+    for base in data.pop("defaults", []):
+        if base != "_self_":
+            keys = _merged(keys, _composed(str(base), own))
+    return _merged(keys, data)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} is not a mapping of keys to values")
+    return data
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(below)
+    for name, value in above.items():
+        out[name] = _merged(out[name], value) if isinstance(value, dict) and isinstance(out.get(name), dict) else value
+    return out
