@@ -99,7 +99,7 @@ def bundle_mounts(container: ContainerConfig) -> list[Mount]:
 
 def seen(path: str, mounts: Sequence[Mount]) -> tuple[str, bool] | None:
     """The host's name of ``path`` inside, and whether it can be written there; None if no mount brings it in."""
-    covering = [mount for mount in mounts if within(path, mount.target)]
+    covering = [mount for mount in reversed(mounts) if within(path, mount.target)]  # of two in one place the later one is seen
     deepest = max(covering, key=lambda mount: len(mount.target), default=None)
     return None if deepest is None else (deepest.translate(path) or "", not deepest.read_only)
 
@@ -161,7 +161,10 @@ def check_paths(container: ContainerConfig, paths: Sequence[HostPath]) -> None:
 
 def _check_mountable(path: HostPath, container: ContainerConfig, given: Sequence[Mount]) -> None:
     name = f"{path.key}={path.path}"
-    if any(mount.target == path.path and runtime(container) != "oci" for mount in given):
+    same = next((mount for mount in given if mount.target == path.path and runtime(container) != "oci"), None)
+    if same is not None and same.source != path.source:
+        raise ConfigError(f"{name} would be hidden by {str(same)!r} of cluster.container.mounts; give that another target, or take it away")
+    if same is not None:
         raise ConfigError(f"{name} is written to, and cluster.container.mounts brings it in read-only; take away that mount's ':ro'")
     if runtime(container) == "oci":
         entry = json.dumps({"destination": path.path, "type": "none", "source": path.source, "options": ["rbind"]})

@@ -90,6 +90,7 @@ def located(
     ({"checkpoints": "/scratch/a,b"}, "run.checkpoint.dir=/scratch/a,b cannot be mounted, for ','"),
     ({"checkpoints": "FILE/ckpt"}, "ckpt cannot be made: "),
     ({"checkpoints": "TMP/ckpt", "mounts": ["TMP/ckpt:TMP/ckpt:ro"]}, "brings it in read-only"),
+    ({"where": "TMP/runs", "mounts": ["TMP:TMP/runs"]}, "sweep.dir=TMP/runs would be hidden by 'TMP:TMP/runs'"),
     ({"corpus": "/no/such/corpus"}, "data.path=/no/such/corpus does not exist"),
     ({"corpus": "no/such/corpus"}, "data.path=no/such/corpus does not exist"),
     ({"where": "/etc/runs"}, "sweep.dir=/etc/runs cannot be mounted"),
