@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
+from launcher.sweep.named_files import check_file, write_named
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
     from launcher.sweep.errand import ErrandError, run_errand
 
     path = target(arguments.name)
+    check_file(path, "--name")
     config = asked(compose(arguments.overrides))
     started = time.time()
     progress = Progress()
@@ -130,7 +132,6 @@ def write(path: Path, found: HardwareConfig, figures: dict[str, Any], config: Co
     """The file as Hydra composes it: whole or not at all."""
     import yaml
 
-    from launcher.sweep.files import write_text
     from trainer.config import to_dict
 
     default = type(found)()
@@ -142,10 +143,7 @@ def write(path: Path, found: HardwareConfig, figures: dict[str, Any], config: Co
     lines = [f"# @package cluster.hardware\n# Measured by 'trireme doctor': {', '.join(figures['hosts'][:8])}; {where}.\n"]
     lines.append(yaml.safe_dump(values, sort_keys=False))
     lines.append(yaml.safe_dump({"calibration": calibration}, sort_keys=False, default_flow_style=None, width=160))
-    try:
-        write_text(path, "".join(lines))
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_named(path, "".join(lines), "--name")
 
 
 def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -24,6 +25,9 @@ VERBS = {
     "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
 }
 
+LATE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
+"""Errors of a file system that come without the name of a file: what was written earlier could not be kept."""
+
 USAGE = """\
 Trireme finds, launches and proves the fastest way to train a GPT on the cluster you have.
 
@@ -42,6 +46,28 @@ examples:
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = answer(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader went away, as in `trireme logs ... | head`
+        forget_output()
+        return 0
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
+    except OSError as error:
+        if error.errno not in LATE and not error.filename:
+            raise
+        forget_output()
+        print(f"error: {plain(error)}", file=sys.stderr)
+        return ConfigError.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def answer(argv: list[str]) -> int:
+    """Run a verb, or say what there is; its exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -50,18 +76,23 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"trireme {version('trireme')}")
         return 0
+    if argv[0] not in VERBS:
+        raise ConfigError(f"unknown verb {argv[0]!r}{nearest(argv[0], VERBS)} (verbs: {', '.join(VERBS)})")
+    return run_verb(argv[0], argv[1:])
+
+
+def plain(error: OSError) -> str:
+    """What the file system refused, in one line."""
+    where = error.filename or "standard output or a file of the run"
+    return f"{where} cannot be used: {error.strerror}; make room or give permission there, or name another place"
+
+
+def forget_output() -> None:
+    """What could not be printed goes nowhere, so that the interpreter does not try again as it ends."""
     try:
-        if argv[0] not in VERBS:
-            raise ConfigError(f"unknown verb {argv[0]!r}{nearest(argv[0], VERBS)} (verbs: {', '.join(VERBS)})")
-        return run_verb(argv[0], argv[1:])
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ConfigError.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader went away, as in `trireme logs ... | head`
+        sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def run_verb(verb: str, argv: list[str]) -> int:

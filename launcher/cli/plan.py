@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, layouts_asked
 from launcher.labels import amount, memory, percent
+from launcher.sweep.named_files import check_file, write_named
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from launcher.search.plan import Plan
     from trainer.config import LayoutConfig
 
+PICTURE = "timeline.svg"
 DRAWN = 160
 """Computations of a rank that a picture shows: more than that are stripes."""
 
@@ -52,6 +54,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--top={arguments.top} must be 1 or more")
     if arguments.svg is not None and arguments.explain is None:
         raise ConfigError(f"--svg={arguments.svg} is where the timeline of one layout is drawn; say which, as in --explain 1")
+    if arguments.explain is not None:
+        check_file(PICTURE if arguments.svg is None else arguments.svg, "--svg")
 
     started = time.perf_counter()
     wanted, others = layouts_asked(arguments.overrides)
@@ -205,7 +209,7 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     row = chosen(config, planned, arguments.explain)
     layout, predicted = planned.layout(row), planned.prediction(row)
     case = dataclasses.replace(planned.case, table=planned.space.table[row : row + 1])
-    picture = Path(arguments.svg or "timeline.svg")
+    picture = Path(PICTURE if arguments.svg is None else arguments.svg)
     draw(case, layout, f"{heading(config)}: {name_of(layout)}", picture)
     if arguments.json:
         print(json.dumps(entry(config, planned, row) | {"timeline": str(picture)}, indent=2, allow_nan=False))
@@ -227,10 +231,7 @@ def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
     drawn = simulated(case, layout, DRAWN)
     assert drawn is not None, "a step has computations"
     style = Path(results.__file__).with_name("report.css").read_text()
-    try:
-        path.write_text(str(picture(drawn, title)).replace(">", f"><style>{style}</style>", 1))
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_named(path, str(picture(drawn, title)).replace(">", f"><style>{style}</style>", 1), "--svg")
 
 
 def chosen(config: Config, planned: Plan, what: str) -> int:

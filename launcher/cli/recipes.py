@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError
+from launcher.sweep.named_files import write_named
 
 HEADER = "# @package _global_\n"
 
@@ -19,10 +19,6 @@ def as_yaml(recipe: dict[str, Any], comment: str = "") -> str:
     return HEADER + lines + yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None, width=140)
 
 
-def write(path: Path, recipe: dict[str, Any], comment: str) -> None:
-    """``ConfigError`` when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(as_yaml(recipe, comment))
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+def write(path: Path, recipe: dict[str, Any], comment: str, what: str) -> None:
+    """Write what the option or key ``what`` names; ``ConfigError`` when it cannot be written."""
+    write_named(path, as_yaml(recipe, comment), what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
-from trainer.config import ConfigError
+from launcher.sweep.named_files import check_file, write_named
 
 
 def main(argv: list[str]) -> int:
@@ -13,14 +13,11 @@ def main(argv: list[str]) -> int:
     parser = sweep_parser("report", "Write a sweep's report: one HTML page that needs no network.")
     parser.add_argument("-o", "--output", default="report.html", help="the page to write (default: %(default)s)")
     arguments = parser.parse_args(argv)
+    check_file(arguments.output, "--output")
     sweep = open_sweep(arguments)
 
-    from launcher.results.report import write_report
+    from launcher.results.report import render
 
-    path = Path(arguments.output).absolute()
-    try:
-        write_report(sweep, path)
-    except OSError as error:
-        raise ConfigError(f"-o {arguments.output} cannot be written: {error.strerror}; give a file in a folder that can be") from None
-    print(path)
+    write_named(arguments.output, render(sweep), "--output")
+    print(Path(arguments.output).absolute())
     return 0

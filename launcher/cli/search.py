@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
+from launcher.sweep.named_files import check_file, check_folder
 from trainer.config import ConfigError
 from trainer.config.errors import listed
 
@@ -117,6 +118,8 @@ def run(
     check_launchable(config)
     name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
     path = recipe_path(config.search.recipe or name)
+    check_file(path, "search.recipe")
+    check_folder(config.sweep.dir, "sweep.dir")
     asked, config = config, locate_data(config)
     planned = plan(config, spanning(wanted or {}, config.search.space), wanted)
     candidates = contest(config, planned)
@@ -236,7 +239,7 @@ def write_recipe(
     winner = found.policy.ranking()[0]
     made = recipe(dataclasses.replace(asked, layout=candidates.layout(winner)), default, hardware_files())
     took = f"{seconds(found.policy.seconds_of(winner))} a step, the fastest of {plural(found.policy.trials, 'trial')}"
-    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' (sweep {name}): {took}.")
+    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' (sweep {name}): {took}.", "search.recipe")
 
 
 # ---------------------------------------------------------------------------------------------------- in a table

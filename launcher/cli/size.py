@@ -14,6 +14,7 @@ from launcher.cli import recipes
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of
 from launcher.cli.search import FOLDER, alone
+from launcher.sweep.named_files import check_file
 from trainer.config import ConfigError, ModelConfig, to_dict
 from trainer.config.errors import listed
 from trainer.config.schema import RECOMPUTE
@@ -50,15 +51,17 @@ def main(argv: list[str]) -> int:
     if arguments.family in ("t5", "mt5"):
         return encoder_decoder(arguments)
     check(arguments)
+    if arguments.out is not None:
+        check_file(arguments.out, "--out")
     from launcher.search.baseline import baseline
 
     budget, seconds, config = basis(arguments)
     choice, others = choose(arguments, budget, seconds)
     start = baseline(choice.model, choice.tokens, arguments.gpus or 1)
     ready = configuration(choice, start, config, arguments)
-    if arguments.out:
+    if arguments.out is not None:
         comment = f"{choice.parameters:.4g} parameters, {choice.tokens:.4g} tokens. Written by 'trireme size'."
-        recipes.write(Path(arguments.out), ready, comment)
+        recipes.write(Path(arguments.out), ready, comment, "--out")
         print(f"written: {arguments.out}; {how_to_use(Path(arguments.out))}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(document(choice, others, start, ready), indent=2, allow_nan=False))
@@ -234,7 +237,7 @@ def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str,
     if choice.limit == MEMORY:
         console.print(f"memory, not days, limits the size: a larger {choice.model.family} fits in no layout; more --gpus would hold it")
     console.print("loss by Chinchilla's fit, good for comparing rows only; compute-optimal: 20 tokens per parameter", style="dim")
-    if not arguments.out:
+    if arguments.out is None:
         print(recipes.as_yaml(ready))
 
 
@@ -260,7 +263,7 @@ def encoder_decoder(arguments: argparse.Namespace) -> int:
     from launcher.search.encoder_decoder import shape_for, size_for
 
     family, parameters = arguments.family, arguments.parameters
-    if arguments.out or arguments.overrides:
+    if arguments.out is not None or arguments.overrides:
         raise ConfigError(f"{family} is sized here but not trained: no configuration is written; leave out --out and KEY=VALUE")
     budget = ("gpus", "days", "tokens", "tflops")
     needed = budget if parameters is None else ("parameters",)

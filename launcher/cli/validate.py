@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of
 from launcher.labels import percent, plural
+from launcher.sweep.named_files import check_file, write_named
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
@@ -44,12 +45,13 @@ def main(argv: list[str]) -> int:
     from launcher.tables.published import read
     from launcher.tables.validation import by_source, judge, summary, unanswered
 
-    out = Path(arguments.out) if arguments.out else None
-    if out and out.exists() and out.samefile(arguments.table):
-        raise ConfigError(f"--out {out} is the table itself, whose measurements would be lost; name another file")
-    judged = judge(read(arguments.table), hardware_files(), trainer=trainer_of(arguments))
+    out = arguments.out
+    table = read(arguments.table)
+    if out is not None and check_file(out, "--out") == Path(arguments.table).resolve():
+        raise ConfigError(f"--out={out} is the table itself, whose measurements would be lost; name another file")
+    judged = judge(table, hardware_files(), trainer=trainer_of(arguments))
     check_units(judged)
-    if out:
+    if out is not None:
         write(judged, out)
     sources, everything = by_source(judged), summary(judged)
     selections = {name: summary([j for j in judged if chosen(j)]) for name, chosen in SELECTIONS.items()}
@@ -90,16 +92,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def write(judged: Sequence[Judged], path: Path) -> None:
+def write(judged: Sequence[Judged], path: str) -> None:
     """One line per row of the table, predicted or with the reason why not."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(("row", "step_time_s", "peak_mem_gb", "oom", "reason"))
     lines.writerows((j.row.number, *_cells(j), j.reason) for j in judged)
-    try:
-        path.write_text(text.getvalue(), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_named(path, text.getvalue(), "--out")
     print(f"wrote {len(judged)} rows to {path}", file=sys.stderr)
 
 

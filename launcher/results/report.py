@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import labels
@@ -22,7 +21,6 @@ from launcher.results.measurements import measure, newest_logs, read_failures, r
 from launcher.results.plots import Series
 from launcher.results.ranking import Measurement, leaders, positive, rank
 from launcher.results.timeline import Timeline
-from launcher.sweep.files import write_text
 from launcher.sweep.labels import trial_labels
 from launcher.sweep.store import Record, Sweep
 from trainer.config import Status
@@ -68,11 +66,6 @@ class Pipeline:
     timeline: Timeline
     traced: Markup
     predicted: Markup | None
-
-
-def write_report(sweep: Sweep, path: Path) -> None:
-    """Write the page of ``sweep`` to ``path``, replacing what is there."""
-    write_text(path, render(sweep))
 
 
 def render(sweep: Sweep) -> str:

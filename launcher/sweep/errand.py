@@ -16,6 +16,7 @@ from launcher.backends.base import Backend, BackendError, Handle, Job, JobState
 from launcher.config.schema import ClusterConfig, Config
 from launcher.sweep.files import last_json_line, look_again, read_json
 from launcher.sweep.identity import digest
+from launcher.sweep.named_files import check_folder
 from launcher.sweep.outcome import Verdict, all_said, decide, failures_in
 from trainer.config import Status, save, to_dict, world_size_of
 
@@ -35,6 +36,7 @@ def run_errand(config: Config, name: str, tell: Tell, backends: Callable[[Cluste
     Its folder lies where trials lie, so that all nodes see it, and is gone afterwards, whatever happens. ``ErrandError`` when it
     fails, ``ConfigError`` when the cluster cannot be used.
     """
+    check_folder(config.sweep.dir, "sweep.dir")
     identifier = digest([name, time.time()])  # never the job of an earlier errand
     root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
     train = config.train_config()

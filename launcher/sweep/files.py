@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -52,7 +53,7 @@ def _beside(path: Path, text: str, durable: bool = False) -> Iterator[str]:
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, _mode(path))
         yield temporary
     finally:
         Path(temporary).unlink(missing_ok=True)
@@ -75,6 +76,14 @@ def _put_first(source: str, path: Path) -> bool:
 
 def _text(data: Any) -> str:
     return json.dumps(data, indent=1) + "\n"
+
+
+def _mode(path: Path) -> int:
+    """Permissions of the file that is replaced."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return 0o644
 
 
 def write_json(path: Path, data: Any, *, durable: bool = False) -> None:

@@ -15,6 +15,7 @@ from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
 from launcher.cost import Prediction, predict
 from launcher.results.tracking import MlflowMirror
+from launcher.sweep.named_files import check_folder
 from launcher.sweep.progress import say
 from launcher.sweep.run import Point, run_sweep
 from trainer.config import ConfigError, Reason, Status
@@ -56,6 +57,7 @@ class Multirun:
         if all(point.config is None for point in points):
             raise ConfigError(points[0].error or "nothing to run")
         settings = jobs[0][1].sweep
+        check_folder(settings.dir, "sweep.dir")
         dry_run = jobs[0][1].dry_run
         if dry_run:
             from launcher.sweep.dry_run import print_requests

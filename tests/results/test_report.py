@@ -255,7 +255,7 @@ def test_verb_writes_the_page_where_it_is_told(tmp_path: Path, capsys: pytest.Ca
 def test_output_that_cannot_be_written_is_one_plain_error(tmp_path: Path) -> None:
     demo_sweep(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"-o .* cannot be written"):
+    with pytest.raises(ConfigError, match=r"--output=.* cannot be written"):
         report_verb.main(["--dir", str(tmp_path), "-o", str(tmp_path / "file" / "report.html")])
 
 
@@ -264,7 +264,7 @@ def test_browser_draws_the_page_from_disk_without_a_request(tmp_path: Path, page
     sweep = demo_sweep(tmp_path)
     sweep.failed(point(1, 2), Reason.ERROR, HOSTILE, log=HOSTILE)
     path = tmp_path / "report.html"
-    report.write_report(Store(tmp_path).sweep(), path)
+    path.write_text(report.render(Store(tmp_path).sweep()))
     page.prefer(dark)
     page.open(path.as_uri())
     page.wait_for("document.readyState === 'complete' && document.querySelectorAll('svg').length >= 6")
