@@ -92,6 +92,8 @@ class Backend(ABC):
     """Jobs go on when the launcher ends; a job that was meant to be submitted may exist although nobody noted its handle."""
     visibility_s: float = 0.0
     """For how long what the ranks wrote may stay unseen here after their job has ended: network file systems remember what was not there."""
+    leaves_objects: bool = False
+    """What an ended job leaves at its place stays there until ``collect`` removes it."""
     throttles: bool = False
     """Takes a whole sweep at once and keeps to ``Job.max_parallel`` itself (job arrays). Otherwise the sweep loop does."""
 
@@ -143,8 +145,12 @@ class Backend(ABC):
         """Ranks that may be alive at once over all jobs; None where a queue decides."""
         return None
 
-    def collect(self, job: Job, handle: Handle) -> None:  # noqa: B027 - optional by design
-        """Bring results and logs of an ended job into its directory, where no file system is shared."""
+    def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:  # noqa: B027 - optional by design
+        """Bring results and logs of an ended job into its directory, where no file system is shared, and remove what is left of it.
+
+        Without ``remove`` nothing is ended or removed (see ``leaves_objects``). ``BackendError`` when they are out of reach now, or when
+        something of the job still runs and may not be ended.
+        """
 
     def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
         """Lines of all ranks, each prefixed ``[rank] `` when there are several; with ``follow``, until the job ends.

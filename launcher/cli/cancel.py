@@ -24,11 +24,12 @@ def main(argv: list[str]) -> int:
     store = Store(arguments.dir)
     records = store.sweep(arguments.target).records if arguments.target in store.names() else [store.trial(arguments.target)]
     unended = [record for record in records if not record.status.final]
-    if not unended:
+    ended = [record for record in records if record.status.final and record.left]
+    if not unended and not ended:
         print(f"nothing to stop: {arguments.target} has ended")
         return 0
     with Backends() as backends:
-        left = stop(store, unended, backends)
+        left = stop(store, [*unended, *ended], backends)
     pending = _wait(store, left)
     stopped = sum(store.load(record.id).status is Status.STOPPED for record in unended)
     print(f"{stopped} stopped, {len(unended) - stopped - len(pending)} had ended, {len(pending)} not answered yet")

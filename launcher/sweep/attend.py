@@ -18,29 +18,33 @@ from trainer.config import Status
 def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> None:
     """Ask the backends once about trials that are under way although their launcher has gone, and record what became of them.
 
-    Those that a launcher follows are left to it. Nothing is submitted.
+    Those that a launcher follows are left to it. Nothing is submitted, ended or removed: what is left of ended jobs at their places
+    is removed by the next command that runs or cancels the trial.
     """
     under_way = [record for record in records if record.status in (Status.SUBMITTED, Status.RUNNING)]
-    with _attending(store, under_way, backends) as (loop, flights):
+    with _attending(store, under_way, backends, reading=True) as (loop, flights):
         loop.catch_up(flights)
 
 
 def stop(store: Store, records: Sequence[Record], backends: Backends) -> list[Record]:
-    """Stop the trials that have not ended. Those that a launcher runs are left to it, with a mark, and returned."""
-    unended = [record for record in records if not record.status.final]
-    for record in unended:
-        store.ask_to_stop(record)
-    with _attending(store, unended, backends) as (loop, flights):
+    """Stop the trials that have not ended, and remove what is left of those that have at their places.
+
+    Those that a launcher runs are left to it, with a mark, and returned.
+    """
+    for record in records:
+        if not record.status.final:
+            store.ask_to_stop(record)
+    with _attending(store, [record for record in records if not record.status.final or record.left], backends) as (loop, flights):
         return loop.end(flights)
 
 
 @contextmanager
-def _attending(store: Store, records: Sequence[Record], backends: Backends) -> Iterator[tuple[Loop, list[Flight]]]:
+def _attending(store: Store, records: Sequence[Record], backends: Backends, reading: bool = False) -> Iterator[tuple[Loop, list[Flight]]]:
     """A loop, and ``records`` as its flights."""
     locks = Locks(store.root / "locks")
     try:
         clusters = [cluster_from_dict(record.cluster) for record in records]
         flights = [Flight(record, cluster, backends.of(cluster)) for record, cluster in zip(records, clusters)]
-        yield Loop(store, locks, SweepConfig(), "attend", launcher_name()), flights
+        yield Loop(store, locks, SweepConfig(), "attend", launcher_name(), reading=reading), flights
     finally:
         locks.close()

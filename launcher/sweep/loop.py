@@ -6,6 +6,7 @@ launcher that is killed at any moment leaves a record from which the next one go
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -91,8 +92,18 @@ class Flight:
 class Loop:
     """One run of a sweep's trials. ``interrupted`` may be set at any time, by a signal handler say."""
 
-    def __init__(self, store: Store, locks: Locks, settings: SweepConfig, sweep: str, launcher: str, observers: Sequence[Observer] = ()):
+    def __init__(
+        self,
+        store: Store,
+        locks: Locks,
+        settings: SweepConfig,
+        sweep: str,
+        launcher: str,
+        observers: Sequence[Observer] = (),
+        reading: bool = False,
+    ):
         self.interrupted = False
+        self._reading = reading  # nothing may be ended or removed: what is left of ended jobs is noted for whoever may
         self._store, self._locks, self._settings = store, locks, settings
         self._sweep, self._launcher, self._observers = sweep, launcher, observers
         self._waiting: list[Flight] = []
@@ -115,17 +126,30 @@ class Loop:
             time.sleep(TICK_SECONDS)
 
     def catch_up(self, flights: Iterable[Flight]) -> None:
-        """One look at trials under way that no launcher follows: settle those that have ended. Nothing is submitted."""
+        """One look at trials under way that no launcher follows: settle those that have ended. Nothing is submitted.
+
+        ``BackendError`` names the places that could not be asked, when all others have been.
+        """
+        silent: list[str] = []
         for backend, group in _by_backend([flight for flight in flights if self._claim(flight) and flight.under_way]):
-            self._adopt(backend, group)
-        self._poll()
+            try:
+                self._adopt(backend, group)
+                self._ask(backend, [flight for flight in group if flight in self._flying])
+            except (BackendError, ConfigError) as error:
+                silent.append(str(error))
+        if silent:
+            raise BackendError("; ".join(dict.fromkeys(silent)))
 
     def end(self, flights: Iterable[Flight]) -> list[Record]:
         """Stop trials that no launcher runs. Those that another launcher holds are returned."""
         left = []
         for flight in flights:
             if self._claim(flight):
-                self._end(flight, Reason.CANCELLED, "")
+                self._tidy(flight)
+                if flight.record.status.final:
+                    self._release(flight)
+                else:
+                    self._end(flight, Reason.CANCELLED, "")
             else:
                 left.append(flight.record)
         while self._flying:
@@ -184,10 +208,13 @@ class Loop:
         for flight in list(self._waiting):
             if not self._room(flight, batch):
                 break
+            if flight.claimed and flight.under_way and not self._due(flight.backend):
+                continue  # it did not answer a moment ago
             if not self._claim(flight):
                 self._say_who_runs(flight)
                 continue
             self._waiting.remove(flight)
+            self._tidy(flight)
             if flight.settled:
                 self._release(flight)
                 self._tell(flight.record)
@@ -195,7 +222,10 @@ class Loop:
                 batch.append(flight)
         fresh = [f for f in batch if not f.under_way]
         for backend, flights in _by_backend([f for f in batch if f.under_way]):
-            fresh += self._adopt(backend, flights)
+            try:
+                fresh += self._adopt(backend, flights)
+            except BackendError as error:
+                self._ask_later(backend, flights, str(error))
         for backend, flights in _by_backend(fresh):
             self._submit(backend, flights)
 
@@ -259,7 +289,11 @@ class Loop:
         try:
             handles: list[Handle | None] = [*backend.submit(requests)]
         except (ConfigError, BackendError) as error:
-            found = backend.find([request.job for request in requests])
+            try:
+                found = backend.find([request.job for request in requests])
+            except BackendError as silence:  # whether they were started is found out when somebody answers
+                self._ask_later(backend, ready, str(silence))
+                return
             handles = [found.get(request.job.name) for request in requests]
             failure = JobState(Status.FAILED, Reason.CONFIGURATION if isinstance(error, ConfigError) else Reason.CANNOT_START, str(error))
         for flight, handle in zip(ready, handles, strict=True):
@@ -268,6 +302,12 @@ class Loop:
                 self._take_off(flight)
             else:
                 self._settle(flight, failure)
+
+    def _ask_later(self, backend: Backend, flights: Sequence[Flight], detail: str) -> None:
+        """Put trials back that were, or may have been, submitted to a place that does not answer now."""
+        self._polled[id(backend)] = time.monotonic()
+        self._note(flights, detail)
+        self._waiting[:0] = flights
 
     def _intend(self, flight: Flight) -> Request:
         """Render the next attempt of a trial and record that it is about to be submitted."""
@@ -319,21 +359,28 @@ class Loop:
         ended = False
         asked = False
         for backend, flights in _by_backend(self._flying):
-            if time.monotonic() - self._polled.get(id(backend), float("-inf")) < backend.poll_seconds:
+            if not self._due(backend):
                 continue
-            self._polled[id(backend)] = time.monotonic()
             asked = True
-            try:
-                states = backend.poll([_handle(flight) for flight in flights])
-            except BackendError as error:  # nobody answers now: no reason to think that anything has changed
-                self._note(flights, str(error))
-                continue
-            for flight, state in zip(flights, states, strict=True):
-                ended |= self._update(flight, state)
+            ended |= self._ask(backend, flights)
         if asked:
             for observer in self._observers:
                 observer.on_poll([flight.record for flight in self._flying])
         return ended
+
+    def _ask(self, backend: Backend, flights: Sequence[Flight]) -> bool:
+        """Ask one backend how its trials stand; True when one of them ended."""
+        self._polled[id(backend)] = time.monotonic()
+        try:
+            states = backend.poll([_handle(flight) for flight in flights])
+        except BackendError as error:  # nobody answers now: no reason to think that anything has changed
+            self._note(flights, str(error))
+            return False
+        ended = [self._update(flight, state) for flight, state in zip(flights, states, strict=True)]
+        return any(ended)
+
+    def _due(self, backend: Backend) -> bool:
+        return time.monotonic() - self._polled.get(id(backend), float("-inf")) >= backend.poll_seconds
 
     def _update(self, flight: Flight, state: JobState) -> bool:
         """Note how a trial stands; True when it has ended."""
@@ -342,16 +389,18 @@ class Loop:
             record.attempt = state.attempt
         if state.status.final and self._unheard(flight, state):
             return False
-        if state.status.final or self._lingers(flight, state) or self._waits_too_long(flight, state):
+        if state.status.final or (not self._reading and (self._lingers(flight, state) or self._waits_too_long(flight, state))):
             try:
-                flight.backend.collect(self._job(flight), _handle(flight))
+                flight.backend.collect(self._job(flight), _handle(flight), remove=not self._reading)
             except BackendError as error:  # it has ended, but its result is out of reach: look again later
                 self._note([flight], str(error))
                 return False
+            if self._reading and flight.backend.leaves_objects:
+                record.left.append({"attempt": record.attempt, "handle": _handle(flight)})
             self._flying.remove(flight)
             self._settle(flight, state)
             return True
-        if state.status is Status.SUBMITTED and record.avoided_words:
+        if state.status is Status.SUBMITTED and record.avoided_words and not self._reading:
             self._readmit(flight)
             state = replace(state, detail="; ".join(filter(None, [state.detail, record.avoided_words])))
         seen = (state.status, state.started or record.started, state.nodes or record.nodes, state.detail)
@@ -468,6 +517,19 @@ class Loop:
             remove_if(path, lambda older: attempt_of(older or {}) < record.attempt)
         return verdict
 
+    def _tidy(self, flight: Flight) -> None:
+        """Remove what commands that only read have left of ended attempts."""
+        record = flight.record
+        try:
+            while record.left:
+                old = record.left[-1]
+                job = dataclasses.replace(self._job(flight), attempt=old["attempt"])
+                flight.backend.collect(job, old["handle"])
+                record.left.pop()
+                self._store.save(record)
+        except BackendError as error:  # it harms nobody: the next command tries again
+            log.warning("what is left of trial %s cannot be removed now: %s", record.id, error)
+
     def _release(self, flight: Flight) -> None:
         self._store.forget_stop(flight.record)
         self._locks.free(flight.record.id)
@@ -513,7 +575,7 @@ def _by_backend(flights: Sequence[Flight]) -> list[tuple[Backend, list[Flight]]]
 
 _OF_ATTEMPTS = (
     "status", "reason", "detail", "attempt", "handle", "submitted", "started", "ended", "end_seen", "nodes", "history", "avoided",
-    "avoided_words",
+    "avoided_words", "left",
 )  # fmt: skip
 """What a record says of a trial's attempts; the rest is what the plan says of the trial."""
 

@@ -65,10 +65,15 @@ def launcher_name() -> str:
 def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> None:
     """Every cluster on which something is to be run, before anything is written: a command that is refused leaves nothing behind."""
     trials = [(point.config, store.load(trial_id(point.config))) for point in points if point.config is not None]
-    wanted = [cluster_of(record, config.cluster) for config, record in trials if settings.rerun or not record.answered]
+    wanted = [cluster_of(record, config.cluster) for config, record in trials if _to_do(record, settings)]
     for cluster in sorted(wanted, key=lambda cluster: -cluster.world_size):  # the largest makes the backend
         if not backends.checked(cluster).outlives_launcher and not settings.follow:
             raise ConfigError(f"sweep.follow=false needs a queue, which cluster.backend={cluster.backend} has not; set it to true")
+
+
+def _to_do(record: Record, settings: SweepConfig) -> bool:
+    """Whether there is something to be done about a trial: to run it, or to remove what is left of it at its place."""
+    return settings.rerun or not record.answered or bool(record.left)
 
 
 def _enter(store: Store, locks: Locks, name: str) -> None:
@@ -102,7 +107,7 @@ def _flights(points: Sequence[Point], records: Sequence[Record], settings: Sweep
     """The trials to run, each with its backend."""
     todo: dict[str, tuple[Record, ClusterConfig]] = {}
     for point, record in zip(points, records, strict=True):
-        if point.config is not None and (settings.rerun or not record.answered):
+        if point.config is not None and _to_do(record, settings):
             todo[record.id] = (record, cluster_of(record, point.config.cluster))
     return [Flight(record, cluster, backends.of(cluster), settings.rerun) for record, cluster in todo.values()]
 

@@ -69,6 +69,7 @@ class Record:
     )  # earlier attempts: attempt, status, reason, detail, started, ended, nodes, bad_nodes
     avoided: tuple[str, ...] = ()  # nodes that the attempt leaves out
     avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
+    left: list[dict[str, Any]] = field(default_factory=list)  # ended attempts with objects at their place: {"attempt", "handle"}
     launcher: str = ""  # who runs it: "process 123 on host"
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
+import os
 import secrets
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ import pytest
 import yaml
 
 from launcher.backends import backend_for
-from launcher.backends.base import Job, JobState
+from launcher.backends.base import Handle, Job, JobState
 from launcher.cli.main import main
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
 from launcher.results.mirror import Mirror
@@ -21,7 +25,7 @@ from launcher.sweep.files import read_json
 from launcher.sweep.outcome import Verdict, decide, failures_in
 from launcher.sweep.store import Store
 from tests.backends.conformance import LONG, Conformance, Ground, closing
-from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes
+from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
 from tests.clusters.slurm.process import wait_for
 from trainer.config import Reason, RunConfig, Status
 
@@ -113,6 +117,34 @@ def test_every_line_of_a_log_arrives_once_though_the_api_server_dies_meanwhile(g
     assert job.log_path(0).read_text().splitlines() == [f"line {n}" for n in range(count)]
 
 
+def _collect(cluster: KubernetesCluster, handle: Handle) -> None:
+    """A launcher that follows one job, for ever."""
+    backend = backend_for(cluster)
+    while True:
+        backend.poll([handle])
+        time.sleep(0.1)
+
+
+def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_are_killed(ground: Ground) -> None:
+    count = 400
+    line = "print(f'[0] line {n}\\n#trireme metrics.jsonl + {n}', flush=True)"
+    script = f"import time\nfor n in range({count}): {line}; time.sleep(0.05)"
+    container = {"name": "node", "command": [ground.cluster.python, "-c", script]}  # type: ignore[attr-defined]
+    job = ground.job(ranks=1, patch={"Pod": {"spec": {"containers": [container]}}})
+    metrics = job.directory / "metrics.jsonl"
+    metrics.write_text("of an earlier attempt\n")
+    (handle,) = ground.submit(job)
+    for reached in (20, 60, 120, 180):
+        launcher = multiprocessing.get_context("spawn").Process(target=_collect, args=(job.cluster, handle))
+        launcher.start()
+        wait_for(lambda reached=reached: len(metrics.read_bytes().splitlines()) > reached, "some lines to arrive", 120)  # type: ignore[misc]
+        os.kill(launcher.pid or 0, signal.SIGKILL)
+        launcher.join()
+    assert ground.end(job, handle).status is Status.DONE
+    assert metrics.read_text().splitlines() == ["of an earlier attempt", *map(str, range(count))]
+    assert job.log_path(0).read_text().splitlines() == [f"line {n}" for n in range(count)]
+
+
 def test_a_pod_that_is_told_to_end_saves_and_the_next_attempt_goes_on_from_there(
     ground: Ground, real_node: Kubernetes, tmp_path: Path
 ) -> None:
@@ -128,6 +160,7 @@ def test_a_pod_that_is_told_to_end_saves_and_the_next_attempt_goes_on_from_there
     state = ground.end(job, handle)
     stopped = read_json(job.directory / "result.json") or {}
     assert (state.status, stopped["status"]) == (Status.STOPPED, "stopped"), state
+    assert state.detail.startswith(f"pod {job.name}-1 on ") and "was deleted" in state.detail
     reached = _last_step(job)
     later = dataclasses.replace(job, attempt=1)
     (handle,) = ground.submit(later)
@@ -222,7 +255,6 @@ def test_a_launcher_inside_the_cluster_needs_no_kubeconfig(real_node: Kubernetes
     runs.mkdir()
     tmp_path.chmod(0o755)
     runs.chmod(0o777)
-    _install_launcher(real_node, namespace)
     job = _launcher_job(real_node, namespace, runs)
     batch = real_node.api("BatchV1Api")
     batch.create_namespaced_job(namespace, job)
@@ -239,25 +271,9 @@ def test_a_launcher_inside_the_cluster_needs_no_kubeconfig(real_node: Kubernetes
     assert record.status is Status.DONE, record.detail
 
 
-def _documents(name: str) -> dict[str, dict[str, Any]]:
-    text = (PROJECT / "deploy" / "kubernetes" / name).read_text()
-    return {f"{document['kind']}/{document['metadata']['name']}": document for document in yaml.safe_load_all(text)}
-
-
-def _install_launcher(kubernetes: Kubernetes, namespace: str) -> None:
-    documents, rights = _documents("rbac.yaml"), kubernetes.api("RbacAuthorizationV1Api")
-    for document in documents.values():
-        document["metadata"]["namespace"] = namespace
-    documents["RoleBinding/launcher"]["subjects"][0]["namespace"] = namespace
-    kubernetes.core().create_namespaced_service_account(namespace, documents["ServiceAccount/launcher"])
-    rights.create_namespaced_role(namespace, documents["Role/launcher"])
-    rights.create_namespaced_role_binding(namespace, documents["RoleBinding/launcher"])
-
-
 def _launcher_job(kubernetes: Kubernetes, namespace: str, runs: Path) -> dict[str, Any]:
     """deploy/kubernetes/launcher.yaml with our image, which needs this machine's folders, and our small trial."""
-    job = _documents("launcher.yaml")["Job/launcher"]
-    job["metadata"]["namespace"] = namespace
+    job = shipped("launcher.yaml", namespace)["Job/launcher"]
     job["spec"]["backoffLimit"] = 0
     settings = kubernetes.cluster(namespace)
     spec, (container,) = job["spec"]["template"]["spec"], job["spec"]["template"]["spec"]["containers"]

@@ -78,7 +78,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def unpack(lines: list[bytes], directory: Path, attempt: int = 0) -> None:
-    unpacker = Unpacker(directory, attempt)
+    unpacker = Unpacker(directory, attempt, range(2), {})
     for line in lines:
         unpacker.take(line)
     unpacker.close()

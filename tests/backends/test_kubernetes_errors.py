@@ -66,10 +66,6 @@ ROWS = {
         answer(400, "BadRequest", 'Job in version "v1" cannot be handled as a Job: json: cannot unmarshal string into Go struct field JobSpec.spec.completions of type int32'),
         "cannot submit trial 0123: json: cannot unmarshal string into Go struct field JobSpec.spec.completions of type int32; correct",
     ),
-    "busy": (answer(429, "TooManyRequests", "please try again later"), "too busy or restarting (429 please try again later); try again; everything that was submitted goes on"),
-    "service account not there yet": (answer(500, "ServerTimeout", 'No API token found for service account "default"'), "too busy or restarting"),
-    "broken": (answer(500, "InternalError", "etcdserver: leader changed"), "answers 500 InternalError etcdserver: leader changed; see its log"),
-    "a proxy's page": (from_answer(502, "<html>\n<body>bad gateway"), "too busy or restarting (502 <html>); try again"),
 }  # fmt: skip
 
 
@@ -88,7 +84,17 @@ def test_every_refusal_is_one_plain_sentence_with_cause_and_remedy(name: str) ->
         (answer(404, "NotFound", ""), "absent"),
         (answer(409, "Conflict", "Precondition failed: the UID in the precondition (a) does not match the UID in record (b)"), "absent"),
         (answer(410, "Expired", "too old resource version"), "expired"),
+        (answer(409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "rq": the object has been modified'), "busy"),
         (answer(429, "TooManyRequests", ""), "busy"),
+        (answer(500, "InternalError", "etcdserver: leader changed"), "busy"),
+        (answer(500, "", "rpc error: code = Unavailable desc = transport is closing"), "busy"),
+        (from_answer(502, "<html>\n<body>bad gateway"), "busy"),
+        (answer(504, "Timeout", "request did not complete within requested timeout"), "busy"),
+        (answer(401, "Unauthorized", "Unauthorized"), "unauthorized"),
+        (
+            answer(403, "Forbidden", 'pods is forbidden: User "u" cannot list resource "pods" in API group "" in the namespace "n"'),
+            "unauthorized",
+        ),
         (from_answer(500, "{}", "1"), "busy"),
         (answer(500, "ServerTimeout", ""), "busy"),
         (from_answer(503, "apiserver is shutting down"), "busy"),
@@ -96,7 +102,7 @@ def test_every_refusal_is_one_plain_sentence_with_cause_and_remedy(name: str) ->
     ],
 )
 def test_what_can_be_done_about_an_answer_is_told_from_its_content(error: ApiError, trait: str) -> None:
-    traits = {"exists", "absent", "expired", "busy", "over_quota"}
+    traits = {"exists", "absent", "expired", "busy", "unauthorized", "over_quota"}
     assert {name for name in traits if getattr(error, name)} == {trait}
 
 

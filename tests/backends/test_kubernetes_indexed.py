@@ -28,9 +28,11 @@ def indexed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
         return
     jobs = IndexedJobs(kubernetes.kubeconfig)
     jobs.start()
+    kubernetes.groups.append(GROUP)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(KINDS, "job", kind())
         yield kubernetes
+    kubernetes.groups.remove(GROUP)
     jobs.close()
 
 
@@ -107,7 +109,7 @@ def test_a_pod_that_is_deleted_is_not_made_again_alone(stage: Stage) -> None:
     (victim,) = [pod.metadata.name for pod in core.list_namespaced_pod(stage.namespace).items if pod.spec.hostname.endswith("-1")]
     core.delete_namespaced_pod(victim, stage.namespace)
     state = gang.end()
-    assert (state.status, state.reason) == (Status.FAILED, Reason.NODE) and "was deleted" in state.detail
+    assert (state.status, state.reason) == (Status.FAILED, Reason.NODE) and f"pod {victim} on" in state.detail
     assert {pod.metadata.uid for pod in core.list_namespaced_pod(stage.namespace).items} <= before
     gang.backend.collect(gang.job, gang.handle)
     wait_for(lambda: not stage.left(), "the namespace to be empty")

@@ -217,7 +217,9 @@ def test_what_the_server_refuses_is_a_failed_trial_with_a_plain_reason_and_nothi
 
 
 def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage) -> None:
-    missing = dataclasses.replace(stage.cluster(), namespace="no-such")
+    """To whom may know: a role inside a namespace says nothing of it when the namespace is gone."""
+    anywhere = dataclasses.replace(stage.cluster(), kubeconfig=str(stage.kubernetes.kubeconfig))
+    missing = dataclasses.replace(anywhere, namespace="no-such")
     with pytest.raises(ConfigError, match=r"namespace no-such does not exist; create it with 'kubectl create namespace no-such'"):
         stage.backend(missing).check()
     core = stage.kubernetes.core()
@@ -225,7 +227,7 @@ def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage)
         held = {"metadata": {"name": "held", "finalizers": ["test/held"]}}
         core.create_namespaced_config_map(going, held)
     with pytest.raises(ConfigError, match=f"namespace {going} is being deleted; wait until it is gone"):
-        stage.backend(dataclasses.replace(stage.cluster(), namespace=going)).check()
+        stage.backend(dataclasses.replace(anywhere, namespace=going)).check()
     core.patch_namespaced_config_map("held", going, {"metadata": {"finalizers": None}})
 
 
@@ -277,7 +279,7 @@ def test_a_server_that_has_never_answered_is_no_reason_to_wait_for_ever(
 
 
 def test_what_the_server_warns_of_is_said_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    backend = stage.backend()
+    backend = stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(stage.kubernetes.kubeconfig)))
     for _ in range(2):
         backend._client.request("GET", "apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions")
     said = capsys.readouterr().err

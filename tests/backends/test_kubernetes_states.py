@@ -25,11 +25,11 @@ def at(seconds_ago: float) -> str:
 
 
 def pod(index: int = 0, phase: str = "Pending", state: Object | None = None, **status: Any) -> Object:
-    """A pod of the gang; ``conditions``, ``reason`` and so on are parts of its status, ``deleted`` seconds since its grace ended."""
-    deleted = status.pop("deleted", None)
+    """A pod of the gang; ``conditions``, ``reason`` and so on are parts of its status, ``deleted`` seconds since its ``grace`` ended."""
+    deleted, grace = status.pop("deleted", None), status.pop("grace", 0)
     head = {"name": f"j-{index}", "uid": f"uid-{index}", "creationTimestamp": at(400)}
     if deleted is not None:
-        head["deletionTimestamp"] = at(deleted)
+        head |= {"deletionTimestamp": at(deleted), "deletionGracePeriodSeconds": grace}
     containers = [{"name": "node", "state": state}] if state else []
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(status.pop("placed", 100))}
     conditions = [placed, *status.pop("conditions", [])]
@@ -276,6 +276,22 @@ def test_a_deleted_pod_whose_kubelet_forgot_how_it_ended_explains_nothing_and_bl
     assert state(works(0), pod(1, "Failed", deleted=5)).status is Status.RUNNING, "its peer is about to stop as well"
     alone = state(forgotten, count=1)
     assert (alone.reason, alone.bad_nodes) == (Reason.NODE, ()) and "was deleted" in alone.detail
+
+
+@pytest.mark.parametrize("code", [1, 75, 143])
+def test_a_pod_that_somebody_deleted_is_named_before_the_peers_that_ended_for_want_of_it(code: int) -> None:
+    told = state(ended(0, code, ago=5), ended(1, 143, ago=4, deleted=-50, grace=60))
+    assert told.detail.startswith("pod j-1 on n1: was deleted") and "; pod j-0 on n0: " in told.detail
+    assert told.reason in (Reason.NODE, Reason.PREEMPTED)
+    stopped = state(ended(0, 75, ago=5), ended(1, 75, ago=4, deleted=-50, grace=60))
+    assert (stopped.status, stopped.reason) == (Status.STOPPED, Reason.PREEMPTED)
+    assert stopped.detail.startswith("pod j-1 on n1: was deleted, and stopped after a checkpoint; pod j-0")
+
+
+def test_a_pod_that_somebody_deleted_is_told_apart_from_those_that_its_controller_deleted() -> None:
+    forced = ended(0, 143, deleted=-50, grace=60), ended(1, 143, deleted=-50, grace=60)
+    controller = event("SuccessfulDelete", "Deleted pod: j-0", "uid-w")
+    assert state(*forced, kind="job", events=(controller,)).detail.startswith("pod j-1 on n1: was deleted")
 
 
 def test_of_equals_the_first_to_end_is_named() -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.backends.kubernetes import KubernetesBackend
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.permissions import needed
 from launcher.backends.kubernetes.watch import Mirror
@@ -25,10 +24,11 @@ from launcher.backends.pool import Backends
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.rules import resolve
 from launcher.config.schema import Config, SweepConfig
+from launcher.sweep.attend import catch_up, stop
 from launcher.sweep.run import run_sweep
 from launcher.sweep.store import Point, Record, Store
-from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes
-from tests.clusters.kubernetes.stage import Gang, Stage
+from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
+from tests.clusters.kubernetes.stage import Stage
 from tests.clusters.slurm.process import wait_for
 from trainer.config import ConfigError, DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
 
@@ -126,12 +126,61 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
+class Running:
+    """A sweep that runs while the test breaks things."""
+
+    def __init__(self, stage: Stage, count: int, max_parallel: int):
+        self._ended: list[Record] = []
+        cluster = stage.cluster({"run": "0.5"})
+        self._thread = threading.Thread(target=lambda: self._ended.extend(sweep(stage.folder, cluster, count, max_parallel)), daemon=True)
+        self._thread.start()
+
+    def ended(self) -> list[Record]:
+        """What it returned; nothing, if it broke off."""
+        self._thread.join(300)
+        assert not self._thread.is_alive(), "the sweep goes on"
+        return self._ended
+
+
+def test_a_sweep_waits_for_rights_that_it_had_and_that_are_gone_for_a_moment(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
+    """As after the restart of an API server, which serves before it knows the roles. Trials end while nothing may be read."""
+    rights, core = stage.kubernetes.api("RbacAuthorizationV1Api"), stage.kubernetes.core()
+    running = Running(stage, 8, 4)
+    wait_for(lambda: finished(stage) >= 2, "some trials to end", 300)
+    rights.delete_namespaced_role_binding("launcher", stage.namespace)
+    wait_for(lambda: not _active(core.list_namespaced_pod(stage.namespace).items), "the pods under way to end")
+    wait_for(lambda: "cannot list resource" in capfd.readouterr().err, "the launcher to be refused")
+    rights.create_namespaced_role_binding(stage.namespace, shipped("rbac.yaml", stage.namespace)["RoleBinding/launcher"])
+    records = running.ended()
+    assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): 8}
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+def test_a_sweep_waits_for_a_server_that_has_lost_its_database(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
+    """It answers 500, or nothing in time, whatever is asked: also at the last reading of a trial."""
+    control = stage.kubernetes.own.control  # type: ignore[union-attr]
+    running = Running(stage, 8, 4)
+    wait_for(lambda: finished(stage) >= 2, "some trials to end", 300)
+    control.database.kill()
+    try:
+        wait_for(lambda: "does not answer" in capfd.readouterr().err, "the launcher to meet an error", 120)
+    finally:
+        control.start_again()
+    records = running.ended()
+    assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): 8}
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+def _active(pods: list[Any]) -> list[Any]:
+    return [pod for pod in pods if pod.status.phase in ("Pending", "Running")]
+
+
 def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage) -> None:
     """A restarted server does not remember the first version of all: it answers 410 Gone, and everything is listed again."""
     control = stage.kubernetes.own.control  # type: ignore[union-attr]
     control.api_server.kill()
     control.start_again()
-    client, path = stage.backend()._client, "api/v1/namespaces/{namespace}/configmaps"
+    client, path = stage.backend()._client, "api/v1/namespaces/{namespace}/services"
     with pytest.raises(ApiError) as gone:
         next(iter(client.watch(path, resourceVersion="1")))
     assert gone.value.expired
@@ -146,7 +195,8 @@ def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage) -> None:
     mirror._list = forgetful  # type: ignore[method-assign]
     mirror.start()
     wait_for(lambda: len(listed) > 1, "everything to be listed anew")
-    stage.kubernetes.core().create_namespaced_config_map(stage.namespace, {"metadata": {"name": "later"}})
+    headless = {"metadata": {"name": "later"}, "spec": {"clusterIP": "None"}}
+    stage.kubernetes.core().create_namespaced_service(stage.namespace, headless)
     wait_for(lambda: "later" in [item["metadata"]["name"] for item in mirror.objects()], "a change after that")
     assert len(listed) == 2, "the new watch goes on: nothing is listed a third time"
     mirror.close()
@@ -164,41 +214,13 @@ def test_the_role_that_is_shipped_grants_what_the_launcher_needs_and_no_more() -
 
 
 def test_what_a_launcher_may_not_do_is_said_beforehand_and_the_shipped_role_is_enough(stage: Stage) -> None:
-    launcher = str(stage.kubernetes.own.control.launcher)  # type: ignore[union-attr]
-    cluster = dataclasses.replace(stage.cluster(), kubeconfig=launcher)
+    stranger = str(stage.kubernetes.own.control.launcher)  # type: ignore[union-attr]
+    cluster = dataclasses.replace(stage.cluster(), kubeconfig=stranger)
     with pytest.raises(ConfigError) as refused:
         stage.backend(cluster).check()
     assert "you may not: get, list, watch, create, delete services; get, create configmaps; " in str(refused.value)
     assert "get pods/log; list, watch events; have it granted: deploy/kubernetes/rbac.yaml" in str(refused.value)
-    _grant(stage)
-    backend = stage.backend(cluster)
-    wait_for(lambda: _permitted(backend), "the role to take effect")
-    job = stage.job(cluster)
-    (handle,) = backend.submit([backend.render(job)])
-    gang = Gang(stage, backend, job, handle)
-    assert gang.end().status is Status.DONE
-    backend.collect(job, handle)
-    wait_for(lambda: not stage.left(), "the namespace to be empty")
-
-
-def _permitted(backend: KubernetesBackend) -> bool:
-    try:
-        backend.check()
-    except ConfigError:
-        return False
-    return True
-
-
-def _grant(stage: Stage) -> None:
-    """The shipped role, bound to the user that we launch as."""
-    documents = {document["kind"]: document for document in yaml.safe_load_all(RBAC.read_text())}
-    rights = stage.kubernetes.api("RbacAuthorizationV1Api")
-    role, binding = documents["Role"], documents["RoleBinding"]
-    for document in (role, binding):
-        document["metadata"]["namespace"] = stage.namespace
-    binding["subjects"] = [{"kind": "User", "name": "launcher", "apiGroup": "rbac.authorization.k8s.io"}]
-    rights.create_namespaced_role(stage.namespace, role)
-    rights.create_namespaced_role_binding(stage.namespace, binding)
+    stage.backend().check()
 
 
 # -- workloads of other groups --------------------------------------------------------------------------------------------------------
@@ -278,7 +300,7 @@ def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_noth
     from launcher.cli.main import main
 
     common = ["train", "--dry-run=server", "cluster=kubernetes_cpu", "data=synthetic", "model=gpt_tiny", "cluster.container.image=trireme:1",
-              f"cluster.kubeconfig={stage.kubernetes.kubeconfig}", f"cluster.namespace={stage.namespace}", f"sweep.dir={stage.folder}"]  # fmt: skip
+              f"cluster.kubeconfig={stage.kubernetes.launchers[stage.namespace]}", f"cluster.namespace={stage.namespace}", f"sweep.dir={stage.folder}"]  # fmt: skip
     assert main([*common, "cluster.workload=pods"]) == 0
     assert "kind: Pod" in capsys.readouterr().out
     assert main([*common, "cluster.workload=job"]) == 2
@@ -286,6 +308,28 @@ def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_noth
     assert main([*common, "cluster.workload=pods", "cluster.memory=lots"]) == 2
     assert "quantities must match" in capsys.readouterr().err
     assert not stage.left() and not list(stage.folder.iterdir())
+
+
+def test_asking_how_trials_stand_brings_results_home_and_removes_nothing(stage: Stage) -> None:
+    """Nor is a trial dead because it is in another namespace than the first one."""
+    settings = SweepConfig(dir=str(stage.folder), follow=False, max_parallel=0)
+    with stage.kubernetes.namespace() as other, Backends() as backends:
+        far = dataclasses.replace(
+            stage.cluster({"run": "-1", "log": "[{index}] step 1"}), namespace=other, kubeconfig=str(stage.kubernetes.launchers[other])
+        )
+        wanted = [points(stage.cluster(), 1)[0], points(far, 2)[1]]
+        here, there = run_sweep("two", wanted, settings, backends)
+        core, store = stage.kubernetes.core(), Store(stage.folder)
+        wait_for(lambda: not _active(core.list_namespaced_pod(stage.namespace).items), "the first trial to end")
+        wait_for(lambda: len(_active(core.list_namespaced_pod(other).items)) == 2, "the second trial to be there")
+        before = stage.left()
+        catch_up(store, [here, there], backends)
+        assert (here.status, there.status.final) == (Status.DONE, False), (here.detail, there.detail)
+        assert (here.result() or {})["losses"] and sorted(stage.left()) == sorted(before)
+        assert len(_active(core.list_namespaced_pod(other).items)) == 2
+        assert stop(store, [store.load(here.id), store.load(there.id)], backends) == []
+        assert [store.load(record.id).status for record in (here, there)] == [Status.DONE, Status.STOPPED]
+        wait_for(lambda: not stage.left() and not core.list_namespaced_pod(other).items, "both namespaces to be empty")
 
 
 def test_status_knows_the_place_of_a_trial_that_no_launcher_follows(stage: Stage) -> None:

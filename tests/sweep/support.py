@@ -130,7 +130,7 @@ class PlayedQueue(Backend):
             if not self._state(handle["name"]).status.final:
                 self.end(handle["name"], JobState(Status.STOPPED, Reason.CANCELLED))
 
-    def collect(self, job: Job, handle: Handle) -> None:
+    def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:
         self._answer()
 
     def _answer(self) -> None:

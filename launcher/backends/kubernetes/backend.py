@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
-from launcher.backends.kubernetes.causes import Object, begun, container_of, ended, index_of, lost, name_of
+from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of
 from launcher.backends.kubernetes.client import Client, plainly
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.logs import Follower, follow_pod, together, unpack_message
@@ -35,7 +35,7 @@ from trainer.config import ConfigError, Reason, Status
 
 _EVENTS_PATH = "api/v1/namespaces/{namespace}/events"
 _EVENTS = {
-    "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Preempted", "TaintManagerEviction", "NodeNotReady",
+    "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Preempted", "TaintManagerEviction", "NodeNotReady", "SuccessfulDelete",
 }  # fmt: skip
 _AT_ONCE = 8
 """Jobs created at the same time."""
@@ -52,6 +52,7 @@ class KubernetesBackend(Backend):
     """Trials as gangs of pods in one namespace."""
 
     poll_seconds = 1.0
+    leaves_objects = True
 
     def __init__(self, cluster: ClusterConfig):
         if importlib.util.find_spec("kubernetes") is None:
@@ -149,13 +150,15 @@ class KubernetesBackend(Backend):
                 self._cancelled.add(handle["name"])
                 self._client.delete(SERVICES, handle["name"])
 
-    def collect(self, job: Job, handle: Handle) -> None:
+    def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:
         """End what still runs, read every pod's log to its end, and remove the job's objects (but see ``cluster.keep``)."""
         if "refused" in handle:
             return
         known = self._watched([handle])[handle["name"]]
         observed = self._read(self._client, handle, known)
         running = [pod for pod in observed.pods if "running" in container_of(pod) and pod["metadata"]["uid"] not in observed.gone]
+        if running and not remove:
+            raise BackendError(f"it has ended, but for pod {name_of(running[0])}, which the command that runs or cancels the trial ends")
         for pod in running:
             self._client.delete(PODS_PATH, name_of(pod), pod["metadata"]["uid"])
         self._follow(handle, observed.pods)
@@ -168,7 +171,7 @@ class KubernetesBackend(Backend):
         for pod in sorted(last.pods, key=index_of):
             unpack_message(pod, job.directory, job.attempt)
         done = state_of(self._kind, observed, self._client.now(), 0.0).status is Status.DONE
-        if self._settings.keep == "nothing" or (self._settings.keep == "failed" and done):
+        if remove and (self._settings.keep == "nothing" or (self._settings.keep == "failed" and done)):
             self._client.delete(SERVICES, job.name)
         if running:
             self._submission.await_end(job.name)
@@ -208,13 +211,10 @@ class KubernetesBackend(Backend):
         except ConfigError as error:
             return handle_of(job) | {"refused": {"reason": Reason.CONFIGURATION.value, "detail": str(error)}}
         except ApiError as error:
-            plain = plainly(error, f"submit trial {job.trial}", self._client.namespace)
-            if error.over_quota:
-                self._over_quota[job.name] = _Waiting(request, time.monotonic(), str(plain))
-            elif isinstance(plain, BackendError):
-                raise plain from None
-            else:
-                return handle_of(job) | {"refused": {"reason": Reason.CANNOT_START.value, "detail": str(plain)}}
+            plain = str(plainly(error, f"submit trial {job.trial}", self._client.namespace))
+            if not error.over_quota:
+                return handle_of(job) | {"refused": {"reason": Reason.CANNOT_START.value, "detail": plain}}
+            self._over_quota[job.name] = _Waiting(request, time.monotonic(), plain)
         return handle_of(job)
 
     def _try_over_quota(self) -> None:
@@ -237,8 +237,8 @@ class KubernetesBackend(Backend):
         things = {name: _by_job(mirror.objects()) for name, mirror in self._mirrors.items() if name != "events"}
         gone = frozenset().union(*(mirror.gone() for mirror in self._mirrors.values()))
         events: dict[str, list[Object]] = {}
-        for event in self._mirrors["events"].objects():
-            events.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
+        for event in self._mirrors["events"].objects():  # of a pod, by its uid; but its controller tells of its deletion by name
+            events.setdefault(deleted_in(event) or event["involvedObject"].get("uid", ""), []).append(event)
 
         def living(kind: str, name: str) -> Object | None:
             return next((item for item in things.get(kind, {}).get(name, []) if item["metadata"]["uid"] not in gone), None)
@@ -246,7 +246,12 @@ class KubernetesBackend(Backend):
         known = {}
         for name, count in {handle["name"]: handle["pods"] for handle in handles}.items():
             pods, workload = things["pods"].get(name, []), living("workloads", name)
-            about = [event for item in [*pods, *([workload] if workload else [])] for event in events.get(item["metadata"]["uid"], [])]
+            about = [
+                event
+                for item in [*pods, *([workload] if workload else [])]
+                for key in (item["metadata"]["uid"], name_of(item))
+                for event in events.get(key, [])
+            ]
             known[name] = Observed(count, living("roots", name), workload, pods, gone, about)
         return known
 

@@ -6,9 +6,10 @@ happened in five places: its status, its conditions, its container's state, its 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -75,6 +76,7 @@ class Cause:
     stopped: bool = False  # after a checkpoint: may be resumed
     ended: float | None = None  # unix seconds
     bad_node: str | None = None  # the node, where the fault is its
+    deleted: float | None = None  # unix seconds when its deletion was asked for, by somebody; infinite: by the controller of its workload
 
 
 def name_of(pod: Object) -> str:
@@ -129,6 +131,27 @@ def succeeded(pod: Object) -> bool:
 
 def cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, fault_timeout: float) -> Cause | None:
     """Why ``pod`` is no use any more; None while it may still do its part. ``events`` are those about it, ``gone``: it was deleted."""
+    cause = _cause_of(pod, gone, events, now, fault_timeout)
+    return replace(cause, deleted=_deleted(pod, gone, events)) if cause else None
+
+
+def deleted_in(event: Object) -> str:
+    """The pod that a controller says it has deleted: it had no more use for it."""
+    match = re.match(r"Deleted pod: (\S+)", event.get("message") or "") if event.get("reason") == "SuccessfulDelete" else None
+    return match[1] if match else ""
+
+
+def _deleted(pod: Object, gone: bool, events: Sequence[Object]) -> float | None:
+    head = pod["metadata"]
+    until = seconds(head.get("deletionTimestamp"))  # the end of its grace period
+    if until is None and not gone:
+        return None
+    if any(deleted_in(event) == head["name"] for event in events):
+        return math.inf
+    return 0.0 if until is None else until - float(head.get("deletionGracePeriodSeconds") or 0)
+
+
+def _cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, fault_timeout: float) -> Cause | None:
     if succeeded(pod):
         return None
     end = container_of(pod).get("terminated") or {}
@@ -225,7 +248,8 @@ def _end(pod: Object, end: Object, gone: bool, at: float | None) -> Cause:
         return Cause(OWN, Reason.CANNOT_START, _told(pod, f"{word}: {message}; check the image and cluster.python"), ended=at)
     weight = DELETED if gone or pod["metadata"].get("deletionTimestamp") else ENDED
     if code == STOPPED:
-        return Cause(weight, Reason.PREEMPTED, _told(pod, "told to stop, and stopped after a checkpoint"), stopped=True, ended=at)
+        told = "was deleted" if weight == DELETED else "told to stop"
+        return Cause(weight, Reason.PREEMPTED, _told(pod, f"{told}, and stopped after a checkpoint"), stopped=True, ended=at)
     if weight == DELETED:
         return Cause(weight, Reason.NODE, _told(pod, f"was deleted (exit code {code})"), ended=at)
     reason = Reason.CONFIGURATION if code == WRONG_CONFIG else None

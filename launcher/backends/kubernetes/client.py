@@ -1,7 +1,9 @@
 """The few verbs that the launcher needs of an API server, over the official client's configuration, credentials and connections.
 
-Objects are plain JSON both ways: what is sent is what was printed, and what comes back is judged by pure functions. Requests that
-meet a busy or restarting server are repeated: names are deterministic, so a creation that was done twice answers AlreadyExists.
+Objects are plain JSON both ways: what is sent is what was printed, and what comes back is judged by pure functions. There are two
+ways not to get what was asked for. ``ApiError`` is an answer. ``Unreachable`` is none: the server cannot be reached, is too busy, or
+has restarted and does not know yet what it allowed before. Such requests are repeated, which does no harm: names are deterministic,
+so a creation that was done twice answers AlreadyExists.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.base import BackendError
-from launcher.backends.kubernetes.errors import ApiError, explain, from_answer
+from launcher.backends.kubernetes.errors import ApiError, explain, from_answer, short
 from launcher.backends.kubernetes.manifests import Manifest
 from launcher.config.kubernetes import KubernetesCluster
 from trainer.config import ConfigError
@@ -30,12 +32,20 @@ _STREAM_TIMEOUT = (5.0, 330.0)
 WATCH_SECONDS = 300
 PATIENCE = 600.0
 """Seconds for which a request is repeated, by default, while nobody answers: an upgrade of the control plane takes minutes."""
+_PAUSE_AT_MOST = 5.0
+"""Seconds between two attempts, unless the server wishes more."""
+_LONGEST_PAUSE = 30.0
+"""Seconds that a server's wish is honoured at most."""
 _POOL = 64
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 class Unreachable(BackendError):
-    """No answer at all."""
+    """No answer, or none that holds: to be asked again, after ``retry_after`` seconds if the server says so."""
+
+    def __init__(self, message: str, retry_after: float = 0.0):
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Client:
@@ -49,6 +59,7 @@ class Client:
         self.skew = 0.0  # seconds by which the server's clock is ahead of ours
         self._complained = float("-inf")
         self._warned: set[str] = set()
+        self._allowed: set[str] = set()  # requests that were granted: a refusal of the same is not the last word
         self._streams: set[Any] = set()
         self._closed = False
 
@@ -66,16 +77,12 @@ class Client:
             try:
                 with self._open(method, path, query, body, _TIMEOUT) as answer:
                     return dict(json.loads(answer.data or b"{}"))
-            except ApiError as error:
-                if not error.busy or time.monotonic() > deadline:
-                    raise
-                pause = max(pause, min(error.retry_after or 0.0, 30.0))
             except Unreachable as error:
                 if time.monotonic() > deadline:
                     raise
                 self.complain(str(error))
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+                time.sleep(max(pause, min(error.retry_after, _LONGEST_PAUSE)))
+            pause = min(2 * pause, _PAUSE_AT_MOST)
 
     def create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:
         """What the server stored. Servers that can are told to refuse unknown fields; the others drop them without a word."""
@@ -112,7 +119,10 @@ class Client:
         """Changes as they come, ``{"type", "object"}``, until the server ends the watch; ``ApiError`` (410) when it cannot go on."""
         query |= {"watch": "true", "timeoutSeconds": WATCH_SECONDS, "allowWatchBookmarks": "true"}
         for line in self._lines(self._in_namespace(path), query):
-            change = json.loads(line)
+            try:
+                change = json.loads(line)
+            except ValueError as error:
+                raise Unreachable(self._in_vain(str(error))) from None
             if change["type"] == "ERROR":
                 status = change["object"]
                 raise ApiError(status.get("code", 500), status.get("reason", ""), status.get("message", ""))
@@ -159,33 +169,39 @@ class Client:
                 for chunk in answer.stream(65536, decode_content=True):
                     *lines, rest = (rest + chunk).split(b"\n")
                     yield from lines
-            except _network_errors() as error:
-                raise self._unreachable(error) from None
             finally:
                 self._streams.discard(answer)
 
     @contextlib.contextmanager
     def _open(self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout: tuple[float, float]) -> Iterator[Any]:
-        """The raw answer, which is closed on leaving; ``ApiError`` unless it is a 2xx."""
+        """The raw answer, which is closed on leaving. ``ApiError`` if it is no 2xx, ``Unreachable`` if it does not hold, or breaks off."""
         pairs = list((query or {}).items())
         parts = self._api.param_serialize(method, f"/{path}", query_params=pairs, body=body, auth_settings=["BearerToken"])
         _, url, headers, content, _ = parts
         headers |= {"Accept": "application/json", "Content-Type": "application/json"}
         try:
             answer = self._api.call_api(method, url, headers, content, None, timeout).response
+            try:
+                self._judge(answer, _right(method, path, query or {}))
+                yield answer
+            finally:
+                answer.close()  # a stream's connection ends here; one that was read to its end went back to the pool
         except _network_errors() as error:
-            raise self._unreachable(error) from None
-        try:
-            if not 200 <= answer.status < 300:
-                raise from_answer(answer.status, answer.data, answer.headers.get("Retry-After"))
-            self._note_time(answer.headers.get("Date"))
-            self._pass_on(answer.headers.get("Warning"))
-            yield answer
-        finally:
-            answer.close()  # a stream's connection ends here; one that was read to its end went back to the pool
+            raise Unreachable(self._in_vain(_root(error))) from None
 
-    def _unreachable(self, error: BaseException) -> Unreachable:
-        return Unreachable(f"the Kubernetes API server at {self.server} does not answer ({_root(error)}); what was submitted goes on")
+    def _judge(self, answer: Any, right: str) -> None:
+        """Return if the answer is a 2xx."""
+        if not 200 <= answer.status < 300:
+            error = from_answer(answer.status, answer.data, answer.headers.get("Retry-After"))
+            if error.busy or (error.unauthorized and right in self._allowed):
+                raise Unreachable(self._in_vain(str(error)), error.retry_after or 0.0)
+            raise error
+        self._allowed.add(right)
+        self._note_time(answer.headers.get("Date"))
+        self._pass_on(answer.headers.get("Warning"))
+
+    def _in_vain(self, why: str) -> str:
+        return f"the Kubernetes API server at {self.server} does not answer ({short(why)}); what was submitted goes on"
 
     def _pass_on(self, header: str | None) -> None:
         """What the server took with a warning, such as pods that its Pod Security will refuse later: said once each."""
@@ -203,10 +219,15 @@ class Client:
             self.skew = skew if abs(skew) > 1.0 else 0.0
 
 
-def plainly(error: ApiError, doing: str, namespace: str) -> ConfigError | BackendError:
-    """``error`` as one sentence: a ``BackendError`` if the server was only busy."""
-    kind = BackendError if error.busy else ConfigError
-    return kind(explain(error, doing, namespace))
+def plainly(error: ApiError, doing: str, namespace: str) -> ConfigError:
+    """``error`` as one sentence."""
+    return ConfigError(explain(error, doing, namespace))
+
+
+def _right(method: str, path: str, query: dict[str, Any]) -> str:
+    """What RBAC decides upon: the verb and the kind of thing, of whatever name."""
+    kind = re.sub(r"(namespaces/[^/]+/[^/]+/)[^/]+", r"\1NAME", path)
+    return f"{method} {kind}{' watch' if 'watch' in query else ''}"
 
 
 def _connect(cluster: KubernetesCluster) -> Any:
@@ -239,7 +260,7 @@ def _network_errors() -> tuple[type[BaseException], ...]:
     from kubernetes.client.exceptions import ApiException  # the client's wrapping of failed TLS handshakes
     from urllib3.exceptions import HTTPError
 
-    return (HTTPError, ApiException, OSError)
+    return (HTTPError, ApiException, OSError, ValueError)  # the last of a proxy's page where JSON was expected
 
 
 def _root(error: BaseException) -> str:

@@ -7,11 +7,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.backends.base import BackendError
+
 RBAC = "deploy/kubernetes/rbac.yaml grants what a launcher needs"
+_RIGHTS = re.compile(r'User "([^"]*)" cannot (\w+) resource "([^"]*)"(?: in API group "([^"]*)")?')
 
 
 @dataclass
-class ApiError(Exception):
+class ApiError(BackendError):
     """An answer other than 2xx. ``status`` is the HTTP status, the rest is its ``Status`` object."""
 
     status: int
@@ -39,12 +42,19 @@ class ApiError(Exception):
 
     @property
     def busy(self) -> bool:
-        """The same request may be granted in a moment."""
+        """The server cannot tell now: the same request may be granted in a moment."""
         return (
-            self.status in (429, 502, 503, 504)
+            self.status >= 500
+            or self.status == 429
             or self.reason in ("ServerTimeout", "Timeout", "TooManyRequests")
             or self.retry_after is not None
+            or (self.reason == "Conflict" and not self.absent)  # two writers met, at a quota say
         )
+
+    @property
+    def unauthorized(self) -> bool:
+        """Credentials or rights are missing: for ever, or while a server that has restarted does not know them yet."""
+        return self.status == 401 or (self.status == 403 and _RIGHTS.search(self.message) is not None)
 
     @property
     def over_quota(self) -> bool:
@@ -117,37 +127,35 @@ def _cause(error: ApiError, namespace: str) -> tuple[str, str]:
         return _fields(error), "correct the cluster's settings that lead to these fields (cluster.patch, cpu, memory, labels, ...)"
     if error.status == 400:
         return _malformed(message), "correct the cluster's settings (quantities look like 4, 500m, 64Gi)"
-    if error.busy:
-        return f"the API server is too busy or restarting ({error.status} {message})", "try again; everything that was submitted goes on"
-    return f"the API server answers {error.status} {error.reason} {_short(message)}".rstrip(), "see its log"
+    return f"the API server answers {error.status} {error.reason} {short(message)}".rstrip(), "see its log"
 
 
 def _forbidden(message: str, namespace: str) -> tuple[str, str]:
-    short = _short(message)
+    said = short(message)
     if "because it is being terminated" in message:
         return f"namespace {namespace} is being deleted", "wait until it is gone and create it anew, or choose another cluster.namespace"
     if "exceeded quota" in message:
         return (
-            f"the namespace's quota is used up ({short})",
+            f"the namespace's quota is used up ({said})",
             "wait, lower sweep.max_parallel or the pods' resources, or have the quota raised",
         )
     if "failed quota" in message:
-        return f"the namespace's quota wants resources stated ({short})", "set cluster.cpu and cluster.memory"
+        return f"the namespace's quota wants resources stated ({said})", "set cluster.cpu and cluster.memory"
     if "violates PodSecurity" in message:
         return (
-            f"the namespace's Pod Security Standard forbids the pods ({short})",
+            f"the namespace's Pod Security Standard forbids the pods ({said})",
             "set cluster.restricted=true and a non-zero cluster.user, or relax the standard",
         )
     if re.search(r"(maximum|minimum) (cpu|memory|\S+) usage per|limit to request ratio", message):
-        return f"the namespace's limit range forbids the pods ({short})", "change cluster.cpu or cluster.memory"
+        return f"the namespace's limit range forbids the pods ({said})", "change cluster.cpu or cluster.memory"
     if match := re.search(r'serviceaccount "([^"]*)" not found', message):
         return f"there is no service account {match[1]} in namespace {namespace}", "create it, or correct cluster.service_account"
     if match := re.search(r"no PriorityClass with name (\S+) was found", message):
         return f"the cluster has no priority class {match[1]}", "create it, or correct cluster.priority_class"
-    if match := re.search(r'User "([^"]*)" cannot (\w+) resource "([^"]*)"(?: in API group "([^"]*)")?', message):
+    if match := _RIGHTS.search(message):
         user, verb, resource, group = match.groups()
         return f"user {user} may not {verb} {resource}{'.' + group if group else ''} in namespace {namespace}", f"have it granted: {RBAC}"
-    return short, f"ask the cluster's administrator ({RBAC})"
+    return said, f"ask the cluster's administrator ({RBAC})"
 
 
 def _not_found(error: ApiError, namespace: str) -> tuple[str, str]:
@@ -158,28 +166,28 @@ def _not_found(error: ApiError, namespace: str) -> tuple[str, str]:
         )
     if not error.details.get("name") and error.message in ("the server could not find the requested resource", "404 page not found"):
         return "the cluster does not know this kind of object", "install it, or choose another cluster.workload (job and pods need nothing)"
-    return _short(error.message), "it may have been deleted by somebody else"
+    return short(error.message), "it may have been deleted by somebody else"
 
 
 def _fields(error: ApiError) -> str:
     """Field and complaint of every cause. The message itself can hold a whole template, kilobytes of it."""
     causes = error.details.get("causes") or []
     said = [f"{cause.get('field')}: {_without_value(str(cause.get('message', '')))}" for cause in causes]
-    return " and ".join(dict.fromkeys(said)) or _short(error.message)
+    return " and ".join(dict.fromkeys(said)) or short(error.message)
 
 
 def _without_value(text: str) -> str:
     """``Invalid value: {...}: field is immutable`` without a value that is longer than a line."""
     match = re.match(r'(Invalid value: )("(?:[^"\\]|\\.)*"|.*): (.*)$', text, re.DOTALL)
-    return f"{match[1]}...: {match[3]}" if match and len(match[2]) > 80 else _short(text)
+    return f"{match[1]}...: {match[3]}" if match and len(match[2]) > 80 else short(text)
 
 
 def _malformed(message: str) -> str:
     """``Pod in version "v1" cannot be handled as a Pod: ...``: what comes last is the reason."""
     reason = re.sub(r"^.*cannot be handled as an? \w+: ", "", message, flags=re.DOTALL)
-    return _short(re.sub(r"error found in #\d+ byte of .*$", "", reason, flags=re.DOTALL).strip(" ,"))
+    return short(re.sub(r"error found in #\d+ byte of .*$", "", reason, flags=re.DOTALL).strip(" ,"))
 
 
-def _short(text: str, limit: int = 240) -> str:
+def short(text: str, limit: int = 240) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."

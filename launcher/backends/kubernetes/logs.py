@@ -20,24 +20,32 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.backends.base import BackendError
-from launcher.backends.kubernetes.causes import Object, container_of, name_of
+from launcher.backends.kubernetes.causes import Object, container_of, index_of, name_of
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.manifests import CONTAINER
+from launcher.sweep.files import read_json, write_json
 
 _FILE = re.compile(r"(metrics\.jsonl|timeline\.json|result\.json|failure-\d+\.json)\Z")
 _PIECE = re.compile(rb"#trireme (\S+) (?:(\+)|(\d+)/(\d+)) (.*)\Z", re.DOTALL)
 _RANK = re.compile(rb"\[(\d+)\] (.*)\Z", re.DOTALL)
 _SAVE_SECONDS = 1.0
 _AGAIN_SECONDS = 0.5
+_REFUSED_SECONDS = 5.0
 
 
 class Unpacker:
-    """Takes a pod's log line by line and writes what it holds. ``attempt`` fences: what a newer attempt wrote is left alone."""
+    """Takes a pod's log line by line and writes what it holds. ``attempt`` fences: what a newer attempt wrote is left alone.
 
-    def __init__(self, directory: Path, attempt: int):
-        self._directory, self._attempt = directory, attempt
-        self._logs: dict[str, IO[bytes]] = {}
+    ``sizes`` are those of the files that it appends to, by name, at the place in the pod's log where it begins: what a killed launcher
+    wrote after that place comes again, and is written over. Lines of no rank of ``ranks`` are the first one's: the interpreter's own
+    complaints, before a rank has started.
+    """
+
+    def __init__(self, directory: Path, attempt: int, ranks: range, sizes: dict[str, int]):
+        self._directory, self._attempt, self._ranks = directory, attempt, ranks
+        self._sizes = dict(sizes)
+        self._streams: dict[str, IO[bytes]] = {}
         self._pieces: list[bytes] = []
 
     @property
@@ -48,40 +56,54 @@ class Unpacker:
     def take(self, line: bytes) -> None:
         if match := _PIECE.match(line):
             self._file(match[1].decode("ascii", "replace"), *match.groups()[1:])
-        elif match := _RANK.match(line):
-            self._log(match[1].decode()).write(match[2] + b"\n")
+        elif (match := _RANK.match(line)) and int(match[1]) in self._ranks:
+            self._stream(log_of(self._attempt, int(match[1]))).write(match[2] + b"\n")
         else:
-            self._log("0").write(line + b"\n")  # before the first rank started: the interpreter's own complaint
+            self._stream(log_of(self._attempt, self._ranks[0])).write(line + b"\n")
 
-    def flush(self) -> None:
-        for stream in list(self._logs.values()):
+    def flush(self) -> dict[str, int]:
+        """Bring what was taken to disk; the sizes of the files then."""
+        for name, stream in list(self._streams.items()):
             if not stream.closed:
                 stream.flush()
+                self._sizes[name] = stream.tell()
+        return dict(self._sizes)
 
     def close(self) -> None:
-        for stream in self._logs.values():
+        for stream in self._streams.values():
             stream.close()
 
-    def _log(self, rank: str) -> IO[bytes]:
-        name = f"attempt{self._attempt}.rank{rank}.log"
-        if name not in self._logs:
-            path = self._directory / "logs" / name
+    def _stream(self, name: str) -> IO[bytes]:
+        if name not in self._streams:
+            path = self._directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._logs[name] = path.open("ab")
-        return self._logs[name]
+            if size_of(path) > self._sizes.get(name, 0):
+                os.truncate(path, self._sizes.get(name, 0))
+            self._streams[name] = path.open("ab")
+        return self._streams[name]
 
     def _file(self, name: str, append: bytes | None, number: bytes | None, count: bytes | None, content: bytes) -> None:
         if not _FILE.match(name):  # a pod has no say over other files
             return
         if append:
-            with (self._directory / name).open("ab") as stream:
-                stream.write(content + b"\n")
+            stream = self._stream(name)
+            stream.write(content + b"\n")
+            stream.flush()  # progress is seen as it is made
             return
         self._pieces = [*self._pieces, content] if number != b"1" else [content]
         if number == count:
             pieces, self._pieces = self._pieces, []
             if len(pieces) == int(count or 0):
                 write_fenced(self._directory / name, zlib.decompress(base64.b64decode(b"".join(pieces))), self._attempt)
+
+
+def log_of(attempt: int, rank: int) -> str:
+    """The file of a rank's log, in the trial's directory."""
+    return f"logs/attempt{attempt}.rank{rank}.log"
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def write_fenced(path: Path, content: bytes, attempt: int) -> None:
@@ -117,29 +139,34 @@ def unpack_message(pod: Object, directory: Path, attempt: int) -> None:
 
 
 class Follower(threading.Thread):
-    """Reads one pod's log to its end into a trial's directory. ``ended`` tells whether the pod's process has ended, or the pod is gone."""
+    """Reads one pod's log to its end into a trial's directory. ``ended`` tells whether the pod's process has ended, or the pod is gone.
+
+    How far it has read, and how long the files were there, is noted together: every line arrives once, whichever launcher is killed.
+    """
 
     def __init__(self, client: Client, pod: Object, directory: Path, attempt: int, ended: Callable[[], bool]):
         super().__init__(name=f"log {name_of(pod)}", daemon=True)
         self._client, self._pod, self._ended = client, name_of(pod), ended
-        self._unpacker = Unpacker(directory, attempt)
         self._cursor = directory / "logs" / f"attempt{attempt}.{self._pod}.cursor"
         self._stopped = threading.Event()
+        ranks = ranks_of(pod)
+        noted = read_json(self._cursor)
+        if noted is None:
+            grown = ["metrics.jsonl", *(log_of(attempt, rank) for rank in ranks)]
+            noted = {"seen": 0, "sizes": {name: size_of(directory / name) for name in grown}}
+            write_json(self._cursor, noted)
+        self._seen: int = noted["seen"]
+        self._unpacker = Unpacker(directory, attempt, ranks, noted["sizes"])
 
     def run(self) -> None:
-        seen = int(self._cursor.read_text()) if self._cursor.exists() else 0
-        saved = time.monotonic()
         try:
-            for stamp, line in follow_pod(self._client, self._pod, seen, self._ended, self._stopped):
-                self._unpacker.take(line)
-                seen = stamp if self._unpacker.whole else seen
-                if time.monotonic() - saved > _SAVE_SECONDS:
-                    saved = time.monotonic()
-                    self._save(seen)
-            if seen:
-                self._save(seen)
-        except ApiError as error:
-            self._client.complain(explain(error, f"read the log of pod {self._pod}", self._client.namespace))
+            while not self._stopped.is_set():
+                try:
+                    self._read()
+                    return
+                except ApiError as error:  # rights may come back; whoever waits for the end stops us
+                    self._client.complain(explain(error, f"read the log of pod {self._pod}", self._client.namespace))
+                    self._stopped.wait(_REFUSED_SECONDS)
         finally:
             self._unpacker.close()
 
@@ -148,11 +175,30 @@ class Follower(threading.Thread):
         self._stopped.set()
         self._unpacker.flush()
 
-    def _save(self, stamp: int) -> None:
+    def _read(self) -> None:
+        saved = time.monotonic()
+        for stamp, line in follow_pod(self._client, self._pod, self._seen, self._ended, self._stopped):
+            self._unpacker.take(line)
+            if self._unpacker.whole:
+                self._seen = stamp
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    saved = time.monotonic()
+                    self._save()
+        if self._unpacker.whole:
+            self._save()
+
+    def _save(self) -> None:
         """What was read comes to disk before the note that it was."""
-        self._unpacker.flush()
-        self._cursor.parent.mkdir(parents=True, exist_ok=True)
-        self._cursor.write_text(str(stamp))
+        write_json(self._cursor, {"seen": self._seen, "sizes": self._unpacker.flush()})
+
+
+def ranks_of(pod: Object) -> range:
+    """The ranks that run in a pod, as its own environment has it; one for each index where it does not say."""
+    environment = {
+        item["name"]: item.get("value") for container in pod["spec"].get("containers", []) for item in container.get("env") or []
+    }
+    count = int(environment.get("TRIREME_RANKS_PER_NODE") or 1)
+    return range(index_of(pod) * count, (index_of(pod) + 1) * count)
 
 
 def follow_pod(
@@ -170,6 +216,8 @@ def follow_pod(
             for stamp, line in _read_pod(client, pod, seen, follow=not last):
                 seen = stamp
                 yield stamp, line
+        except ApiError:
+            raise
         except BackendError:
             last = False
         if last:
@@ -210,8 +258,6 @@ def _read_pod(client: Client, pod: str, after: int, follow: bool) -> Iterator[tu
             elif when > after:
                 yield when, text
     except ApiError as error:
-        if error.status >= 500 or error.busy:
-            raise BackendError(str(error)) from None
         if error.status not in (400, 404):  # still being created; gone
             raise
 

@@ -6,16 +6,21 @@ The reason is that of the pod which explains the others: when one is evicted, it
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.backends.base import JobState
 from launcher.backends.kubernetes.causes import (
+    DELETED,
+    OWN,
     Cause,
     Object,
     cause_of,
     condition,
     container_of,
+    deleted_in,
     index_of,
     name_of,
     refusal,
@@ -65,7 +70,7 @@ def state_of(kind: Kind, job: Observed, now: float, fault_timeout: float) -> Job
     if peers and _unsettled(causes, now):
         first = min(causes, key=_order).detail if causes else message
         return JobState(Status.RUNNING, None, f"failing, waiting for the other pods: {first}", started, nodes)
-    cause = min([*causes, *([given_up] if given_up else [])], key=_order)
+    cause = _blame(min([*causes, *([given_up] if given_up else [])], key=_order), causes)
     bad = tuple(sorted({c.bad_node for c in causes if c.bad_node}))
     return JobState(Status.STOPPED if cause.stopped else Status.FAILED, cause.reason, cause.detail, started, nodes, bad_nodes=bad)
 
@@ -85,7 +90,8 @@ def _started(pods: Sequence[Object]) -> float | None:
 
 
 def _about(pod: Object, events: Sequence[Object]) -> list[Object]:
-    return [e for e in events if (e.get("involvedObject") or {}).get("uid") == pod["metadata"]["uid"]]
+    uid, name = pod["metadata"]["uid"], name_of(pod)
+    return [e for e in events if (e.get("involvedObject") or {}).get("uid") == uid or deleted_in(e) == name]
 
 
 def _wants_suspension(workload: Object | None) -> bool:
@@ -123,7 +129,18 @@ def _unsettled(causes: Sequence[Cause], now: float) -> bool:
 
 def _order(cause: Cause) -> tuple[int, bool, float]:
     """What explains most comes first: by weight, then failures before orderly stops, then the earliest."""
-    return cause.weight, cause.stopped, cause.ended or 0.0
+    return cause.weight, cause.stopped, (cause.deleted if cause.weight == DELETED else cause.ended) or 0.0
+
+
+def _blame(cause: Cause, causes: Sequence[Cause]) -> Cause:
+    """``cause``, unless it followed from the deletion of another pod, which is told before it.
+
+    Peers of a pod that somebody deleted fail for want of it, or stop with it, before it has ended itself.
+    """
+    first = min((c for c in causes if c.deleted is not None), key=lambda c: c.deleted or 0.0, default=None)
+    if first is None or first is cause or cause.weight == OWN or (first.deleted or 0.0) > (cause.ended or math.inf):
+        return cause
+    return dataclasses.replace(cause, reason=cause.reason or Reason.NODE, detail=f"{first.detail}; {cause.detail}")
 
 
 def _alive(job: Observed, pods: Sequence[Object], started: float | None, nodes: tuple[str, ...]) -> JobState:

@@ -13,11 +13,12 @@ from typing import Any
 
 from launcher.backends.base import BackendError
 from launcher.backends.kubernetes.client import Client
-from launcher.backends.kubernetes.errors import ApiError
+from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.manifests import Manifest
 
 _PAUSE = 1.0
-"""Seconds between attempts to resume a broken watch."""
+"""Seconds between attempts to resume a broken watch; twice as long after each that fails."""
+_PAUSE_AT_MOST = 15.0
 _FIRST = 60.0
 """Seconds for which the first answer is waited for."""
 
@@ -33,6 +34,7 @@ class Mirror:
         self._gone: set[str] = set()
         self._lock = threading.Lock()
         self._synced, self._closed = threading.Event(), threading.Event()
+        self._listed = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch {path}", daemon=True)
 
@@ -41,7 +43,7 @@ class Mirror:
         return self
 
     def objects(self) -> list[Manifest]:
-        """A copy as of the newest change. ``BackendError`` while there has been no answer yet, ``ApiError`` if watching is refused."""
+        """A copy as of the newest change. ``BackendError`` while there has been no answer yet, or only refusals."""
         if not self._synced.wait(_FIRST):
             raise BackendError(f"the Kubernetes API server at {self._client.server} does not answer; what was submitted goes on")
         if self._failure is not None:
@@ -80,6 +82,7 @@ class Mirror:
 
     def _follow(self) -> None:
         version: str | None = None
+        pause = _PAUSE
         while not self._closed.is_set():
             began = time.monotonic()
             try:
@@ -87,15 +90,25 @@ class Mirror:
                 for change in self._client.watch(self._path, resourceVersion=version, **self._query):
                     version = change["object"]["metadata"]["resourceVersion"]
                     self._take(change)
+                pause = _PAUSE
             except ApiError as error:
-                if error.status in (401, 403, 404) and not self._synced.is_set():
-                    raise
-                if not error.expired:
-                    self._client.complain(f"the watch of {self._path.rpartition('/')[2]} is refused: {error}")
                 version = None  # 410 Gone, or a server that has forgotten: list anew
+                if not error.expired:
+                    self._refused(error)
+                    pause = min(2 * pause, _PAUSE_AT_MOST)
             except BackendError as error:
                 self._client.complain(str(error))
-            self._closed.wait(max(0.0, _PAUSE - (time.monotonic() - began)))
+                pause = min(2 * pause, _PAUSE_AT_MOST)
+            self._closed.wait(max(0.0, pause - (time.monotonic() - began)))
+
+    def _refused(self, error: ApiError) -> None:
+        """Rights may come late, or come back: it is tried on. Whoever asks is told, if there has never been an answer."""
+        words = explain(error, f"watch {self._path.rpartition('/')[2]}", self._client.namespace)
+        if self._listed:
+            self._client.complain(words)
+        else:
+            self._failure = BackendError(words)
+            self._synced.set()
 
     def _list(self) -> str:
         answer = self._client.list(self._path, **self._query)
@@ -103,6 +116,7 @@ class Mirror:
         with self._lock:
             self._gone = {uid for uid in self._objects if uid not in items}
             self._objects = {**self._objects, **items}
+        self._listed, self._failure = True, None
         self._synced.set()
         return str(answer["metadata"]["resourceVersion"])
 

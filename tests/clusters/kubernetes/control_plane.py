@@ -60,6 +60,10 @@ class ControlPlane:
         self._daemons = [self._etcd(), self._api_server(), self._controllers(), self._scheduler()]
 
     @property
+    def database(self) -> Daemon:
+        return self._daemons[0]
+
+    @property
     def api_server(self) -> Daemon:
         return self._daemons[1]
 

@@ -1,18 +1,24 @@
-"""One Kubernetes for all tests of a run: the one that KUBECONFIG names, else one of our own, else the tests are skipped and say why."""
+"""One Kubernetes for all tests of a run: the one that KUBECONFIG names, else one of our own, else the tests are skipped and say why.
+
+Launchers are given the credentials of the shipped service account, with the shipped role in the namespace of the test, and no more;
+what a test does by hand it does as administrator.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ContainerConfig
@@ -28,9 +34,11 @@ PROJECT = Path(__file__).resolve().parents[3]
 class Kubernetes:
     """What tests see of it. ``own`` is None when it was given to us: then nothing of it is killed, and nothing is played."""
 
-    kubeconfig: Path
+    kubeconfig: Path  # of the administrator
     own: Cluster | None
     image: str
+    groups: list[str] = field(default_factory=list)  # API groups, beside those of the shipped role, of workloads that tests have added
+    launchers: dict[str, Path] = field(default_factory=dict)  # by namespace: the kubeconfig of the shipped service account
 
     def core(self) -> Any:
         """The core API, for what a test does by hand."""
@@ -46,15 +54,46 @@ class Kubernetes:
 
     @contextmanager
     def namespace(self) -> Iterator[str]:
-        """A namespace of its own, removed afterwards."""
+        """A namespace of its own with the shipped service account and role, removed afterwards."""
         name = f"test-{uuid.uuid4().hex[:8]}"
         core = self.core()
         core.create_namespace({"metadata": {"name": name}})
         wait_for(lambda: core.list_namespaced_service_account(name).items, f"the service account of namespace {name}")
-        try:
-            yield name
-        finally:
-            core.delete_namespace(name, grace_period_seconds=0)
+        with tempfile.TemporaryDirectory() as folder:
+            self.launchers[name] = self.install_launcher(name, Path(folder) / "launcher.kubeconfig")
+            try:
+                yield name
+            finally:
+                core.delete_namespace(name, grace_period_seconds=0)
+
+    def install_launcher(self, namespace: str, path: Path) -> Path:
+        """deploy/kubernetes/rbac.yaml in ``namespace``; the kubeconfig, written to ``path``, with a token of its launcher."""
+        from kubernetes.client.exceptions import ApiException
+
+        core, rights = self.core(), self.api("RbacAuthorizationV1Api")
+        documents = shipped("rbac.yaml", namespace)
+        for rule in documents["Role/launcher"]["rules"]:
+            rule["apiGroups"] += self.groups if "batch" in rule["apiGroups"] else []
+        core.create_namespaced_service_account(namespace, documents["ServiceAccount/launcher"])
+        rights.create_namespaced_role(namespace, documents["Role/launcher"])
+        rights.create_namespaced_role_binding(namespace, documents["RoleBinding/launcher"])
+        wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86400}}
+        token = core.create_namespaced_service_account_token("launcher", namespace, wanted).status.token
+        document = yaml.safe_load(self.kubeconfig.read_text())
+        used = next(context["context"] for context in document["contexts"] if context["name"] == document["current-context"])
+        document["users"] = [{"name": used["user"], "user": {"token": token}}]
+        path.write_text(yaml.safe_dump(document))
+
+        def known() -> bool:
+            try:
+                launcher = connect(path)
+                type(core)(launcher).list_namespaced_pod(namespace)
+            except ApiException:
+                return False
+            return True
+
+        wait_for(known, "the role to take effect")
+        return path
 
     def cluster(self, namespace: str, **settings: Any) -> KubernetesCluster:
         """Pods that really run the trainer of this checkout."""
@@ -70,7 +109,7 @@ class Kubernetes:
         real: dict[str, Any] = {"node_selector": {"real": "true"}} if self.own else {}
         if not host.readable:
             real |= {"user": 0, "restricted": False}  # this checkout can be read by its owner only
-        return _settings(self.kubeconfig, namespace, common | real | {"container": container} | settings)
+        return self._settings(namespace, common | real | {"container": container} | settings)
 
     def played(self, namespace: str, **settings: Any) -> KubernetesCluster:
         """Pods that only look as if they ran; ``annotations`` say what becomes of them."""
@@ -82,11 +121,22 @@ class Kubernetes:
             "shared_memory": None,
             "grace_seconds": 1,
         }
-        return _settings(self.kubeconfig, namespace, common | {"container": ContainerConfig(image="played:1")} | settings)
+        return self._settings(namespace, common | {"container": ContainerConfig(image="played:1")} | settings)
+
+    def _settings(self, namespace: str, values: dict[str, Any]) -> KubernetesCluster:
+        return KubernetesCluster(backend="kubernetes", kubeconfig=str(self.launchers[namespace]), namespace=namespace, **values)
 
 
-def _settings(kubeconfig: Path, namespace: str, values: dict[str, Any]) -> KubernetesCluster:
-    return KubernetesCluster(backend="kubernetes", kubeconfig=str(kubeconfig), namespace=namespace, **values)
+def shipped(name: str, namespace: str) -> dict[str, Any]:
+    """The documents of a file of deploy/kubernetes, by KIND/NAME, for another namespace."""
+    text = (PROJECT / "deploy" / "kubernetes" / name).read_text()
+    documents = {f"{document['kind']}/{document['metadata']['name']}": document for document in yaml.safe_load_all(text)}
+    for document in documents.values():
+        if "namespace" in document["metadata"]:
+            document["metadata"]["namespace"] = namespace
+        for subject in document.get("subjects", []):
+            subject["namespace"] = namespace
+    return documents
 
 
 @pytest.fixture(scope="session")

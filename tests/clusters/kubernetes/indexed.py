@@ -122,11 +122,11 @@ class IndexedJobs:
         if true & {"Complete", "Failed"}:
             return
         if spec.get("suspend"):
-            self._end(active)
+            self._end(job, active)
             status["spared"] = sorted({*status.get("spared", []), *map(_uid, active)})
             _say(status, "Suspended", "JobSuspended", "Job suspended")
         elif "FailureTarget" in true or len(failed) > spec["backoffLimit"]:
-            self._end(active)
+            self._end(job, active)
             for word in ("FailureTarget",) if active or ending else ("FailureTarget", "Failed"):
                 _say(status, word, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
         elif len(succeeded) == spec["completions"]:
@@ -139,9 +139,15 @@ class IndexedJobs:
             for index in sorted(set(range(spec["completions"])) - there):
                 self._core.create_namespaced_pod(job["metadata"]["namespace"], _pod(job, index))
 
-    def _end(self, pods: list[Object]) -> None:
+    def _end(self, job: Object, pods: list[Object]) -> None:
+        """And say so, as every controller does."""
+        head = job["metadata"]
+        about = {"apiVersion": job["apiVersion"], "kind": "Job", "name": head["name"], "namespace": head["namespace"], "uid": head["uid"]}
         for pod in pods:
-            self._core.delete_namespaced_pod(pod["metadata"]["name"], pod["metadata"]["namespace"])
+            name = pod["metadata"]["name"]
+            self._core.delete_namespaced_pod(name, head["namespace"])
+            said = {"type": "Normal", "reason": "SuccessfulDelete", "message": f"Deleted pod: {name}", "involvedObject": about}
+            self._core.create_namespaced_event(head["namespace"], {"metadata": {"generateName": f"{head['name']}."}, **said})
 
     def _release(self, pod: Object) -> None:
         """Take away the finalizer: the pod has been counted."""
