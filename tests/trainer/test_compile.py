@@ -7,10 +7,12 @@ from farm import Farm
 from small_runs import small
 
 
-def test_compiled_blocks_train_the_same_model(farm: Farm) -> None:
-    """Compiled code runs around layers with a backward of their own and around a recomputed attention core."""
+@pytest.mark.parametrize(("family", "recompute"), [("gpt", "selective"), ("bloom", "none")])
+def test_compiled_blocks_train_the_same_model(farm: Farm, family: str, recompute: str) -> None:
+    """Compiled code runs around layers with a backward of their own, around a recomputed attention core, and through linear biases."""
     plain, compiled = (
-        farm.train(small(precision="fp32", model={"layers": 1}, run={"compile": way}, recompute="selective"), 1) for way in (False, True)
+        farm.train(small(precision="fp32", model={"layers": 1, "family": family}, run={"compile": way}, recompute=recompute), 1)
+        for way in (False, True)
     )
     assert compiled.checked().result["losses"] == pytest.approx(plain.checked().result["losses"], rel=1e-5)
     assert compiled.result["grad_norms"] == pytest.approx(plain.result["grad_norms"], rel=1e-4)

@@ -67,7 +67,8 @@ class AttentionCore(nn.Module):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=bias is None, enable_gqa=grouped)
+        mask = None if bias is None else bias.unsqueeze(0)  # all four dimensions: the compiler miscounts those of a mask with fewer
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
     def _unfused(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         groups = key.shape[1]
