@@ -256,7 +256,7 @@ def ours(order: dict[str, Any]) -> Callable[[int], Any]:
 
     config, place = run_config(order), discover(os.environ)
     world = World(place.rank, place.world_size, device_of(order), place.address, place.port, 300.0)
-    engine = Engine(config, world, open_dataset(config.data, config.model, config.run.seed, config.run.global_batch))
+    engine = Engine(config, world, open_dataset(config.data, config.model, config.run.seed))
     return engine.step
 
 
@@ -302,8 +302,13 @@ def plain_parts(order: dict[str, Any]) -> tuple[Any, Any, Callable[[int, int, in
         if isinstance(part, Part):
             for name, init in part.inits.items():
                 torch.nn.init.normal_(getattr(part, name), init.value, init.std)
-    dataset = open_dataset(config.data, config.model, config.run.seed, config.run.global_batch)
-    return config, model, lambda step, start, count: torch.from_numpy(dataset.batch(step, start, count)).t().contiguous().to(device)
+    dataset = open_dataset(config.data, config.model, config.run.seed)
+
+    def rows(step: int, start: int, count: int) -> Any:
+        first = step * config.run.global_batch + start
+        return torch.from_numpy(dataset.batch(first, count)).t().contiguous().to(device)
+
+    return config, model, rows
 
 
 def deepspeed(order: dict[str, Any]) -> Callable[[int], Any]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from trainer.clock import Clock
 from trainer.config import TrainConfig, micro_batches
 from trainer.data import Dataset
-from trainer.failure import NonFinite, OverBudget
+from trainer.failure import NonFinite
 from trainer.layout import Factors, blocks_per_chunk, build
-from trainer.memory import ActivationMeter
+from trainer.memory import ActivationMeter, check_room
 from trainer.meter import Recorder, recomputed_flops
 from trainer.models.transformer import Transformer
 from trainer.optimizer import AdamW, learning_rate, squared_norm, sum_partial
@@ -90,6 +90,7 @@ class Engine:
         self.owned = self.state.owned()
         self.optimizer = AdamW(config.optimizer, self.owned, world.device)
         self.scale = LossScale.of(config.run.precision)
+        self.samples = 0  # consumed by the steps before
         self.updates = 0  # optimizer updates made: a skipped step is none, so the learning rate waits for it
         seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
         boundary = Boundary.of((seq, layout.micro_batch, model.hidden), self.region, self.precision.compute, world.device)
@@ -126,13 +127,13 @@ class Engine:
             compile_blocks(stretch.blocks, self.config.run.compile, self.device)
         for own in reversed(members):
             self.state.add_stretch(own)
+        check_room(self.state.planned_bytes, self.config.run.memory_gb, self.world)
+        self.state.make()
         return [Chunk(stretch, Gathering(self.state, list(stretch.units())), noise) for stretch in models]
 
     def _activation_meter(self) -> ActivationMeter:
-        """Counts the first step's activations; ``OverBudget`` here if the states alone exceed ``run.memory_gb``."""
+        """Counts the first step's activations, for which ``run.memory_gb`` leaves what the states do not take."""
         states, limit = sum(self.state.nbytes.values()), self.config.run.memory_gb
-        if limit is not None and states > round(limit * 1e9):
-            raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit:g}")
         resting = {bucket.shard.untyped_storage().data_ptr() for bucket in self.state.buckets}
         return ActivationMeter(resting, None if limit is None else round(limit * 1e9) - states)
 
@@ -148,7 +149,9 @@ class Engine:
         with self.recorder.span("communication"):
             self.state.finish()
         with self.recorder.span("optimizer"):
-            return self._update(step, losses, stop)
+            result = self._update(step, losses, stop)
+        self.samples += self.config.run.global_batch
+        return result
 
     def _batch(self, step: int) -> Batch:
         """This replica's rows of the global batch; no tensor where neither tokens nor targets are used."""
@@ -156,7 +159,7 @@ class Engine:
         count = self.micro_batches * size
         first, rows = self.groups.at.data * count, None
         if any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks):
-            array = torch.from_numpy(self.dataset.batch(step, first, count))
+            array = torch.from_numpy(self.dataset.batch(self.samples + first, count))
             rows = array.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
         return Batch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
 
@@ -204,13 +207,14 @@ class Engine:
 
     def extra(self) -> dict[str, float]:
         """What a checkpoint keeps besides the owned state."""
-        return {"updates": self.updates, "loss_scale": self.scale.value, "good_steps": self.scale.good_steps}
+        scale = {"loss_scale": self.scale.value, "good_steps": self.scale.good_steps}
+        return {"samples": self.samples, "updates": self.updates, **scale}
 
     def resume(self, extra: dict[str, float]) -> None:
-        """Continue from ``owned``, which a checkpoint has been read into, and ``extra``."""
-        self.updates = int(extra["updates"])
+        """Continue from ``owned``, which a checkpoint has been read into, and ``extra``, in which an imported model has no loss scale."""
+        self.samples, self.updates = int(extra["samples"]), int(extra["updates"])
         self.optimizer.steps.fill_(self.updates)
-        if self.scale.dynamic:
+        if self.scale.dynamic and "loss_scale" in extra:
             self.scale.value, self.scale.good_steps = extra["loss_scale"], int(extra["good_steps"])
         self.state.restore()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,10 @@ def classify(error: BaseException) -> Failure:
         return Failure(Reason.NUMERICS, message)
     if isinstance(error, OverBudget) or kind == "OutOfMemoryError":
         return Failure(Reason.OUT_OF_MEMORY, message)
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+    if isinstance(error, MemoryError):
         return Failure(Reason.HOST_MEMORY, message if message != kind else "the host has no memory left")
+    if refused := re.search(r"DefaultCPUAllocator.*tried to allocate (\d+) bytes", str(error), re.DOTALL):
+        return Failure(Reason.HOST_MEMORY, f"the host does not grant {int(refused[1]) / 1e9:.3g} GB more at once")
     if kind.startswith("Dist") and kind.endswith("Error"):
         return Failure(Reason.COMMUNICATION, message)
     return Failure(Reason.ERROR, f"{kind}: {message}")

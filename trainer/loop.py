@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -18,10 +19,11 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, DataOrder
 from trainer.config import ConfigError, Reason, Status, TrainConfig, to_dict
 from trainer.data import open_dataset
 from trainer.engine import Engine, StepResult
+from trainer.failure import NonFinite
 from trainer.files import finite, write_outcome
 from trainer.meter import mean_split, model_flops, spread, stragglers
 from trainer.parallel.collectives import World
@@ -37,9 +39,10 @@ def train(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
     asked = StopFlag()
     device = choose_device(config.run.device, place.local_rank)
     torch.set_num_threads(config.run.threads)
-    dataset = open_dataset(config.data, config.model, config.run.seed, config.run.global_batch)
+    dataset = open_dataset(config.data, config.model, config.run.seed)
     world = World(place.rank, place.world_size, device, place.address, place.port, config.run.timeout_s)
     try:
+        world.group.together(dataset.check if place.local_rank == 0 else lambda: None, (ConfigError,))
         return Run(config, Engine(config, world, dataset), out, attempt, asked).to_the_end()
     finally:
         world.close()
@@ -55,6 +58,12 @@ def choose_device(wish: str, local_rank: int) -> torch.device:
         raise ConfigError(f"run.device={wish} needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def identity(config: TrainConfig, out: Path) -> str:
+    """What all attempts of one run share and no other run has: its configuration and the folder of its results."""
+    content = json.dumps([to_dict(config), str(out.resolve())], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def collect_garbage_by_hand() -> None:
@@ -110,7 +119,9 @@ class Run:
         root = Path(settings.dir) if settings.dir else out / "checkpoints"
         self.checkpoints = None
         if settings.every or settings.dir:
-            self.checkpoints = Checkpoints(root, self.world, config.model, attempt, settings.keep, config.run.timeout_s)
+            order = DataOrder(config.run.seed, engine.dataset.name, config.run.global_batch)
+            run = identity(config, out)
+            self.checkpoints = Checkpoints(settings, root, self.world, config.model, order, run, attempt, config.run.timeout_s)
         self.history = History()
 
     def to_the_end(self) -> Status:
@@ -138,6 +149,11 @@ class Run:
                 break
         if self.checkpoints is not None:
             self.checkpoints.finish()
+        if status is Status.DONE and self.engine.updates == 0:
+            raise NonFinite(
+                f"none of the {run.steps} steps changed the weights, for the loss or the gradient was not finite in any (loss scale now "
+                f"{self.engine.scale.value:g}); lower optimizer.lr, or use run.precision=bf16 or fp32"
+            )
         self._write_result(status)
         return status
 

@@ -1,15 +1,56 @@
-"""Counts the bytes that autograd keeps for backward, on any device, and holds them against a budget."""
+"""Holds a run's memory against what there is: its states before they are allocated, and what autograd keeps for backward."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.failure import OverBudget
+from trainer.parallel.collectives import World
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def check_room(states: int, limit_gb: float | None, world: World) -> None:
+    """Refuse ``states`` bytes of weights, gradients and optimizer states on this rank before they are allocated. Collective.
+
+    ``OverBudget`` above ``run.memory_gb``; ``MemoryError`` on every rank where the ranks of one host need more than it has, for
+    the system would grant it and end the process later without a word. A GPU says by itself when it is full.
+    """
+    if limit_gb is not None and states > round(limit_gb * 1e9):
+        raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit_gb:g}")
+    if world.device.type != "cpu":
+        return
+    needs: Counter[str] = Counter()
+    holds: dict[str, int] = {}
+    for host, need, hold in world.group.gather_objects((socket.gethostname(), states, host_memory())):
+        needs[host] += need
+        holds[host] = hold
+    for host, need in needs.items():
+        if need > holds[host]:
+            raise MemoryError(
+                f"weights, gradients and optimizer states of the ranks on {host} need {need / 1e9:.3g} GB, and it has {holds[host] / 1e9:.3g} GB; "
+                "use a smaller model.vocab or model.hidden, or shard more (layout.tensor, layout.pipeline, layout.sharding)"
+            )
+
+
+def host_memory() -> int:
+    """Bytes that the processes of this host, or of this container, may use at most."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError):
+        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+        for group in (CGROUPS, CGROUPS / own):
+            with contextlib.suppress(OSError, ValueError):  # no file, or "max"
+                limits.append(int((group / "memory.max").read_text()))
+    return min(limits)
 
 
 class Held:

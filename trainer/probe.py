@@ -171,7 +171,7 @@ class Probe:
         run = replace(TrainConfig().run, global_batch=micro_batches, steps=100)
         config = resolve(TrainConfig(model=model, layout=LayoutConfig(data=1), run=run), 1)
         alone = World(0, 1, self.device, "", 0, 1.0)
-        engine = Engine(config, alone, Synthetic(model.vocab, model.seq, 1, micro_batches))
+        engine = Engine(config, alone, Synthetic(model.vocab, model.seq, 1))
         step = itertools.count()
         return lambda: engine.step(next(step))
 

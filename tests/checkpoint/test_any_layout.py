@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import SHAPES, World, assert_holds, global_state, owned_by
+from worlds import FACTS, SHAPES, World, assert_holds, global_state, owned_by
 
-from trainer.checkpoint.folder import CheckpointError, Folder, Found, read_manifest
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
 from trainer.checkpoint.pieces import whole
-from trainer.checkpoint.shards import STATES, Reader, piece_of, snapshot, write_rank
+from trainer.checkpoint.shards import Reader, piece_of, snapshot, write_rank
 from trainer.layout import Factors
 
 worlds = st.builds(
@@ -27,10 +28,11 @@ worlds = st.builds(
 
 def saved(root: Path, world: World, seed: int = 3) -> Found:
     """A checkpoint that all ranks of ``world`` wrote."""
-    folder, values = Folder(root, attempt=0, token="t"), global_state(seed)
+    folder, values = Folder(root, "a run", attempt=0, token="t"), global_state(seed)
+    folder.enter()
     for rank, (tensor, data) in enumerate(world.ranks):
         write_rank(folder.workspace(1), rank, snapshot(owned_by(world, tensor, data, values)))
-    folder.commit(1, len(world.ranks), {"model": {}, "extra": {}}, timeout_s=5)
+    folder.commit(1, len(world.ranks), FACTS, timeout_s=5)
     (found,) = folder.found()
     return found
 

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from worlds import FACTS
 
-from trainer.checkpoint.folder import CheckpointError, Folder, read_manifest
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.shards import write_rank
 from trainer.config import ConfigError
 
-FACTS: dict[str, object] = {"model": {}, "extra": {}}
 
-
-def entered(root: Path, attempt: int = 0) -> Folder:
-    folder = Folder(root, attempt, token=f"start{attempt}")
+def entered(root: Path, attempt: int = 0, run: str = "a run") -> Folder:
+    folder = Folder(root, run, attempt, token=f"start{attempt}")
     folder.enter()
     return folder
 
@@ -42,11 +42,11 @@ def test_a_checkpoint_is_seen_only_when_every_rank_has_written(tmp_path: Path) -
     assert sorted(p.name for p in folder.found()[0].path.iterdir()) == ["manifest.json", "rank-00000.bin", "rank-00001.bin"]
 
 
-def test_the_newest_comes_first_and_the_later_attempt_counts(tmp_path: Path) -> None:
+def test_the_newest_comes_first_and_the_later_start_counts(tmp_path: Path) -> None:
     save(entered(tmp_path, 0), 5)
     save(entered(tmp_path, 0), 12)
     save(entered(tmp_path, 1), 12)
-    assert [(f.step, f.attempt) for f in entered(tmp_path, 1).found()] == [(12, 1), (12, 0), (5, 0)]
+    assert [(f.step, f.start) for f in entered(tmp_path, 1).found()] == [(12, 2), (12, 1), (5, 0)]
 
 
 def test_only_the_newest_are_kept_and_removal_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_only_the_newest_are_kept_and_removal_leaves_nothing_behind(tmp_path: Pa
         save(folder, step)
     folder.keep(2)
     assert steps(folder) == [10, 3]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".attempt-0", "step-00000003-attempt-0", "step-00000010-attempt-0"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".start-0", "step-00000003-start-0", "step-00000010-start-0"]
 
 
 def test_an_attempt_that_is_over_neither_commits_nor_removes(tmp_path: Path) -> None:
@@ -74,18 +74,35 @@ def test_an_attempt_that_is_over_neither_commits_nor_removes(tmp_path: Path) -> 
 
 def test_an_older_attempt_cannot_start_after_a_newer_one(tmp_path: Path) -> None:
     entered(tmp_path, 3)
-    with pytest.raises(ConfigError, match="attempt 3 has started there already, so attempt 1 may not; start with --attempt 3 or more"):
+    with pytest.raises(
+        ConfigError, match=r"attempt 3 of this run has started .*, so attempt 1 may not; .*python -m trainer CONFIG --attempt 4"
+    ):
         entered(tmp_path, 1)
+    entered(tmp_path, 4)
+
+
+@pytest.mark.parametrize("attempt", [0, 1, 2])
+def test_another_run_continues_whatever_its_attempt_and_shuts_the_first_one_out(tmp_path: Path, attempt: int) -> None:
+    first = entered(tmp_path, 1)
+    save(first, 5)
+    write_rank(first.workspace(6), 0, [])
+    other = entered(tmp_path, attempt, run="another layout")
+    assert steps(other) == [5]
+    write_rank(first.workspace(6), 0, [])
+    with pytest.raises(CheckpointError, match="another run has taken over from attempt 1; step 6 is not saved"):
+        first.commit(6, 1, FACTS, timeout_s=5)
+    save(other, 6)
+    assert steps(other) == [6, 5]
 
 
 def test_what_a_killed_attempt_was_writing_is_cleared(tmp_path: Path) -> None:
     write_rank(entered(tmp_path).workspace(4), 1, [])
-    Folder(tmp_path, 0, token="another start").enter()
+    Folder(tmp_path, "a run", 0, token="another start").enter()
     assert not list(tmp_path.glob(".writing-*"))
 
 
 def test_two_starts_of_one_attempt_never_mix_their_files(tmp_path: Path) -> None:
-    old, new = entered(tmp_path), Folder(tmp_path, 0, token="another start")
+    old, new = entered(tmp_path), Folder(tmp_path, "a run", 0, token="another start")
     new.enter()
     write_rank(new.workspace(4), 0, [])
     write_rank(old.workspace(4), 1, [])
@@ -93,9 +110,10 @@ def test_two_starts_of_one_attempt_never_mix_their_files(tmp_path: Path) -> None
         new.commit(4, 2, FACTS, timeout_s=0.1)
 
 
-def test_saving_a_step_again_replaces_it_whole(tmp_path: Path) -> None:
+def test_a_step_that_is_saved_again_counts_whole(tmp_path: Path) -> None:
     save(entered(tmp_path), 4, ranks=2)
-    folder = Folder(tmp_path, 0, token="another start")
+    folder = Folder(tmp_path, "a run", 0, token="another start")
+    folder.enter()
     save(folder, 4, ranks=1)
     assert list(read_manifest(folder.found()[0])["files"]) == ["rank-00000.bin"]
 
@@ -112,9 +130,9 @@ def test_a_manifest_that_is_missing_torn_or_of_another_version_is_named(tmp_path
     (found,) = folder.found()
     manifest = found.path / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 77}))
-    with pytest.raises(CheckpointError, match="has format 77; this version reads format 1"):
+    with pytest.raises(CheckpointError, match="has format 77; this version reads format 2"):
         read_manifest(found)
-    manifest.write_text('{"format": 1')
+    manifest.write_text('{"format": 2')
     with pytest.raises(CheckpointError, match=r"manifest.json cannot be read"):
         read_manifest(found)
     manifest.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from farm import Farm, Finished
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `doomed`
 
-from trainer.checkpoint.folder import Folder, read_manifest
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.manifest import STATES, read_manifest
 from trainer.checkpoint.pieces import whole
-from trainer.checkpoint.shards import STATES, Reader
+from trainer.checkpoint.shards import Reader
 from trainer.convert import export_weights, import_weights
 
 STEPS = 10
@@ -58,7 +60,7 @@ def doom(farm: Farm, function: str, settings: dict[str, Any], **arguments: Any) 
 
 def saved(directory: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
     """Weights and moments after ``step`` steps, whole."""
-    found = next(f for f in Folder(directory, 0, "").found() if f.step == step)
+    found = next(f for f in Folder(directory, "", 0, "").found() if f.step == step)
     reader, state = Reader(found.path, read_manifest(found)), {}
     for name, shape in reader.shapes.items():
         for kind in STATES:
@@ -68,7 +70,7 @@ def saved(directory: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
 
 
 def steps(directory: Path) -> list[int]:
-    return [found.step for found in Folder(directory, 0, "").found()]
+    return [found.step for found in Folder(directory, "", 0, "").found()]
 
 
 SAME = [
@@ -81,7 +83,7 @@ SAME = [
 def test_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(farm: Farm, tmp_path: Path, layout: dict[str, Any]) -> None:
     straight = train(farm, config(tmp_path / "a", "fp32", **layout)).checked()
     settings = config(tmp_path / "b", "fp32", **layout)
-    killed = doom(farm, "killed_in_step", settings, step=7, wait_for="step-00000005-attempt-0")
+    killed = doom(farm, "killed_in_step", settings, step=7, wait_for="step-00000005-start-0")
     assert -9 in killed.codes.values() and steps(tmp_path / "b") == [5]
     resumed = train(farm, settings, attempt=1, out=killed.directory).checked()
     for key in ("losses", "grad_norms"):
@@ -106,9 +108,9 @@ def test_another_layout_resumes_where_the_first_stopped(
 ) -> None:
     model = {"family": family}
     straight = train(farm, config(tmp_path / "a", model=model, **before)).checked()
-    (tmp_path / "a" / "step-00000005-attempt-0").rename(tmp_path / "five")
+    (tmp_path / "a" / "step-00000005-start-0").rename(tmp_path / "five")
     (tmp_path / "b").mkdir()
-    (tmp_path / "five").rename(tmp_path / "b" / "step-00000005-attempt-0")
+    (tmp_path / "five").rename(tmp_path / "b" / "step-00000005-start-0")
     resumed = train(farm, config(tmp_path / "b", model=model, **after)).checked()
     assert resumed.result["losses"] == pytest.approx(straight.result["losses"][5:], rel=1e-10)
     assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"][5:], rel=1e-10)
@@ -144,7 +146,7 @@ def damaged(farm: Farm, tmp_path: Path, **options: Any) -> dict[str, Any]:
     """Settings of a run with checkpoints of steps 5 and 10 of which the newest lacks a shard."""
     settings = config(tmp_path / "c", data=2, **options)
     train(farm, settings).checked()
-    (tmp_path / "c" / "step-00000010-attempt-0" / "rank-00000.bin").unlink()
+    (tmp_path / "c" / "step-00000010-start-0" / "rank-00000.bin").unlink()
     return settings
 
 
@@ -157,7 +159,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_loaded(farm: Far
 
 def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, tmp_path: Path) -> None:
     settings = damaged(farm, tmp_path)
-    path = tmp_path / "c" / "step-00000005-attempt-0" / "rank-00000.bin"
+    path = tmp_path / "c" / "step-00000005-start-0" / "rank-00000.bin"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
@@ -177,25 +179,70 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(farm: Farm, tmp_path: 
 
 
 def test_an_older_attempt_is_turned_away(farm: Farm, tmp_path: Path) -> None:
-    train(farm, config(tmp_path / "c", data=2), attempt=2).checked()
-    refused = train(farm, config(tmp_path / "c", data=2), attempt=1)
+    newer = train(farm, config(tmp_path / "c", data=2), attempt=2).checked()
+    refused = train(farm, config(tmp_path / "c", data=2), attempt=1, out=newer.directory)
     assert set(refused.codes.values()) == {2}
-    assert "attempt 2 has started there already, so attempt 1 may not" in refused.failure(0)["message"]
+    assert "attempt 2 of this run has started there already, so attempt 1 may not" in refused.failure(0)["message"]
 
 
 def test_imported_weights_are_where_a_run_starts(farm: Farm, tmp_path: Path) -> None:
     """Weights that went to the Hugging Face layout and back train like the checkpoint that they came from, moments forgotten."""
     scratch = train(farm, config(tmp_path / "c", "fp32")).checked().result
-    five = tmp_path / "c" / "step-00000005-attempt-0"
+    five = tmp_path / "c" / "step-00000005-start-0"
     export_weights(five, tmp_path / "hf")
     import_weights(tmp_path / "hf", tmp_path / "imported")
     manifest = json.loads((five / "manifest.json").read_text())
     for piece in manifest["pieces"]:
         piece["crc32"] = {"weight": piece["crc32"]["weight"]}
-    (five / "manifest.json").write_text(json.dumps(manifest | {"step": 0, "extra": {"updates": 0.0}}))
+    (five / "manifest.json").write_text(json.dumps(manifest | {"step": 0, "extra": {"samples": 0, "updates": 0}}))
     (tmp_path / "forgetful").mkdir()
-    five.rename(tmp_path / "forgetful" / "step-00000000-attempt-0")
+    five.rename(tmp_path / "forgetful" / "step-00000000-start-0")
     runs = [train(farm, config(tmp_path / name, "fp32", every=0, tensor=2)).checked().result for name in ("forgetful", "imported")]
     assert len(runs[0]["losses"]) == STEPS and runs[0]["losses"] == runs[1]["losses"]
     assert abs(runs[0]["losses"][0] - scratch["losses"][0]) > 1e-3
     assert steps(tmp_path / "imported") == [0], "a run that is not asked to save only reads"
+
+
+def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: Farm, tmp_path: Path) -> None:
+    """5 steps of 8 and 5 of 4 see what 5 of 8 and 10 of 2 see: as many samples, none twice."""
+    train(farm, config(tmp_path / "a")).checked()
+    five = tmp_path / "a" / "step-00000005-start-0"
+    seen = []
+    for batch in (4, 2):
+        folder = tmp_path / f"batch{batch}"
+        shutil.copytree(five, folder / five.name)
+        settings = config(folder)
+        settings["optimizer"]["lr"] = 0.0  # the loss of a step is then that of its samples
+        settings["optimizer"]["min_lr"] = 0.0
+        settings["run"] |= {"global_batch": batch, "steps": 5 + 20 // batch}
+        run = train(farm, settings).checked()
+        assert f"note: run.global_batch was 8 and is {batch} now; the data goes on with sample 40" in run.logs
+        seen.append(run.result["losses"])
+    assert seen[0] == pytest.approx([(a + b) / 2 for a, b in zip(seen[1][::2], seen[1][1::2])], rel=1e-10)
+
+
+def test_another_seed_is_refused_unless_new_data_is_meant(farm: Farm, tmp_path: Path) -> None:
+    train(farm, config(tmp_path / "c", data=2)).checked()
+    settings = config(tmp_path / "c", data=2)
+    settings["run"] |= {"seed": 5, "steps": 12}
+    refused = train(farm, settings, attempt=1)
+    assert set(refused.codes.values()) == {2}
+    message = refused.failure(1)["message"]
+    assert "is of other data: run.seed was 1234 and is 5 now" in message and "run.checkpoint.new_data=true" in message
+    settings["run"]["checkpoint"]["new_data"] = True
+    assert len(train(farm, settings, attempt=2).checked().result["losses"]) == 2
+    manifest = json.loads((next((tmp_path / "c").glob("step-00000012-*")) / "manifest.json").read_text())
+    assert manifest["data"]["seed"] == 5 and manifest["extra"]["samples"] == 16, "the samples of the new data are counted from its first"
+
+
+def test_another_layout_continues_a_run_that_was_started_again(farm: Farm, tmp_path: Path) -> None:
+    """Attempts count the starts of one run; the checkpoints of one that had several are open to the first start of another."""
+    longer = config(tmp_path / "a", data=2), config(tmp_path / "b", tensor=2, pipeline=2)
+    for settings in longer:
+        settings["run"]["steps"] = STEPS + 2
+    straight = train(farm, longer[0]).checked()
+    settings = config(tmp_path / "b", data=2)
+    killed = doom(farm, "killed_in_step", settings, step=7, wait_for="step-00000005-start-0")
+    train(farm, settings, attempt=1, out=killed.directory).checked()
+    other = train(farm, longer[1]).checked()
+    assert other.result["losses"] == pytest.approx(straight.result["losses"][STEPS:], rel=1e-10)

@@ -9,39 +9,41 @@ import pytest
 import torch
 from worlds import World, assert_holds, global_state, owned_by
 
-from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.checkpoint import CheckpointError, Checkpoints, DataOrder
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import write_rank
-from trainer.config import ModelConfig, resolve_model
+from trainer.config import CheckpointConfig, ModelConfig, resolve_model
 from trainer.layout import Factors
 from trainer.parallel import collectives
 
 ALONE = World(1, Factors(1, 1, 1, 1), 100)
 MODEL = resolve_model(ModelConfig())
+DATA = DataOrder(1234, "synthetic", 8)
+EXTRA = {"samples": 8, "updates": 1}
 
 
 def checkpoints(root: Path) -> Checkpoints:
     one = collectives.World(0, 1, torch.device("cpu"), "", 0, timeout_s=5)
-    return Checkpoints(root, one.group, MODEL, attempt=0, keep=2, timeout_s=5)
+    return Checkpoints(CheckpointConfig(keep=2), root, one.group, MODEL, DATA, "a run", attempt=0, timeout_s=5)
 
 
 def test_what_is_saved_is_the_state_at_the_moment_of_saving(tmp_path: Path) -> None:
     run, state = checkpoints(tmp_path), owned_by(ALONE, 0, 0, global_state(1))
-    run.save(1, state, {"updates": 1.0})
+    run.save(1, state, EXTRA)
     for owned in state:
         owned.weight.add_(1.0)
         owned.exp_avg.zero_()
     run.finish()
     fresh = owned_by(ALONE, 0, 0, None)
     resumed = run.resume(fresh)
-    assert resumed is not None and (resumed.step, resumed.extra) == (1, {"updates": 1.0})
+    assert resumed is not None and (resumed.step, resumed.extra) == (1, EXTRA)
     assert_holds(fresh, global_state(1))
 
 
 def test_training_state_does_not_change_type_by_being_saved(tmp_path: Path) -> None:
     """An fp64 run reads what an fp32 run saved, and the other way round to rounding."""
     run = checkpoints(tmp_path)
-    run.save(1, owned_by(ALONE, 0, 0, global_state(1)), {})
+    run.save(1, owned_by(ALONE, 0, 0, global_state(1)), EXTRA)
     run.finish()
     wide = owned_by(ALONE, 0, 0, None, dtype=torch.float64)
     run.resume(wide)
@@ -54,14 +56,14 @@ def test_a_save_that_fails_is_raised_by_the_next_call_with_the_reason(tmp_path: 
     run, state = checkpoints(tmp_path / "c"), owned_by(ALONE, 0, 0, global_state(1))
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "c").write_text("in the way")
-    run.save(7, state, {})
+    run.save(7, state, EXTRA)
     with pytest.raises(CheckpointError, match=r"cannot write the checkpoint of step 7 to .*/c: Not a directory"):
-        run.finish() if next_call == "finish" else run.save(8, state, {})
+        run.finish() if next_call == "finish" else run.save(8, state, EXTRA)
     run.finish()
 
 
 def test_a_rank_that_cannot_write_tells_rank_0_at_once(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, 0, "t")
+    folder = Folder(tmp_path, "a run", 0, "t")
     write_rank(folder.workspace(3), 0, [])
     folder.give_up(3, 1, CheckpointError("no space left"))
     with pytest.raises(CheckpointError, match="rank 1: no space left"):
@@ -71,7 +73,7 @@ def test_a_rank_that_cannot_write_tells_rank_0_at_once(tmp_path: Path) -> None:
 def test_only_the_asked_number_is_kept_as_training_goes_on(tmp_path: Path) -> None:
     run, state = checkpoints(tmp_path), owned_by(ALONE, 0, 0, global_state(1))
     for step in (1, 2, 3, 4):
-        run.save(step, state, {})
+        run.save(step, state, EXTRA)
     run.finish()
     assert [found.step for found in run.folder.found()] == [4, 3]
 

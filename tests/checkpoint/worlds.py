@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.shards import STATES
+from trainer.checkpoint.manifest import STATES
+from trainer.config import ModelConfig
 from trainer.layout import Factors, Piece, plan_buckets
 from trainer.models.layers import Init
 from trainer.parallel.parameters import Owned, ParameterRecord
@@ -17,6 +18,14 @@ from trainer.parallel.parameters import Owned, ParameterRecord
 SHAPES = {"tokens": (5, 4), "qkv": (4, 3, 2, 4), "output": (4, 8), "norm": (4,)}
 """Global shapes. ``tokens`` is cut and padded along dimension 0, as a vocabulary is; of four ranks one has only padding."""
 CUT = {"tokens": 0, "qkv": 0, "output": 1, "norm": None}
+
+
+FACTS = {
+    "model": asdict(ModelConfig()),
+    "data": {"seed": 1234, "corpus": "synthetic", "global_batch": 8},
+    "extra": {"samples": 8, "updates": 1},
+}
+"""What a manifest says besides its pieces."""
 
 
 @dataclass(frozen=True)

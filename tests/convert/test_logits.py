@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from trainer.checkpoint.folder import Folder, read_manifest
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader, Snapshot, write_rank
 from trainer.config import ConfigError, ModelConfig, resolve_model
@@ -63,16 +64,17 @@ def tokens(vocab: int) -> Tensor:
 
 def checkpoint(network: Transformer, model: ModelConfig, root: Path) -> Path:
     """A checkpoint of a network, as one rank would write it."""
-    folder = Folder(root, 0, "t")
+    folder = Folder(root, "a run", 0, "t")
+    folder.enter()
     write_rank(
         folder.workspace(1), 0, [Snapshot(whole(n, p.shape), {"weight": p.detach().flatten()}) for n, p in network.named_parameters()]
     )
-    folder.commit(1, 1, {"model": asdict(model), "extra": {}}, timeout_s=5)
+    folder.commit(1, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=5)
     return root
 
 
 def loaded(root: Path, model: ModelConfig) -> Transformer:
-    (found,) = Folder(root, 0, "").found()
+    (found,) = Folder(root, "", 0, "").found()
     reader, network = Reader(found.path, read_manifest(found)), Transformer(model)
     for name, parameter in network.named_parameters():
         reader.read(whole(name, parameter.shape), {"weight": parameter.detach().view(-1)})

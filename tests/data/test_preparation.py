@@ -63,7 +63,7 @@ def refusal(data: DataConfig) -> str:
 
 def opening(data: DataConfig, **model: int) -> str:
     with pytest.raises(ConfigError) as error:
-        open_dataset(data, ModelConfig(**{"vocab": 300, "seq": 8} | model), seed=0, global_batch=1)  # type: ignore[arg-type]
+        open_dataset(data, ModelConfig(**{"vocab": 300, "seq": 8} | model), seed=0)  # type: ignore[arg-type]
     return str(error.value)
 
 
@@ -101,7 +101,7 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(folder: Path, monkeypatch: 
     monkeypatch.setattr("trainer.data.prepare.UINT16_VOCAB", 100)
     prepare(settings(folder), force=True)
     assert (np.fromfile(folder / "out" / TOKENS, dtype=np.uint32) == small).all()
-    assert open_dataset(settings(folder), ModelConfig(vocab=300, seq=8), 0, 1).batch(0, 0, 1).max() < 300
+    assert open_dataset(settings(folder), ModelConfig(vocab=300, seq=8), 0).batch(0, 1).max() < 300
 
 
 def test_the_same_text_and_settings_are_prepared_once_and_reproducibly(folder: Path) -> None:
@@ -224,6 +224,6 @@ def test_the_verb_reports_wrong_input_once_with_exit_code_2(folder: Path, capfd:
 def test_the_standard_library_is_a_corpus_of_millions_of_tokens(tmp_path: Path) -> None:
     done = prepare(DataConfig(source="stdlib", path=str(tmp_path / "std"), vocab=1024))
     assert done.tokens > 1_000_000 and done.vocab == 1024 and not done.skipped
-    rows = open_dataset(DataConfig(path=str(tmp_path / "std")), ModelConfig(vocab=1024, seq=128), 1, 64).batch(0, 0, 64)
+    rows = open_dataset(DataConfig(path=str(tmp_path / "std")), ModelConfig(vocab=1024, seq=128), 1).batch(0, 64)
     text = Tokenizer.from_file(str(tmp_path / "std" / TOKENIZER)).decode(rows.ravel().tolist())
     assert "import" in text and "def " in text

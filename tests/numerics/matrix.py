@@ -139,7 +139,7 @@ def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
 
     run = resolve(from_dict(TrainConfig, config), place.world_size)
     world = World(place.rank, place.world_size, torch.device("cpu"), place.address, place.port, 60.0)
-    dataset = open_dataset(run.data, run.model, run.run.seed, run.run.global_batch)
+    dataset = open_dataset(run.data, run.model, run.run.seed)
     engine = Engine(run, world, dataset)
     results = [engine.step(step) for step in range(run.run.steps)]
     found = {

@@ -50,10 +50,10 @@ def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[s
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}], betas=(o.beta1, o.beta2), eps=o.eps
     )
-    dataset = open_dataset(config.data, config.model, config.run.seed, config.run.global_batch)
+    dataset = open_dataset(config.data, config.model, config.run.seed)
     losses, norms = [], []
     for step in range(STEPS):
-        rows = torch.from_numpy(dataset.batch(step, 0, config.run.global_batch)).t()
+        rows = torch.from_numpy(dataset.batch(step * config.run.global_batch, config.run.global_batch)).t()
         loss = F.cross_entropy(model(rows[:-1]).flatten(0, 1), rows[1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -82,7 +82,7 @@ def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[s
 def test_the_runtime_trains_what_plain_torch_trains(model: dict[str, Any]) -> None:
     config = run_of(**model)
     losses, norms, weights = train_plainly(config)
-    dataset = open_dataset(config.data, config.model, config.run.seed, config.run.global_batch)
+    dataset = open_dataset(config.data, config.model, config.run.seed)
     engine = Engine(config, World(0, 1, torch.device("cpu"), "", 0, 10.0), dataset)
     results = [engine.step(step) for step in range(STEPS)]
     assert [r.loss for r in results] == pytest.approx(losses, rel=1e-12)

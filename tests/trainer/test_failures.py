@@ -28,6 +28,19 @@ def test_activations_above_the_memory_budget_end_the_run_as_out_of_memory(farm: 
     assert "activations" in run.result["message"]
 
 
+@pytest.mark.parametrize(("model", "message"), [
+    ({"vocab": 10**9, "hidden": 128}, "weights, gradients and optimizer states of the ranks on "),
+    ({"hidden": 10**6, "ffn": 10**6}, "weights, gradients and optimizer states of the ranks on "),
+    ({"family": "llama", "hidden": 4, "heads": 1, "attention": "unfused", "seq": 10**6}, "the host does not grant 8e+03 GB more at once"),
+])  # fmt: skip
+def test_a_model_that_no_host_holds_is_out_of_host_memory_in_plain_words(farm: Farm, model: dict[str, object], message: str) -> None:
+    """The first two by their states, before anything is allocated; the last one by its attention."""
+    run = farm.train(small(model=model, data=2), 2)
+    assert set(run.codes.values()) == {1}
+    assert run.result["reason"] == "host memory"
+    assert message in run.result["message"]
+
+
 def test_enough_memory_is_enough(farm: Farm) -> None:
     needed = farm.train(small(), 1).result["peak_memory_bytes"]
     assert farm.train(small(run={"memory_gb": needed / 1e9}), 1).result["status"] == "done"
@@ -58,6 +71,15 @@ def test_a_step_that_is_not_finite_can_be_skipped(farm: Farm) -> None:
     assert run.result["status"] == "done"
     assert run.result["losses"][0] > 0 and run.result["losses"][1:] == [None] * 3
     assert "warning: step 2: the loss of rank 0 is not finite; the step is skipped" in run.logs
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_a_run_whose_every_step_was_skipped_has_failed(farm: Farm, precision: str) -> None:
+    """Initial weights that overflow, at any loss scale."""
+    run = farm.train(small(precision=precision, model={"init_std": 1e30}, run={"on_nonfinite": "skip"}, data=2), 2)
+    assert set(run.codes.values()) == {1}
+    assert (run.result["status"], run.result["reason"]) == ("failed", "numerics")
+    assert "none of the 3 steps changed the weights" in run.result["message"]
 
 
 def test_a_rank_that_never_comes_ends_the_others(farm: Farm) -> None:

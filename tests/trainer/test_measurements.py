@@ -121,7 +121,7 @@ def elements(shards: int) -> int:
 @pytest.mark.parametrize("layout", [{}, {"schedule": "zero_bubble"}, {"recompute": "full"}], ids=str)
 def test_a_step_leaves_no_activation_behind(layout: dict[str, Any]) -> None:
     config = resolve(from_dict(TrainConfig, small(model={"dropout": 0.1}, **layout)), 1)
-    engine = Engine(config, World(0, 1, torch.device("cpu"), "", 0, 10.0), open_dataset(config.data, config.model, 1, 8))
+    engine = Engine(config, World(0, 1, torch.device("cpu"), "", 0, 10.0), open_dataset(config.data, config.model, 1))
     engine.step(0, watch=True)
     assert engine.activations.peak > 0
     assert engine.activations.now == 0

@@ -10,21 +10,33 @@ from __future__ import annotations
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainer.checkpoint.folder import CheckpointError, Folder, Found, read_manifest
-from trainer.checkpoint.shards import STATES, Reader, Snapshot, piece_of, snapshot, write_rank
-from trainer.config import ConfigError, ModelConfig
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
+from trainer.checkpoint.shards import Reader, Snapshot, piece_of, snapshot, write_rank
+from trainer.config import CheckpointConfig, ConfigError, ModelConfig
 from trainer.parallel.collectives import Group
 from trainer.parallel.parameters import Owned
 
+PLAIN = (ConfigError, CheckpointError)
+"""Errors that are said on every rank when they happen on one."""
 NOT_SHAPE = ("dropout", "attention", "init_std")
 """Fields of a model that may differ between a checkpoint and the run that resumes it."""
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """What decides which tokens a sample holds (``seed`` and ``corpus``), and how many samples make a step."""
+
+    seed: int
+    corpus: str  # its digest, or ``synthetic``
+    global_batch: int
 
 
 @dataclass(frozen=True)
@@ -36,12 +48,26 @@ class Resumed:
 
 
 class Checkpoints:
-    """The checkpoints of one run, on one rank. Making one is collective over ``world``."""
+    """The checkpoints of one run, on one rank. Making one is collective over ``world``.
 
-    def __init__(self, root: Path, world: Group, model: ModelConfig, attempt: int, keep: int, timeout_s: float) -> None:
-        self.world, self.model, self.keep, self.timeout_s = world, model, keep, timeout_s
-        self.folder = Folder(root, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
-        self._together(self.folder.enter if world.index == 0 else lambda: None)
+    ``run`` tells this run from others that use the same folder, ``attempt`` counts its own starts. With ``new_data`` a checkpoint
+    of another seed or corpus is continued with the first sample of this run's; without, it is refused.
+    """
+
+    def __init__(
+        self,
+        settings: CheckpointConfig,
+        root: Path,
+        world: Group,
+        model: ModelConfig,
+        data: DataOrder,
+        run: str,
+        attempt: int,
+        timeout_s: float,
+    ) -> None:
+        self.settings, self.world, self.model, self.data, self.timeout_s = settings, world, model, data, timeout_s
+        self.folder = Folder(root, run, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
+        world.together(self.folder.enter if world.index == 0 else lambda: None, PLAIN)
         self.writer: threading.Thread | None = None
         self.error: Exception | None = None
 
@@ -70,14 +96,14 @@ class Checkpoints:
     def resume(self, state: Iterable[Owned]) -> Resumed | None:
         """Load the newest whole checkpoint into ``state``, under whatever layout it was written; None if there is none.
 
-        A damaged checkpoint is reported and the one before is taken. ``ConfigError`` if all are damaged, or of another model.
+        A damaged checkpoint is reported and the one before is taken. ``ConfigError`` if all are damaged, or of another model or other data.
         """
         owned = list(state)
         candidates: list[Found] = self.world.gather_objects(self.folder.found())[0]
         damage = ""
         for found in candidates:
             try:
-                return self._together(lambda found=found: self._load(found, owned))  # type: ignore[misc]
+                return self.world.together(lambda found=found: self._load(found, owned), PLAIN)  # type: ignore[misc,no-any-return]
             except CheckpointError as error:
                 damage = damage or str(error)
                 if self.world.index == 0:
@@ -89,11 +115,30 @@ class Checkpoints:
     def _load(self, found: Found, state: list[Owned]) -> Resumed:
         manifest = read_manifest(found)
         self._check_model(found, manifest["model"])
+        extra = self._positioned(found, manifest["data"], manifest["extra"])
         reader = Reader(found.path, manifest)
         for owned in state:
             piece = piece_of(owned)
             reader.read(piece, {name: getattr(owned, name)[: piece.numel] for name in STATES})
-        return Resumed(manifest["step"], manifest["extra"])
+        return Resumed(manifest["step"], extra)
+
+    def _positioned(self, found: Found, saved: dict[str, Any] | None, extra: dict[str, Any]) -> dict[str, Any]:
+        """``extra`` with the sample to go on with. An imported model, without data (None), begins with the first."""
+        saved = saved or asdict(self.data)
+        other = [name for name in ("seed", "corpus") if saved[name] != getattr(self.data, name)]
+        if other and not self.settings.new_data:
+            key = {"seed": "run.seed", "corpus": "the checksum of data.path"}[other[0]]
+            there, here = (str(value)[:12] for value in (saved[other[0]], getattr(self.data, other[0])))
+            raise ConfigError(
+                f"checkpoint {found.path} is of other data: {key} was {there} and is {here} now; "
+                "go back to that, set run.checkpoint.new_data=true to go on with the first sample of this data, "
+                "or start anew with run.checkpoint.resume=false"
+            )
+        position = extra | ({"samples": 0} if other else {})
+        if saved["global_batch"] != self.data.global_batch and self.world.index == 0:
+            batches = f"run.global_batch was {saved['global_batch']} and is {self.data.global_batch} now"
+            print(f"note: {batches}; the data goes on with sample {position['samples']}", flush=True)
+        return position
 
     def _check_model(self, found: Found, saved: dict[str, Any]) -> None:
         for name, value in asdict(self.model).items():
@@ -110,22 +155,12 @@ class Checkpoints:
                 copied.synchronize()
             write_rank(self.folder.workspace(step), self.world.index, copies)
             if self.world.index == 0:
-                self.folder.commit(step, self.world.size, {"model": asdict(self.model), "extra": extra}, self.timeout_s)
-                self.folder.keep(self.keep)
+                self.folder.commit(
+                    step, self.world.size, {"model": asdict(self.model), "data": asdict(self.data), "extra": extra}, self.timeout_s
+                )
+                self.folder.keep(self.settings.keep)
         except Exception as error:
             plain = f"cannot write the checkpoint of step {step} to {self.folder.root}: {getattr(error, 'strerror', None) or error}"
             self.error = error if isinstance(error, CheckpointError) else CheckpointError(plain)
             if self.world.index:
                 self.folder.give_up(step, self.world.index, self.error)
-
-    def _together(self, act: Callable[[], Any]) -> Any:
-        """Do something on every rank; if it fails on one, the same error is raised on all."""
-        result, failure = None, None
-        try:
-            result = act()
-        except (ConfigError, CheckpointError) as error:
-            failure = error
-        failures = [f for f in self.world.gather_objects(failure) if f is not None]
-        if failures:
-            raise failures[0]
-        return result

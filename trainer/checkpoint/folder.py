@@ -1,13 +1,15 @@
 """The folder of a run's checkpoints: one sub-folder per saved step, whole or not there.
 
-    step-00000010-attempt-0/   manifest.json, rank-00000.bin, rank-00001.bin, ...
-    .writing-<token>-...       being written; without a manifest under its final name nobody reads it
-    .attempt-1                 the newest attempt that started here: older ones no longer commit or remove anything
+    step-00000010-start-0/   manifest.json, rank-00000.bin, rank-00001.bin, ...
+    .writing-<token>-...     being written; without a manifest under its final name nobody reads it
+    .start-1                 who started here, as number 1: lower numbers no longer commit or remove anything
 
 Every rank writes its own file and says so in a small index beside it. When all indexes are there, rank 0 joins them to the
-manifest and renames the folder to its final name: that is the commit. The final name carries the attempt, so an old process
-that comes back to life can never write over what a newer attempt saved. ``token`` is drawn anew by every start, so that two
-starts never mix their files.
+manifest and renames the folder to its final name: that is the commit. Starts are counted in the folder itself, so any run may
+continue what another one saved, under a layout of its own, and its predecessor is shut out. The final name carries the number, so
+an old process that comes back to life can never write over what a later one saved. ``token`` is drawn anew by every start, so
+that two starts never mix their files. Within one run, which has an identity of its own, attempts only go upwards: a job of an
+old attempt that comes late is refused.
 """
 
 from __future__ import annotations
@@ -18,63 +20,65 @@ import re
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.manifest import FORMAT, MANIFEST, CheckpointError, Found
 from trainer.config import ConfigError
 from trainer.files import read_json, write_json
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-NAME = re.compile(r"step-(\d+)-attempt-(\d+)")
-FENCE = re.compile(r"\.attempt-(\d+)")
+NAME = re.compile(r"step-(\d+)-start-(\d+)")
+FENCE = re.compile(r"\.start-(\d+)")
 POLL_S = 0.02
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or one that was written can no longer be read. The message names the file."""
-
-
-@dataclass(frozen=True, order=True)
-class Found:
-    """A committed checkpoint. The newest is the largest."""
-
-    step: int
-    attempt: int
-    path: Path
-
-
 class Folder:
-    """One run's checkpoints on disk, as seen by one attempt."""
+    """One run's checkpoints on disk, as seen by one attempt. ``number`` is that of its start, on the rank that entered."""
 
-    def __init__(self, root: Path, attempt: int, token: str) -> None:
-        self.root, self.attempt, self.token = root, attempt, token
+    def __init__(self, root: Path, run: str, attempt: int, token: str) -> None:
+        self.root, self.run, self.attempt, self.token = root, run, attempt, token
+        self.number = -1
 
     def enter(self) -> None:
-        """Claim the folder for this attempt (rank 0, once, before anything is read); removes what killed attempts left.
+        """Claim the folder for this start (rank 0, once, before anything is read); removes what killed ones left.
 
-        ``ConfigError`` if a newer attempt was here already, or the folder cannot be written.
+        ``ConfigError`` if a newer attempt of the same run was here already, or the folder cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            (self.root / f".attempt-{self.attempt}").touch()
+            self._refuse_if_older()
+            self.number = self._claim()
         except OSError as error:
             raise ConfigError(f"run.checkpoint.dir={self.root} cannot be written: {error.strerror}; choose another folder") from None
-        newest = self.newest_attempt()
-        if newest > self.attempt:
-            raise ConfigError(
-                f"run.checkpoint.dir={self.root}: attempt {newest} has started there already, so attempt {self.attempt} may not; "
-                f"start with --attempt {newest} or more"
-            )
         for path in self.root.glob(".writing-*"):
             shutil.rmtree(path, ignore_errors=True)
         for path in self.root.glob(".removed-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def newest_attempt(self) -> int:
-        """The newest attempt that entered the folder."""
-        return max((int(m[1]) for path in self.root.iterdir() if (m := FENCE.fullmatch(path.name))), default=-1)
+    def _refuse_if_older(self) -> None:
+        starts = [read_json(self.root / f".start-{number}") or {} for number in self._numbers()]
+        newest = max((start["attempt"] for start in starts if start.get("run") == self.run), default=-1)
+        if newest > self.attempt:
+            raise ConfigError(
+                f"run.checkpoint.dir={self.root}: attempt {newest} of this run has started there already, so attempt {self.attempt} may not; "
+                "repeat the command that launched the run, which begins the next attempt if none is running, "
+                f"or by hand start every rank with `python -m trainer CONFIG --attempt {newest + 1}`"
+            )
+
+    def _claim(self) -> int:
+        """Write down this start under the next number that nobody else takes."""
+        while True:
+            number = self.newest_start() + 1
+            with suppress(FileExistsError), (self.root / f".start-{number}").open("x") as file:  # of two at once, the second is the later
+                json.dump({"run": self.run, "attempt": self.attempt}, file)
+                return number
+
+    def _numbers(self) -> list[int]:
+        return [int(m[1]) for path in self.root.iterdir() if (m := FENCE.fullmatch(path.name))]
+
+    def newest_start(self) -> int:
+        """The number of the last start that entered the folder."""
+        return max(self._numbers(), default=-1)
 
     def found(self) -> list[Found]:
         """The committed checkpoints, newest first."""
@@ -97,7 +101,7 @@ class Folder:
     def commit(self, step: int, world_size: int, facts: dict[str, Any], timeout_s: float) -> None:
         """Wait until every rank has written its part of ``step``, then make the checkpoint visible (rank 0).
 
-        ``CheckpointError`` if a rank does not finish in time, or a newer attempt has taken over.
+        ``CheckpointError`` if a rank does not finish in time, or a later start has taken over.
         """
         work = self.workspace(step)
         indexes = self._gather(work, world_size, timeout_s)
@@ -113,10 +117,8 @@ class Folder:
         sync(work / MANIFEST)
         for index in indexes:
             (work / index["file"]).with_suffix(".json").unlink()
-        target = self.root / f"step-{step:08d}-attempt-{self.attempt}"
+        target = self.root / f"step-{step:08d}-start-{self.number}"
         self._check_fence(step)
-        if target.exists():  # the same attempt was started twice and came to the same step again
-            self._remove(target)
         work.rename(target)
         sync(self.root)
 
@@ -146,10 +148,12 @@ class Folder:
             time.sleep(POLL_S)
 
     def _check_fence(self, step: int | None) -> None:
-        newest = self.newest_attempt()
-        if newest > self.attempt:
+        newest = self.newest_start()
+        if newest > self.number:
             what = "nothing more is removed" if step is None else f"step {step} is not saved"
-            raise CheckpointError(f"{self.root}: attempt {newest} has taken over from attempt {self.attempt}; {what}")
+            other = read_json(self.root / f".start-{newest}") or {}
+            who = f"attempt {other.get('attempt')}" if other.get("run") == self.run else "another run"
+            raise CheckpointError(f"{self.root}: {who} has taken over from attempt {self.attempt}; {what}")
 
     def _remove(self, path: Path) -> None:
         """Take a checkpoint out of sight in one move, then delete it: one that is half deleted is never found."""
@@ -170,22 +174,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def read_manifest(found: Found) -> dict[str, Any]:
-    """The manifest of a committed checkpoint whose files are all there in full; ``CheckpointError`` otherwise."""
-    try:
-        manifest = json.loads((found.path / MANIFEST).read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {found.path} has no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {found.path}: {MANIFEST} cannot be read: {error}") from None
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {found.path} has format {manifest.get('format')}; this version reads format {FORMAT}")
-    for name, size in manifest["files"].items():
-        path = found.path / name
-        if not path.is_file():
-            raise CheckpointError(f"checkpoint {found.path}: {name} is missing")
-        if path.stat().st_size != size:
-            raise CheckpointError(f"checkpoint {found.path}: {name} has {path.stat().st_size} bytes, but {size} were written")
-    return manifest

@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.folder import CheckpointError, rank_file, sync
+from trainer.checkpoint.folder import rank_file, sync
+from trainer.checkpoint.manifest import ITEM_BYTES, STATES, CheckpointError
 from trainer.checkpoint.pieces import Piece, inside, numel_of, overlap
 from trainer.files import write_json
 from trainer.parallel.parameters import Owned
 
-STATES = ("weight", "exp_avg", "exp_avg_sq")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 A prepared folder holds ``tokenizer.json`` (byte-level BPE), ``tokens.bin`` (all documents' token ids, each followed by the end
 token), ``documents.npy`` (where each document starts, int64, one more entry than documents) and ``index.json``, this index.
-The launcher checks it before it submits anything, the trainer when it opens the data.
+The launcher checks it before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared
+with ``sample`` when a training begins, once per node: all of a file of up to 16 MiB, of a larger one 256 blocks spread over it, so
+that the cost does not grow with the corpus. ``sha256``, of the whole file, is the corpus' name: checkpoints record it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from dataclasses import asdict, dataclass
@@ -16,7 +19,8 @@ from typing import Any
 from trainer.config.errors import ConfigError
 from trainer.config.schema import DataConfig, ModelConfig
 
-FORMAT = 1
+FORMAT = 2
+SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
 INDEX, TOKENS, DOCUMENTS, TOKENIZER = "index.json", "tokens.bin", "documents.npy", "tokenizer.json"
 FILES = (INDEX, TOKENS, DOCUMENTS, TOKENIZER)
 
@@ -32,6 +36,7 @@ class CorpusIndex:
     vocab: int
     end_token: int
     sha256: str
+    sample: str
     settings: dict[str, Any]
 
     @property
@@ -85,6 +90,32 @@ def read_index(data: DataConfig) -> CorpusIndex:
     if size != index.token_bytes:
         raise ConfigError(f"data.path={data.path}: {TOKENS} has {size} bytes, but {index.token_bytes} were written; {remedy} --force")
     return index
+
+
+def check_sample(data: DataConfig, index: CorpusIndex) -> None:
+    """``ConfigError`` if the token file cannot be read, or no longer has the content that ``index`` records."""
+    try:
+        found = sample_digest(Path(data.path) / TOKENS)
+    except OSError as error:
+        raise ConfigError(f"data.path={data.path}: cannot read {TOKENS}: {error.strerror}; check its permissions") from None
+    if found != index.sample:
+        raise ConfigError(
+            f"data.path={data.path}: {TOKENS} is not what was prepared (its checksum differs from that in {INDEX}); "
+            f"run `{prepare_command(data)} --force`"
+        )
+
+
+def sample_digest(path: Path) -> str:
+    """SHA-256 of a file's size and of up to ``SAMPLE_BLOCKS`` blocks, the first and the last among them. Reads 16 MiB at most."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        digest.update(b"%d\n" % size)
+        last = max(0, -(-size // SAMPLE_BLOCK_BYTES) - 1)
+        for block in sorted({i * last // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
+            file.seek(block * SAMPLE_BLOCK_BYTES)
+            digest.update(file.read(SAMPLE_BLOCK_BYTES))
+    return digest.hexdigest()
 
 
 def _parse(record: Any) -> CorpusIndex | None:

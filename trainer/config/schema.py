@@ -105,7 +105,7 @@ class DataConfig:
     path: str = key("data/stdlib", "prepared folder: tokenizer, token file and index, written by 'trireme prepare'")
     pattern: str = key("**/*", "which files of a source folder are read")
     text_key: str = key("text", "JSONL: the field that holds the text")
-    vocab: int = key(4096, "size of the BPE vocabulary that 'prepare' trains", minimum=257)
+    vocab: int = key(4096, "size of the BPE vocabulary that 'prepare' trains", minimum=257, maximum=10_000_000)
 
 
 @dataclass
@@ -131,6 +131,7 @@ class CheckpointConfig:
     every: int = key(0, "steps between checkpoints; 0 = none (a given dir is still resumed from)", minimum=0)
     keep: int = key(2, "how many checkpoints are kept", minimum=1)
     resume: bool = key(True, "continue from the newest whole checkpoint when there is one")
+    new_data: bool = key(False, "continue a checkpoint of another corpus or run.seed with the first sample of this one; false = refuse it")
 
 
 @dataclass

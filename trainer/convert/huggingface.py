@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.checkpoint.folder import CheckpointError, Folder, Found, read_manifest
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.manifest import CheckpointError, Found, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader, Snapshot, write_rank
 from trainer.config import ConfigError, ModelConfig, from_dict
@@ -75,7 +76,7 @@ def import_weights(source: Path, target: Path) -> ModelConfig:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
-    folder = Folder(target, attempt=0, token=uuid.uuid4().hex[:12])
+    folder = Folder(target, run="import", attempt=0, token=uuid.uuid4().hex[:12])
     if folder.found():
         raise ConfigError(f"{target} has checkpoints already; give another folder")
     with ExitStack() as stack:
@@ -83,7 +84,7 @@ def import_weights(source: Path, target: Path) -> ModelConfig:
         folder.enter()
         write_rank(folder.workspace(0), 0, _imported(tensors, model))
         tensors.check_all_used()
-        folder.commit(0, 1, {"model": asdict(model), "extra": {"updates": 0.0}}, timeout_s=60)
+        folder.commit(0, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=60)
     return model
 
 
@@ -96,7 +97,7 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _find(path: Path) -> Found:
     if (path / "manifest.json").is_file():
         return Found(0, 0, path)
-    found = Folder(path, attempt=0, token="").found()
+    found = Folder(path, run="", attempt=0, token="").found()
     if not found:
         raise ConfigError(f"{path} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
     return found[0]

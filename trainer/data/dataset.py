@@ -1,11 +1,13 @@
-"""What the train loop reads: rows of tokens by (step, row), from a prepared corpus or made up.
+"""What the train loop reads: samples, which are rows of tokens, from a prepared corpus or made up.
 
-There is no sampler state: row r of step s is sample ``s * global_batch + r``, and a sample is a function of the seed and its
-number. So any rank under any layout can read its rows, and a resumed run needs no data position but the step.
+There is no sampler state: a sample is a function of the seed and its number, and a run takes samples in the order of their
+numbers. So any rank under any layout can read its rows, and a resumed run needs no data position but the number of samples that
+were consumed, whatever the size of its batches.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -13,42 +15,77 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError, DataConfig, ModelConfig
-from trainer.config.corpus import TOKENS, check_corpus
+from trainer.config.corpus import TOKENS, CorpusIndex, check_corpus, check_sample, prepare_command
 from trainer.data.permutation import key_of, mix, permute
 
 
 class Dataset(Protocol):
     """Rows of ``seq + 1`` token ids: inputs are all but the last, targets all but the first."""
 
-    def batch(self, step: int, start: int, count: int) -> NDArray[np.int64]:
-        """Rows ``start`` to ``start + count`` of ``step``'s global batch, shape [count, seq + 1]."""
+    name: str
+    """What was read: the digest of a corpus, or ``synthetic``. With the seed it decides what every sample holds."""
+
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        """Samples ``first`` to ``first + count``, shape [count, seq + 1]. ``ConfigError`` for a file that is damaged or cut."""
+        ...
+
+    def check(self) -> None:
+        """Compare the content of files with what was prepared; costs reading 16 MiB at most. ``ConfigError`` where they differ."""
         ...
 
 
-def open_dataset(data: DataConfig, model: ModelConfig, seed: int, global_batch: int) -> Dataset:
-    """The dataset of a run; ``global_batch`` rows make a step. ``ConfigError`` as ``check_corpus``, or if it cannot be mapped."""
+def open_dataset(data: DataConfig, model: ModelConfig, seed: int) -> Dataset:
+    """The dataset of a run. ``ConfigError`` as ``check_corpus``, or if it cannot be read."""
     index = check_corpus(data, model)
-    if index is None:
-        return Synthetic(model.vocab, model.seq, seed, global_batch)
-    path = Path(data.path) / TOKENS
-    try:
-        tokens = np.memmap(path, dtype=index.dtype, mode="r")
-    except OSError as error:
-        raise ConfigError(f"data.path={data.path}: cannot read {TOKENS}: {error}; check its permissions") from None
-    return Corpus(tokens, model.seq, seed, global_batch)
+    return Synthetic(model.vocab, model.seq, seed) if index is None else Corpus(TokenFile(data, index), model.seq, seed)
 
 
 class Synthetic:
     """Uniformly random tokens: for runs that only measure speed. The best possible loss is ln(vocab)."""
 
-    def __init__(self, vocab: int, seq: int, seed: int, global_batch: int) -> None:
-        self.vocab, self.seq, self.seed, self.global_batch = vocab, seq, seed, global_batch
+    name = "synthetic"
 
-    def batch(self, step: int, start: int, count: int) -> NDArray[np.int64]:
-        samples = step * self.global_batch + np.arange(start, start + count, dtype=np.uint64)
-        rows = mix(samples ^ key_of(self.seed))
+    def __init__(self, vocab: int, seq: int, seed: int) -> None:
+        self.vocab, self.seq, self.seed = vocab, seq, seed
+
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        rows = mix(np.arange(first, first + count, dtype=np.uint64) ^ key_of(self.seed))
         tokens = mix(rows[:, None] ^ np.arange(self.seq + 1, dtype=np.uint64))
         return (tokens % np.uint64(self.vocab)).astype(np.int64)
+
+    def check(self) -> None:
+        """Nothing is read."""
+
+
+class TokenFile:
+    """The token ids of a prepared corpus, read piece by piece.
+
+    Not a memory map: where a file has been cut since, touching a map ends the process without a word, and a read does not.
+    """
+
+    def __init__(self, data: DataConfig, index: CorpusIndex) -> None:
+        self.data, self.index, self.dtype = data, index, np.dtype(index.dtype)
+        try:
+            self.file = (Path(data.path) / TOKENS).open("rb", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"data.path={data.path}: cannot read {TOKENS}: {error.strerror}; check its permissions") from None
+
+    def read(self, start: int, count: int) -> NDArray[np.int64]:
+        """``count`` tokens from position ``start`` on. ``ConfigError`` if the file ends before, or one is outside of the vocabulary."""
+        size = count * self.dtype.itemsize
+        content = os.pread(self.file.fileno(), size, start * self.dtype.itemsize)
+        where, remedy = f"data.path={self.data.path}: {TOKENS}", f"run `{prepare_command(self.data)} --force`"
+        if len(content) < size:
+            now = os.fstat(self.file.fileno()).st_size
+            raise ConfigError(f"{where} has been cut to {now} bytes, but {self.index.token_bytes} were written; {remedy}")
+        tokens = np.frombuffer(content, self.dtype).astype(np.int64)
+        worst = int(tokens.argmax())
+        if tokens[worst] >= self.index.vocab:
+            raise ConfigError(
+                f"{where} has token {tokens[worst]} at position {start + worst}, outside of the tokenizer's vocabulary of {self.index.vocab}; "
+                f"the file is damaged: {remedy}"
+            )
+        return tokens
 
 
 class Corpus:
@@ -57,14 +94,18 @@ class Corpus:
     Windows cross document borders, which the end token marks. Each epoch has its own order, keyed by (seed, epoch).
     """
 
-    def __init__(self, tokens: NDArray[np.unsignedinteger], seq: int, seed: int, global_batch: int) -> None:
-        self.tokens, self.seq, self.seed, self.global_batch = tokens, seq, seed, global_batch
-        self.windows = (len(tokens) - 1) // seq
+    def __init__(self, tokens: TokenFile, seq: int, seed: int) -> None:
+        self.tokens, self.seq, self.seed = tokens, seq, seed
+        self.windows = (tokens.index.tokens - 1) // seq
+        self.name = tokens.index.sha256
 
-    def batch(self, step: int, start: int, count: int) -> NDArray[np.int64]:
-        samples = step * self.global_batch + np.arange(start, start + count, dtype=np.int64)
-        starts = self._window_of(samples) * self.seq
-        return self.tokens[starts[:, None] + np.arange(self.seq + 1)].astype(np.int64)
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        starts = self._window_of(np.arange(first, first + count, dtype=np.int64)) * self.seq
+        rows = [self.tokens.read(int(start), self.seq + 1) for start in starts]
+        return np.stack(rows) if rows else np.empty((0, self.seq + 1), dtype=np.int64)
+
+    def check(self) -> None:
+        check_sample(self.tokens.data, self.tokens.index)
 
     def _window_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The window of each sample; a batch may span epochs."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.config import ConfigError, DataConfig
-from trainer.config.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, read_index
+from trainer.config.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, check_sample, read_index, sample_digest
 from trainer.data.sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -101,8 +101,9 @@ def _check_target(target: Path, data: DataConfig) -> None:
 
 def _matching(data: DataConfig, settings: dict[str, Any]) -> CorpusIndex | None:
     """The index of an intact folder that was prepared with the same settings."""
-    with suppress(ConfigError):  # missing, torn or of another version: prepare it again
+    with suppress(ConfigError):  # missing, torn, damaged or of another version: prepare it again
         index = read_index(data)
+        check_sample(data, index)
         return index if index.settings == settings else None
     return None
 
@@ -124,7 +125,8 @@ def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Pro
         raise ConfigError(f"data.source={source.data.source} holds no text in UTF-8; give another source or data.pattern")
     np.save(folder / DOCUMENTS, np.asarray(starts, dtype=np.int64))
     end = tokenizer.get_vocab()[END_OF_TEXT]
-    index = CorpusIndex(FORMAT, dtype, starts[-1], len(starts) - 1, tokenizer.get_vocab_size(), end, sha256.hexdigest(), settings)
+    digests = sha256.hexdigest(), sample_digest(folder / TOKENS)
+    index = CorpusIndex(FORMAT, dtype, starts[-1], len(starts) - 1, tokenizer.get_vocab_size(), end, *digests, settings)
     index.save(folder)
     return index
 

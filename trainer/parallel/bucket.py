@@ -248,6 +248,17 @@ class FlatBucket:
             pieces.append(Owned(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves))
         return pieces
 
+    @staticmethod
+    def planned_bytes(plan: Bucket, common: Common) -> int:
+        """What ``nbytes`` will add up to, before anything is allocated."""
+        factors, compute, master = common.factors, common.precision.compute.itemsize, common.precision.master.itemsize
+        states = 2 if common.precision.compute == common.precision.master else 3
+        return (
+            plan.numel // factors.params * compute
+            + plan.numel // factors.grads * master
+            + plan.numel // factors.optimizer * states * master
+        )
+
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes of the buffers this rank keeps, by part."""

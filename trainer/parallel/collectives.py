@@ -155,6 +155,18 @@ class Group:
             raise self.failed("gather_objects", error) from error
         return values
 
+    def together(self, act: Callable[[], Any], errors: tuple[type[Exception], ...]) -> Any:
+        """``act()`` of this rank, when every rank has done its own; if one of ``errors`` is raised on some, the first is raised on all."""
+        result, failure = None, None
+        try:
+            result = act()
+        except errors as error:
+            failure = error
+        failures = [f for f in self.gather_objects(failure) if f is not None]
+        if failures:
+            raise failures[0]
+        return result
+
     def failed(self, operation: str, error: Exception) -> CommunicationError:
         """The error that names rank, collective and group."""
         collective = f"{operation} over {self.name}"

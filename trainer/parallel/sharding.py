@@ -24,6 +24,7 @@ class ShardedState:
     def __init__(self, common: Common, bucket_bytes: int):
         self.common = common
         self.capacity = max(1, bucket_bytes // common.precision.master.itemsize)  # elements of a bucket, about
+        self.plans: list[tuple[Bucket, dict[str, Member]]] = []
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
         self.slots: dict[nn.Parameter, tuple[FlatBucket, Slot]] = {}
@@ -31,7 +32,7 @@ class ShardedState:
         self.counted: Callable[[Tensor], object] | None = None  # of a tensor that deferred work keeps: what counts its bytes
 
     def add_stretch(self, members: list[Member]) -> None:
-        """Make the state of one chunk's parameters, given in the order of registration. Call for later chunks first."""
+        """Plan the state of one chunk's parameters, given in the order of registration. Call for later chunks first."""
         runs: list[list[Member]] = []
         for member in reversed(members):
             if not runs or (self.common.factors.params > 1 and runs[-1][-1].units[0] != member.units[0]):
@@ -42,7 +43,17 @@ class ShardedState:
             alone = [m.record.name for m in run if "tied" in m.record.partial]
             sizes = [(m.record.name, m.record.local_numel) for m in run]
             for plan in plan_buckets(sizes, self.capacity, self.common.factors.optimizer, alone):
-                self._add(plan, by_name)
+                self.plans.append((plan, by_name))
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of all buckets that ``make`` makes."""
+        return sum(FlatBucket.planned_bytes(plan, self.common) for plan, _ in self.plans)
+
+    def make(self) -> None:
+        """Allocate what was planned."""
+        for plan, members in self.plans:
+            self._add(plan, members)
 
     def _add(self, plan: Bucket, members: dict[str, Member]) -> None:
         bucket = FlatBucket(plan, members, self.common)
