@@ -17,6 +17,7 @@ from trainer.layout import Factors, blocks_per_chunk, build
 from trainer.memory import ActivationMeter, check_room
 from trainer.meter import Recorder, recomputed_flops
 from trainer.models.transformer import Transformer
+from trainer.nonfinite import find
 from trainer.optimizer import AdamW, learning_rate, squared_norm, sum_partial
 from trainer.parallel.bucket import Common, Precision
 from trainer.parallel.collectives import Group, World
@@ -142,16 +143,20 @@ class Engine:
         self.recorder.begin()
         with self.recorder.span("data"):
             batch = self._batch(step)
-        self.state.begin(self.micro_batches)
         self.state.counted = self.activations.hold if watch else None
         with self.activations.watching() if watch else contextlib.nullcontext():
-            losses = self.pipeline.step(batch)
+            losses = self._gradients(batch)
         with self.recorder.span("communication"):
             self.state.finish()
         with self.recorder.span("optimizer"):
-            result = self._update(step, losses, stop)
+            result = self._update(batch, losses, stop)
         self.samples += self.config.run.global_batch
         return result
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        """Forward and backward of all micro-batches; gradients are on their way when it returns."""
+        self.state.begin(self.micro_batches)
+        return self.pipeline.step(batch)
 
     def _batch(self, step: int) -> Batch:
         """This replica's rows of the global batch; no tensor where neither tokens nor targets are used."""
@@ -168,7 +173,7 @@ class Engine:
         local = -(-self.config.model.vocab // self.groups.tensor.size)
         return max(0, min(local, self.config.model.vocab - local * self.groups.tensor.index))
 
-    def _update(self, step: int, losses: list[Tensor], stop: bool) -> StepResult:
+    def _update(self, batch: Batch, losses: list[Tensor], stop: bool) -> StepResult:
         """Norm, clip and update; one all-reduce joins loss, norm and the wish to stop."""
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
@@ -187,23 +192,33 @@ class Engine:
         loss, squared, stops = total.tolist()  # the one wait of the host for the device
         skipped = not (math.isfinite(loss) and math.isfinite(squared))
         if skipped:
-            self._not_finite(step, loss, own)
+            self._not_finite(batch, loss)
         else:
             self.updates += 1
             self.scale.succeeded()
         return StepResult(loss, math.sqrt(squared) if squared >= 0 else squared, lr, stops > 0, skipped)
 
-    def _not_finite(self, step: int, loss: float, own: Tensor) -> None:
-        """Lower the loss scale if that can be the cause; else name the rank, and stop if that is the policy."""
+    def _not_finite(self, batch: Batch, loss: float) -> None:
+        """Lower the loss scale if that can be the cause; else say where the value came from, and stop if that is the policy."""
         if math.isfinite(loss) and self.scale.overflowed():
             return
-        everyone = self.groups.world.gather_objects(torch.isfinite(own[:2]).tolist())
-        rank = next((rank for rank, finite in enumerate(everyone) if not all(finite)), self.world.rank)
-        message = f"step {step + 1}: the {'gradient' if everyone[rank][0] else 'loss'} of rank {rank} is not finite"
+        self.state.counted = None
+        origin = find(self.groups.world, self.state, self.pipeline, self.config.layout.pipeline, lambda: self._again(batch))
+        if origin is None:
+            what = "the loss or the gradient was not finite, but is when computed again: a device or its memory may be at fault"
+        else:
+            what = f"the {origin.what} on rank {origin.rank} is not finite"
+        message = f"step {batch.step + 1}: {what}"
         if self.config.run.on_nonfinite == "stop":
             raise NonFinite(f"{message}; lower optimizer.lr, or set run.on_nonfinite=skip")
         if self.world.rank == 0:
             print(f"warning: {message}; the step is skipped", flush=True)
+
+    def _again(self, batch: Batch) -> list[Tensor]:
+        """The losses of a step that is computed once more; its gradients are dropped."""
+        losses = self._gradients(batch)
+        self.state.finish()
+        return losses
 
     def extra(self) -> dict[str, float]:
         """What a checkpoint keeps besides the owned state."""

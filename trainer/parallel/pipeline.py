@@ -94,6 +94,7 @@ class Pipeline:
     ):
         self.actions, self.chunks, self.state, self.boundary = actions, chunks, state, boundary
         self.up, self.down, self.recorder = up, down, recorder
+        self.chunk = 0  # of the action that runs
         self.run: dict[Kind, Callable[[Action], None]] = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
@@ -123,6 +124,7 @@ class Pipeline:
         self._clear()
         self.batch = batch
         for action in self.actions:
+            self.chunk = action.chunk
             with self.recorder.span(action):
                 self.run[action.kind](action)
         for pending in self.sent:

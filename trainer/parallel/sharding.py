@@ -29,6 +29,9 @@ class ShardedState:
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
         self.slots: dict[nn.Parameter, tuple[FlatBucket, Slot]] = {}
         self.deferred: Deferred | None = None
+        self.arriving: Callable[[str, Tensor], object] | None = (
+            None  # told of each gradient that has been added: its name and the sum so far
+        )
         self.counted: Callable[[Tensor], object] | None = None  # of a tensor that deferred work keeps: what counts its bytes
 
     def add_stretch(self, members: list[Member]) -> None:
@@ -88,7 +91,7 @@ class ShardedState:
             view.copy_(gradient)
         else:
             view.add_(gradient)
-        bucket.arrive(slot)
+        self._arrived(bucket, slot, view)
 
     def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         bucket, slot = self.slots[parameter]
@@ -101,7 +104,7 @@ class ShardedState:
             torch.mm(left.t(), right, out=view)
         else:
             view.addmm_(left.t(), right)
-        bucket.arrive(slot)
+        self._arrived(bucket, slot, view)
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
         bucket, slot = self.slots[parameter]
@@ -109,6 +112,11 @@ class ShardedState:
         if fresh:
             view.zero_()
         view.index_add_(0, rows, gradient.to(view.dtype))
+        self._arrived(bucket, slot, view)
+
+    def _arrived(self, bucket: FlatBucket, slot: Slot, gradient: Tensor) -> None:
+        if self.arriving is not None:
+            self.arriving(slot.record.name, gradient)
         bucket.arrive(slot)
 
     @contextlib.contextmanager

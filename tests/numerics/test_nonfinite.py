@@ -1,0 +1,34 @@
+"""A value that is not finite is traced to the rank that it came from, wherever sums have carried it since."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from farm import Farm, Finished
+from small_runs import ranks, small
+
+CUBE = {"tensor": 2, "pipeline": 2, "data": 2}
+DEEP = {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved", "data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}
+
+
+def planted(farm: Farm, layout: dict[str, Any], rank: int, where: str, **run: Any) -> Finished:
+    out = farm.folder()
+    arguments = {"config": small(run=run, **layout), "rank": rank, "where": where}
+    (out / "call.json").write_text(json.dumps({"call": "numerics.planted:planted", "arguments": arguments}))
+    return farm.wait(farm.start(out / "call.json", ranks(layout), out))
+
+
+@pytest.mark.parametrize(("where", "said"), [("weight", "weight "), ("output", "output of blocks."), ("gradient", "gradient of ")])
+@pytest.mark.parametrize(("layout", "rank"), [(CUBE, 3), (CUBE, 5), (CUBE | {"recompute": "full"}, 7), (DEEP, 2)], ids=str)
+def test_the_rank_that_a_value_came_from_is_named(farm: Farm, layout: dict[str, Any], rank: int, where: str, said: str) -> None:
+    run = planted(farm, layout, rank, where)
+    assert set(run.codes.values()) == {1} and run.result["reason"] == "numerics"
+    assert f"the {said}" in run.result["message"] and f" on rank {rank} is not finite" in run.result["message"]
+
+
+def test_a_value_that_does_not_come_again_is_laid_at_a_devices_door(farm: Farm) -> None:
+    run = planted(farm, {"data": 2}, 1, "once", on_nonfinite="skip").checked()
+    assert "warning: step 1: the loss or the gradient was not finite, but is when computed again" in run.logs
+    assert run.result["losses"][0] is None and all(run.result["losses"][1:])
