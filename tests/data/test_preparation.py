@@ -219,6 +219,8 @@ def test_the_verb_reports_wrong_input_once_with_exit_code_2(folder: Path, capfd:
     assert output.out == "" and output.err.startswith("error: data.source=") and output.err.count("\n") == 1
     with pytest.raises(ConfigError, match=r"data.vocab=256 is below the smallest allowed value; use 257"):
         verb.main(["data.vocab=256"])
+    with pytest.raises(ConfigError, match=r"data.vocab=1000000000 is above the largest allowed value; use 10000000 or less"):
+        verb.main(["data.vocab=1e9"])
 
 
 def test_the_standard_library_is_a_corpus_of_millions_of_tokens(tmp_path: Path) -> None:

@@ -20,6 +20,16 @@ def test_states_above_the_memory_budget_end_the_run_as_out_of_memory(farm: Farm)
     assert "run.memory_gb=0.0001" in run.result["message"]
 
 
+@pytest.mark.parametrize(("missing", "what"), [(1, "weights, gradients and optimizer states need "), (0, "activations need more than")])
+def test_states_are_counted_to_the_byte_before_they_are_allocated(farm: Farm, missing: int, what: str) -> None:
+    """With gradients whole on each rank nothing but the states themselves is in use."""
+    layout = {"data": 2, "sharding": {"params": 1, "grads": 1, "optimizer": 2}}
+    memory = farm.train(small(precision="bf16", **layout), 2).checked().result["memory"]
+    states = sum(memory.values()) - memory["activations"]
+    run = farm.train(small(precision="bf16", run={"memory_gb": (states - missing) / 1e9}, **layout), 2)
+    assert run.result["reason"] == "out of memory" and what in run.result["message"]
+
+
 def test_activations_above_the_memory_budget_end_the_run_as_out_of_memory(farm: Farm) -> None:
     states = farm.train(small(), 1).result
     budget = states["peak_memory_bytes"] - states["memory"]["activations"] // 2
@@ -70,7 +80,7 @@ def test_a_step_that_is_not_finite_can_be_skipped(farm: Farm) -> None:
     ).checked()
     assert run.result["status"] == "done"
     assert run.result["losses"][0] > 0 and run.result["losses"][1:] == [None] * 3
-    assert "warning: step 2: the output of embedding.tokens on rank 0 is not finite; the step is skipped" in run.logs
+    assert "warning: step 2: the output of blocks.0.attention_norm on rank 0 is not finite; the step is skipped" in run.logs
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
