@@ -43,7 +43,7 @@ EXIT_CODES: dict[int, tuple[Reason, str]] = {
     ExitCode.BAD_NODE: (Reason.NODE, "the health check found a bad node"),
     ExitCode.UNUSABLE: (
         Reason.CANNOT_START,
-        "its node cannot use the trial's folder; is the folder of trials (sweep.dir) shared with the nodes?",
+        "its node cannot use the trial's folder, or that of its checkpoints; are sweep.dir and run.checkpoint.dir shared with the nodes?",
     ),
     ExitCode.STOPPED: (Reason.PREEMPTED, "stopped after a checkpoint, and not put back into the queue by the job itself"),
     126: (Reason.CANNOT_START, "the interpreter of the ranks (cluster.python) cannot be executed"),

@@ -7,6 +7,11 @@ python -m tests.clusters.slurm kill n2               power cut of a node; or slu
 python -m tests.clusters.slurm boot n2
 python -m tests.clusters.slurm cut n3; python -m tests.clusters.slurm plug n3      unplug a node's cable
 python -m tests.clusters.slurm stop                  ends and removes everything
+
+Containers are run by a stand-in for pyxis, container.c. Where the sources of pyxis and enroot are at hand:
+
+eval "$(tests/clusters/slurm/pyxis PYXIS_SOURCES ENROOT_SOURCES FOLDER)"      builds them, exports TRIREME_TEST_PYXIS
+pytest tests/backends/test_slurm_containers.py       the same tests, with the real ones
 """
 
 from __future__ import annotations

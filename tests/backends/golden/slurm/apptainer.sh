@@ -36,7 +36,7 @@ MASTER_PORT=$((10000 + (SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}) % 20000))
 WORLD_SIZE=8
 export MASTER_ADDR MASTER_PORT WORLD_SIZE
 # Apptainer lets an image's own variables win, except over those of these names.
-for name in OMP_NUM_THREADS MASTER_ADDR MASTER_PORT WORLD_SIZE; do export "APPTAINERENV_$name=${!name}"; done
+for name in OMP_NUM_THREADS MASTER_ADDR MASTER_PORT WORLD_SIZE; do [ ! -v "$name" ] || export "APPTAINERENV_$name=${!name}"; done
 
 # A task becomes a rank: $1 is where its log begins, $2 where its code lies, the rest its command.
 as_rank='log=$1; shift
