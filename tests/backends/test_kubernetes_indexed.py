@@ -115,6 +115,14 @@ def test_a_pod_that_is_deleted_is_not_made_again_alone(stage: Stage) -> None:
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
+def test_what_the_cluster_removes_by_its_time_to_live_takes_the_rest_of_the_trial_with_it(stage: Stage) -> None:
+    gang = stage.submit(workload="job")
+    gang.end()
+    customs = stage.kubernetes.api("CustomObjectsApi")
+    customs.delete_namespaced_custom_object(GROUP, VERSION, stage.namespace, PLURAL, gang.job.name)
+    wait_for(lambda: not stage.left(), "Service, ConfigMap and pods to go as well")
+
+
 def test_a_queued_job_waits_suspended_starts_when_admitted_and_survives_another_suspension(stage: Stage) -> None:
     gang = stage.submit({"run": "-1"}, workload="job", queue="trials")
     state = gang.until(lambda state: "suspended" in state.detail.lower())

@@ -90,6 +90,10 @@ class Client:
             "POST", self._in_namespace(path), {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}, manifest
         )
 
+    def merge(self, path: str, name: str, changes: Manifest) -> None:
+        """Change an object by a JSON merge patch."""
+        self.request("PATCH", f"{self._in_namespace(path)}/{name}", body=changes)
+
     def get(self, path: str, name: str) -> Manifest | None:
         try:
             return self.request("GET", f"{self._in_namespace(path)}/{name}")
@@ -178,7 +182,8 @@ class Client:
         pairs = list((query or {}).items())
         parts = self._api.param_serialize(method, f"/{path}", query_params=pairs, body=body, auth_settings=["BearerToken"])
         _, url, headers, content, _ = parts
-        headers |= {"Accept": "application/json", "Content-Type": "application/json"}
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers |= {"Accept": "application/json", "Content-Type": kind}
         try:
             answer = self._api.call_api(method, url, headers, content, None, timeout).response
             try:

@@ -12,7 +12,7 @@ from launcher.backends.kubernetes.workloads import Kind
 def needed(kind: Kind) -> Iterator[tuple[str, str, str]]:
     """``(verb, group, resource)`` of everything that is done in the namespace: deploy/kubernetes/rbac.yaml grants no more."""
     wanted = {
-        ("", "services"): "get list watch create delete",
+        ("", "services"): "get list watch create patch delete",
         ("", "configmaps"): "get create",
         ("", "pods"): "get list watch delete",
         ("", "pods/log"): "get",

@@ -57,7 +57,7 @@ def state_of(kind: Kind, job: Observed, now: float, fault_timeout: float) -> Job
     word, reason, message = outcome(kind, job.workload or {})
     started, nodes = _started(pods), tuple(pod["spec"].get("nodeName") or "" for pod in pods)
     if word == "complete" or (len(pods) == job.count and all(map(succeeded, pods))):
-        return JobState(Status.DONE, None, "", started, nodes)
+        return JobState(Status.DONE, None, _crowded(nodes), started, nodes)
     suspended = word == "suspended" or (not pods and kind.kind != "Pod" and _wants_suspension(job.workload))
     if suspended:
         return JobState(Status.SUBMITTED, None, message or "suspended: waits for its queue to admit it", None, nodes)
@@ -148,13 +148,19 @@ def _alive(job: Observed, pods: Sequence[Object], started: float | None, nodes: 
     at_work = sum(running(pod) or succeeded(pod) for pod in pods)
     silent = [pod for pod in pods if running(pod) and condition(pod, "Ready", "False") and _lost_sight(pod, job.events)]
     if at_work == job.count:
-        words = f"node {silent[0]['spec'].get('nodeName')} of pod {name_of(silent[0])} does not answer" if silent else ""
+        words = f"node {silent[0]['spec'].get('nodeName')} of pod {name_of(silent[0])} does not answer" if silent else _crowded(nodes)
         return JobState(Status.RUNNING, None, words, started, nodes)
     waiting = [words_for_waiting(pod, _about(pod, job.events)) for pod in pods if not running(pod) and not succeeded(pod)]
     refused = [words for event in job.events if (told := refusal(event)) and (words := told[0])]
     said = next((words for words in [*refused[-1:], *waiting] if words), "waiting for its pods")
     some = f"{at_work} of {job.count} pods run; " if at_work else ""
     return JobState(Status.SUBMITTED, None, some + said, None, nodes)
+
+
+def _crowded(nodes: Sequence[str]) -> str:
+    """That pods share nodes, as ``cluster.spread=false`` lets them: it is not what the layout asked for."""
+    hosts = set(nodes)
+    return f"its {len(nodes)} pods share {len(hosts)} node{'s' if len(hosts) > 1 else ''}" if len(hosts) < len(nodes) else ""
 
 
 def _lost_sight(pod: Object, events: Sequence[Object]) -> bool:

@@ -36,7 +36,8 @@ class Submission:
         owner = {"apiVersion": "v1", "kind": "Service", "name": job.name, "uid": root["metadata"]["uid"]}
         try:
             for manifest in objects[1:]:
-                self._child(manifest, owner)
+                child = self._child(manifest, owner)
+            self._tie(job.name, child)
         except (ApiError, ConfigError):
             self._client.delete(SERVICES, job.name, owner["uid"])
             raise
@@ -55,7 +56,7 @@ class Submission:
                 if error.over_quota or error.exists or "does not support dry run" in error.message:
                     continue  # room may be made; what is there will be adopted; a webhook that cannot be asked
                 raise ConfigError(explain(error, f"{doing} {what}", self._client.namespace)) from None
-            self._refuse_forgotten(manifest, stored)
+            self._unforgotten(manifest, stored)
 
     def _path(self, manifest: Manifest) -> str:
         paths = {"Service": SERVICES, "ConfigMap": CONFIG_MAPS}
@@ -75,25 +76,36 @@ class Submission:
                 return ours(there, job)
             self._wait(deadline, f"Service {job.name} of an earlier run to go away")
 
-    def _child(self, manifest: Manifest, owner: Manifest) -> None:
-        """Create one object under the root. One that is there is ours if the root owns it; one of a former root is on its way out."""
+    def _tie(self, root: str, child: Manifest) -> None:
+        """Let the root go with what makes the pods, which the cluster removes by its time to live. Plain pods have none."""
+        if self._kind.kind != "Pod":
+            owner = {
+                "apiVersion": child["apiVersion"],
+                "kind": child["kind"],
+                "name": child["metadata"]["name"],
+                "uid": child["metadata"]["uid"],
+            }
+            self._client.merge(SERVICES, root, {"metadata": {"ownerReferences": [owner]}})
+
+    def _child(self, manifest: Manifest, owner: Manifest) -> Manifest:
+        """Create one object under the root; what the server has of it. One that is there is ours if the root owns it; one of a former root is on its way out."""
         head = {**manifest["metadata"], "ownerReferences": [owner]}
         path, name = self._path(manifest), head["name"]
         deadline = time.monotonic() + self._end_seconds
         while True:
             try:
                 stored = self._client.create(path, {**manifest, "metadata": head})
-                return self._refuse_forgotten(manifest, stored)
+                return self._unforgotten(manifest, stored)
             except ApiError as error:
                 if not error.exists:
                     raise
             there = self._client.get(path, name)
             if there is not None and owner["uid"] in [o["uid"] for o in there["metadata"].get("ownerReferences", [])]:
-                return self._refuse_forgotten(manifest, there)
+                return self._unforgotten(manifest, there)
             self._wait(deadline, f"{manifest['kind']} {name} of an earlier run to go away")
 
-    def _refuse_forgotten(self, sent: Manifest, stored: Manifest) -> None:
-        """Read back what was stored: a server that is too old drops, for example, completionMode, and every pod would be rank 0."""
+    def _unforgotten(self, sent: Manifest, stored: Manifest) -> Manifest:
+        """``stored``, if it is all that was sent: a server that is too old drops, for example, completionMode, and every pod would be rank 0."""
         lost = [path for path in dropped(sent, stored) if not path.startswith("metadata")]
         if lost:
             workload = next(word for word, kind in KINDS.items() if kind is self._kind)
@@ -101,6 +113,7 @@ class Submission:
                 f"the API server at {self._client.server} is too old for cluster.workload={workload}: of the {sent['kind']} it drops "
                 f"{', '.join(lost[:3])} without a word; use cluster.workload=pods, which every version runs"
             )
+        return {"apiVersion": sent["apiVersion"], "kind": sent["kind"], **stored}
 
     def _fence(self, job: Job) -> None:
         """End what is left of older attempts of the trial: two attempts must not write one checkpoint."""

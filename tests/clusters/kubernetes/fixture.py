@@ -101,6 +101,7 @@ class Kubernetes:
         container = ContainerConfig(image=self.image, mounts=host.mounts, workdir=str(PROJECT))
         common = {
             "workload": "pods",
+            "spread": False,  # there is one real node
             "gpu_resource": None,
             "shared_memory": "256Mi",
             "grace_seconds": 5,
