@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
 from launcher.config.secrets import refuse_secrets
-from trainer.config import ConfigError
+from trainer.config import ConfigError, DataConfig
 from trainer.config.errors import listed
 from trainer.config.schema import key
 
 WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
 SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")
+DATA_DIR = "/trireme-data"
+"""Where pods prepare a corpus that is on no volume."""
+_DAY = 24 * 60 * 60
 _REFERENCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 
 
@@ -50,6 +55,7 @@ class KubernetesCluster(ClusterConfig):
         None, "node label (rack, block) inside which the pods of a trial are placed: by Kueue when there is a queue, else by affinity"
     )
     topology_required: bool = key(False, "do not start outside one topology domain; false = prefer it")
+    spread: bool = key(True, "every pod of a trial on a node of its own, or not at all; false = wherever there is room")
     service_account: Optional[str] = key(None, "service account of the pods; its token is not mounted")
     pull_policy: str = key("IfNotPresent", "when the image is pulled", choices=("Always", "IfNotPresent", "Never"))
     pull_secrets: list[str] = key(list, "names of image pull secrets")
@@ -69,6 +75,17 @@ class KubernetesCluster(ClusterConfig):
         None, "folder on a mounted volume for checkpoints and other output; null = lost with the pod, but for results and logs"
     )
     secrets: dict[str, str] = key(dict, "environment variables taken from secrets: {NAME: secret/key}")
+    code: str = key(
+        "snapshot",
+        "code of the ranks: snapshot (the launcher's trainer, shipped with the run) or image (what the image holds, compared with it)",
+        choices=("snapshot", "image"),
+    )
+    data: Optional[str] = key(
+        None,
+        "where pods have data.path from: present (on a mounted volume, or in the image) or prepare (each pod makes it of data.source before "
+        "its ranks start); null = present if it is on a volume, else prepare, for data.source=stdlib",
+        choices=("present", "prepare"),
+    )
     user: Optional[int] = key(1000, "numeric user and group of the processes; null = the image's", minimum=0)
     restricted: bool = key(True, "what the 'restricted' Pod Security Standard demands, and a read-only root unless container.writable")
     labels: dict[str, str] = key(dict, "further labels of every object")
@@ -79,9 +96,18 @@ class KubernetesCluster(ClusterConfig):
     fault_timeout: float = key(
         300.0, "seconds a placed pod may stay in a fault that time seldom cures, such as an absent image; 0 = for ever", minimum=0
     )
+    deadline_seconds: Optional[int] = key(
+        30 * _DAY, "seconds after which the cluster itself ends a trial, should nobody come back for it; null = never", minimum=60
+    )
+    ttl_seconds: Optional[int] = key(
+        7 * _DAY,
+        "seconds after which the cluster itself removes a trial that has ended and that no launcher has collected; null = never "
+        "(workloads job, jobset, volcano)",
+        minimum=3600,
+    )
     keep: str = key(
         "nothing",
-        "objects that stay in the namespace after a trial has ended: nothing, those of failed trials, all",
+        "objects that stay in the namespace after a trial has ended (ttl_seconds at most): nothing, those of failed trials, all",
         choices=("nothing", "failed", "all"),
     )
     patch: dict[str, dict[str, Any]] = key(
@@ -91,7 +117,7 @@ class KubernetesCluster(ClusterConfig):
     passing: ClassVar[tuple[str, ...]] = (
         *ClusterConfig.passing,
         *("kubeconfig", "context", "queue", "queue_priority", "priority_class", "service_account", "pull_policy", "pull_secrets"),
-        *("labels", "annotations", "secrets", "grace_seconds", "unreachable_seconds", "fault_timeout", "keep"),
+        *("labels", "annotations", "secrets", "grace_seconds", "unreachable_seconds", "fault_timeout", "deadline_seconds", "ttl_seconds", "keep", "code", "data"),
     )
     found_by: ClassVar[tuple[str, ...]] = ("kubeconfig", "context")
 
@@ -108,13 +134,32 @@ def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:
         _check_volume(volume)
     _check_secrets(cluster)
     _check_queue(cluster)
-    if cluster.run_dir is not None and not _inside_a_mount(cluster):
+    if cluster.run_dir is not None and not _is_mounted(cluster, cluster.run_dir):
         raise ConfigError(
             f"cluster.run_dir={cluster.run_dir} is not inside a mounted volume; name one in cluster.volumes, or set cluster.run_dir=null"
         )
     if cluster.restricted and cluster.user == 0:
         raise ConfigError("cluster.user=0 is root, which cluster.restricted=true forbids; use another user, or cluster.restricted=false")
     return cluster
+
+
+def locate_in_pods(data: DataConfig, cluster: KubernetesCluster) -> tuple[DataConfig, KubernetesCluster]:
+    """Both, with ``data.path`` as the pods will see it and ``cluster.data`` decided; ``ConfigError`` if they could not have the corpus. Pure."""
+    if data.kind == "synthetic":
+        return data, dataclasses.replace(cluster, data=None)
+    path = data.path if data.path.startswith("/") or not cluster.container.workdir else f"{cluster.container.workdir}/{data.path}"
+    mounted = _is_mounted(cluster, path)
+    how = cluster.data or ("present" if mounted else "prepare" if data.source == "stdlib" else None)
+    if how is None:
+        raise ConfigError(
+            f"data.path={data.path} is on none of the pods' volumes; mount the one that holds it (cluster.volumes), or set cluster.data=present "
+            "if the image holds it, cluster.data=prepare if data.source is a path inside the pods, or data=synthetic"
+        )
+    if how == "present" and not path.startswith("/"):
+        raise ConfigError(f"data.path={data.path} is relative, and pods start elsewhere; give the absolute path that it has inside the pods")
+    if how == "prepare" and not mounted:
+        path = f"{DATA_DIR}/{PurePosixPath(data.path).name}"
+    return dataclasses.replace(data, path=path), dataclasses.replace(cluster, data=how)
 
 
 def _check_volume(volume: VolumeConfig) -> None:
@@ -146,7 +191,7 @@ def _check_queue(cluster: KubernetesCluster) -> None:
         raise ConfigError("cluster.topology is not passed on to Volcano; use cluster.affinity, or another cluster.workload")
 
 
-def _inside_a_mount(cluster: KubernetesCluster) -> bool:
+def _is_mounted(cluster: KubernetesCluster, path: str) -> bool:
+    """Whether ``path``, as pods see it, is on a volume."""
     mounts = [volume.mount for volume in cluster.volumes] + [mount.split(":")[1] for mount in cluster.container.mounts if ":" in mount]
-    run_dir = (cluster.run_dir or "").rstrip("/") + "/"
-    return any(run_dir.startswith(mount.rstrip("/") + "/") for mount in mounts)
+    return any(f"{path.rstrip('/')}/".startswith(mount.rstrip("/") + "/") for mount in mounts)

@@ -37,11 +37,14 @@ def locate_data(config: Config) -> Config:
     """``config`` with the corpus found where the ranks will look for it; ``ConfigError`` if it cannot be read, or if the container of
     a Slurm job cannot be given what the run reads and writes.
 
-    The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Pods, which see another file system,
-    find their data themselves, and their path is left as it is.
+    The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Pods have the corpus from a volume, or
+    prepare it themselves.
     """
     if config.cluster.backend == "kubernetes":
-        return config
+        from launcher.config.kubernetes import check_cluster, locate_in_pods
+
+        data, cluster = locate_in_pods(config.data, check_cluster(config.cluster))
+        return dataclasses.replace(config, data=data, cluster=cluster)
     if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
         return _locate_in_container(config)
     return _locate_corpus(config, [])

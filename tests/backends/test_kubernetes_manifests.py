@@ -15,12 +15,14 @@ import yaml
 
 from launcher.backends.base import Job
 from launcher.backends.kubernetes.errors import dropped
-from launcher.backends.kubernetes.manifests import ENTRY, Manifest, merge, pods_of
+from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, merge, pods_of
+from launcher.backends.kubernetes.provision import digest
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig, check_cluster
 from launcher.config.schema import Config, ContainerConfig
 from trainer.config import ConfigError, from_dict, to_dict
 
+PROJECT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden") / "kubernetes"
 CURRENT = "1.36"
 """The Kubernetes whose schemas the manifests must satisfy."""
@@ -78,10 +80,12 @@ CASES = [(workload, full) for workload in KINDS for full in (False, True)]
 
 
 def golden_text(workload: str, full: bool) -> str:
-    """The program in the ConfigMap is left out: it has its own tests."""
+    """Programs and code in the ConfigMap are left out: they have tests of their own."""
     objects = rendered(variant(workload, full))
-    objects[1]["data"]["entry.py"] = "(launcher/backends/kubernetes/entry.py)"
-    return to_text(objects)
+    for program in PROGRAMS:
+        objects[1]["data"][program.name] = f"(launcher/backends/kubernetes/{program.name})"
+    objects[1]["binaryData"]["trainer.tar.gz"] = "(trainer)"
+    return to_text(objects).replace(digest(PROJECT / "trainer"), "(its digest)")
 
 
 def golden_path(workload: str, full: bool) -> Path:
@@ -188,13 +192,52 @@ def test_nodes_that_were_at_fault_are_left_out_of_every_alternative() -> None:
         assert len(found) == count and all(out in term["matchExpressions"] for term in found)
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize("workload", KINDS)
+def test_every_pod_of_a_trial_gets_a_node_of_its_own_unless_told_otherwise(workload: str) -> None:
+    apart = {"labelSelector": {"matchLabels": {"trireme/job": "trireme-0123456789ab-0"}}, "topologyKey": "kubernetes.io/hostname"}
+    cluster = dataclasses.replace(PLAIN, workload=workload)
+    assert [terms[REQUIRED] for terms in found("podAntiAffinity", rendered(cluster))] in ([[apart]], [[apart]] * 2)
+    assert found("podAntiAffinity", rendered(dataclasses.replace(cluster, spread=False))) == []
+    own = {"podAntiAffinity": {REQUIRED: [{"topologyKey": "rack"}], "preferredDuringSchedulingIgnoredDuringExecution": []}}
+    both = found("podAntiAffinity", rendered(dataclasses.replace(cluster, affinity=own)))[0]
+    assert both[REQUIRED] == [{"topologyKey": "rack"}, apart] and len(both) == 2, "a site's own demands stay"
+
+
+@pytest.mark.parametrize("workload", KINDS)
+def test_the_cluster_itself_ends_and_removes_a_trial_that_nobody_comes_back_for(workload: str) -> None:
+    cluster = dataclasses.replace(PLAIN, workload=workload, deadline_seconds=61, ttl_seconds=3601)
+    assert set(found("activeDeadlineSeconds", rendered(cluster))) == {61}
+    assert found("ttlSecondsAfterFinished", rendered(cluster)) == ([] if workload in ("pods", "trainjob") else [3601])
+    never = rendered(dataclasses.replace(cluster, deadline_seconds=None, ttl_seconds=None))
+    assert found("activeDeadlineSeconds", never) == found("ttlSecondsAfterFinished", never) == []
+
+
+def test_no_trial_is_removed_before_its_launcher_has_had_time_to_come_back() -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.ttl_seconds=60 .* use 3600 or more"):
+        from_dict(KubernetesCluster, {"ttl_seconds": 60}, "cluster.")
+    ttl = KubernetesCluster().ttl_seconds
+    assert ttl is not None and ttl > 3 * 24 * 3600, "a long weekend"
+
+
+def found(name: str, item: Any) -> list[Any]:
+    """Every value of that field, however deep."""
+    if isinstance(item, list):
+        return [value for one in item for value in found(name, one)]
+    if not isinstance(item, dict):
+        return []
+    return [value for key, inner in item.items() for value in ([inner] if key == name else found(name, inner))]
+
+
 @pytest.mark.parametrize(("required", "word"), [(False, "preferred"), (True, "required")])
 def test_a_topology_is_for_kueue_to_see_to_if_there_is_a_queue_and_else_an_affinity(required: bool, word: str) -> None:
     cluster = dataclasses.replace(PLAIN, topology="rack", topology_required=required)
     assert f"{word}DuringSchedulingIgnoredDuringExecution" in pod_of(rendered(cluster))["affinity"]["podAffinity"]
     queued = rendered(dataclasses.replace(cluster, queue="q"))[2]["spec"]["template"]
     assert queued["metadata"]["annotations"] == {f"kueue.x-k8s.io/podset-{word}-topology": "rack"}
-    assert "affinity" not in queued["spec"]
+    assert "podAffinity" not in queued["spec"]["affinity"]
 
 
 @pytest.mark.parametrize("workload", ["job", "jobset", "trainjob"])
@@ -311,14 +354,15 @@ def test_no_key_of_a_run_is_taken_for_a_secret() -> None:
     render(job(), PLAIN, run)
 
 
-def test_the_program_of_the_pods_needs_nothing_but_the_standard_library() -> None:
+def test_the_programs_of_the_pods_need_nothing_but_the_standard_library() -> None:
     import ast
     import sys
 
-    tree = ast.parse(ENTRY.read_text())
-    imported = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported <= {*sys.stdlib_module_names}
+    trees = [ast.parse(program.read_text()) for program in PROGRAMS]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {(node.module or "").split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert imported <= {*sys.stdlib_module_names, *(program.stem for program in PROGRAMS)}
 
 
 if __name__ == "__main__":

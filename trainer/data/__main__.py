@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from trainer.config import ConfigError, load
+from trainer.config import ConfigError, DataConfig, load
 from trainer.data.prepare import Prepared, prepare
 
 
@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a sentence")
     arguments = parser.parse_args(argv)
     try:
-        done = _with_progress_bar(arguments.config, arguments.force)
+        done = _prepare(arguments.config, arguments.force)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code
@@ -38,7 +38,13 @@ def describe(done: Prepared) -> str:
     return "\n".join(lines)
 
 
-def _with_progress_bar(config: str, force: bool) -> Prepared:
+def _prepare(config: str, force: bool) -> Prepared:
+    """With a progress bar for whoever looks on."""
+    data = load(config).data
+    return _with_progress_bar(data, force) if sys.stderr.isatty() else prepare(data, force)
+
+
+def _with_progress_bar(data: DataConfig, force: bool) -> Prepared:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -53,7 +59,7 @@ def _with_progress_bar(config: str, force: bool) -> Prepared:
         bars.update(tasks[what], completed=done, total=total)
 
     try:
-        return prepare(load(config).data, force, report)
+        return prepare(data, force, report)
     finally:
         if tasks:
             bars.stop()

@@ -1,7 +1,7 @@
 """The first process of a pod: starts this node's ranks and sends what they write back over the pod's log.
 
-Shipped to the pods in a ConfigMap and run by the image's Python, so it imports nothing but the standard library. It meets the other
-pods first, because their images may be pulled, and their names resolved, minutes later; ends the ranks together, because one that
+Shipped to the pods in a ConfigMap and run by the image's Python, so it imports nothing but the standard library. It sees to code and
+corpus (provision.py), then meets the other pods, because their images may be pulled, and their names resolved, minutes later; ends the ranks together, because one that
 is left waits for its peers; and passes SIGTERM on, which makes ranks write a checkpoint.
 
 Every line of the log belongs to one rank, ``[rank] text``, or carries a piece of a file of the trial's directory:
@@ -39,6 +39,13 @@ def main() -> int:
     world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["TRIREME_RANKS_PER_NODE"])
     node = Node(range(index * per_node, min((index + 1) * per_node, world)))
     signal.signal(signal.SIGTERM, node.terminate)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # where provision.py lies; an image may set PYTHONSAFEPATH
+    from provision import Unprovided, provide  # type: ignore[import-not-found]
+
+    try:
+        node.remark = provide(node.say, lambda: node.told_to_end)
+    except Unprovided as error:
+        return node.refuse(str(error))
     pods = -(-world // per_node)
     if pods > 1:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) - 1
@@ -105,6 +112,7 @@ class Node:
         self.ended_by_us = False
         self.first_failure: int | None = None  # exit code, as a shell would say it
         self.kills_before = oom_kills()
+        self.remark = ""  # for the trial's record
 
     def terminate(self, *_: object) -> None:
         self.told_to_end = True
@@ -126,11 +134,28 @@ class Node:
         for reader in readers:
             reader.join()
         self.explain(codes)
+        self.pass_on_remark()
         if metrics:
             metrics.send(rest=True)
         self.send_files()
         self.write_termination_message()
         return max(codes.values()) if self.first_failure is None else self.first_failure
+
+    def refuse(self, why: str) -> int:
+        """Start no rank: what they need is not there."""
+        self.say(why)
+        os.makedirs(self.out, exist_ok=True)
+        self.write_failure(self.ranks[0], "configuration", why)
+        self.send_files()
+        self.write_termination_message()
+        return 2
+
+    def write_failure(self, rank: int, reason: str, message: str) -> None:
+        """In the name of a rank that could not, unless it has."""
+        path = os.path.join(self.out, f"failure-{rank}.json")
+        if not current(path, self.attempt):
+            with open(path, "w") as stream:
+                json.dump({"attempt": self.attempt, "rank": rank, "reason": reason, "message": message, "collective": None}, stream)
 
     def start(self, rank: int) -> threading.Thread:
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank - self.ranks[0]), "LOCAL_WORLD_SIZE": str(len(self.ranks))}
@@ -167,11 +192,17 @@ class Node:
         if not killed or self.ended_by_us or oom_kills() <= self.kills_before:
             return
         message = "the kernel ended this rank: the pod's memory limit (cluster.memory) is too small for it"
-        failure = {"attempt": self.attempt, "rank": killed[0], "reason": "host memory", "message": message, "collective": None}
-        path = os.path.join(self.out, f"failure-{killed[0]}.json")
-        if not current(path, self.attempt):
-            with open(path, "w") as stream:
-                json.dump(failure, stream)
+        self.write_failure(killed[0], "host memory", message)
+
+    def pass_on_remark(self) -> None:
+        """A remark on a run that ended well goes into its result, where nothing else was said."""
+        path = os.path.join(self.out, "result.json")
+        if self.remark and 0 in self.ranks and current(path, self.attempt):
+            with open(path) as stream:
+                content = json.load(stream)
+            if not content.get("message"):
+                with open(path, "w") as stream:
+                    json.dump({**content, "message": self.remark}, stream)
 
     def send_files(self) -> None:
         """This pod's failures, and from rank 0's pod the timeline and at last the result."""

@@ -1,22 +1,28 @@
 """From a job to the Kubernetes objects that all its workloads share: a Service, a ConfigMap and the template of its pods. Pure.
 
 The headless Service is the root of a job: it is created first, under the job's deterministic name, and owns everything else, so
-that its name decides who came first and its deletion deletes all. It also gives every pod a name in DNS, before it is ready.
+that its name decides who came first and its deletion deletes all. (It goes in turn with what makes the pods, if the cluster removes that.)
+It also gives every pod a name in DNS, before it is ready.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+import trainer
 from launcher.backends.base import Job
-from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
+from launcher.backends.kubernetes.provision import archive, digest
+from launcher.config.kubernetes import DATA_DIR, KubernetesCluster, VolumeConfig
 from launcher.config.secrets import secrets_in
 from trainer.config import ConfigError
 
@@ -30,7 +36,15 @@ DIRECTORY = "trireme/directory"
 """Annotation of the root: the trial's directory."""
 OURS = {"app.kubernetes.io/managed-by": "trireme"}
 CONFIG_DIR, OUT_DIR = "/trireme", "/trials"
+HOSTNAME = "kubernetes.io/hostname"
+"""Label of every node: its name."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+CODE_DIR = "/trireme-code"
 ENTRY = Path(__file__).with_name("entry.py")
+PROGRAMS = (ENTRY, ENTRY.with_name("provision.py"))
+"""What runs in the pods before the ranks, by the image's Python."""
+_LARGEST = 1_000_000
+"""Bytes of a ConfigMap (the server's limit, 1 MiB, counts names as well)."""
 
 
 def pods_of(job: Job) -> int:
@@ -78,10 +92,31 @@ def service(job: Job, cluster: KubernetesCluster) -> Manifest:
 
 
 def config_map(job: Job, cluster: KubernetesCluster, config: str) -> Manifest:
-    """What the pods read: the resolved run and the program that starts its ranks. No file system is shared."""
+    """What the pods read: the resolved run, the trainer's code, and the programs that start it. No file system is shared."""
     _refuse_secrets(config)
-    data = {"config.yaml": config, "entry.py": ENTRY.read_text()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, cluster), "data": data}
+    files = {"config.yaml": config, **{program.name: program.read_text() for program in PROGRAMS}}
+    code = {"binaryData": {"trainer.tar.gz": _code().archive}} if cluster.code == "snapshot" else {}
+    size = len("".join([*files.values(), *code.get("binaryData", {}).values()]).encode())
+    if size > _LARGEST:
+        raise ConfigError(
+            f"the run and the trainer's code have {size} bytes, and a ConfigMap holds {_LARGEST}; use cluster.code=image, and an image with this code"
+        )
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, cluster), **code, "data": files}
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The launcher's own trainer."""
+
+    digest: str
+    archive: str  # base64 of a tar.gz
+
+
+@functools.cache
+def _code() -> _Code:
+    """As it is when it is first asked for: all trials of a launcher run the same."""
+    package = Path(trainer.__file__).parent
+    return _Code(digest(package), base64.b64encode(archive(package)).decode())
 
 
 def pod_template(job: Job, cluster: KubernetesCluster, host0: str, index_variable: str) -> Manifest:
@@ -167,6 +202,9 @@ def _environment(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
         "TRIREME_CONFIG": f"{CONFIG_DIR}/config.yaml",
         "TRIREME_OUT": f"{(cluster.run_dir or OUT_DIR).rstrip('/')}/{job.trial}",
         "TRIREME_ATTEMPT": str(job.attempt),
+        "TRIREME_CODE": _code().digest,
+        **({"TRIREME_CODE_DIR": CODE_DIR} if cluster.code == "snapshot" else {}),
+        **({"TRIREME_PREPARE": "1"} if cluster.data == "prepare" else {}),
         "TRIREME_INDEX_FROM": index_variable,
         "TRIREME_RANKS_PER_NODE": str(job.cluster.gpus_per_node),
         "WORLD_SIZE": str(job.world_size),
@@ -199,6 +237,10 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
     add("trireme", {"configMap": {"name": job.name, "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
     if not cluster.run_dir:
         add("trials", {"emptyDir": {}}, {"mountPath": OUT_DIR})
+    if cluster.code == "snapshot":
+        add("code", {"emptyDir": {}}, {"mountPath": CODE_DIR})
+    if cluster.data == "prepare":
+        add("corpus", {"emptyDir": {}}, {"mountPath": DATA_DIR})
     if cluster.restricted and not cluster.container.writable:
         add("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"})
     if cluster.shared_memory:
@@ -253,29 +295,38 @@ def _placement(job: Job, cluster: KubernetesCluster) -> Manifest:
 
 
 def _affinity(job: Job, cluster: KubernetesCluster) -> Manifest:
-    """The site's affinity; with a topology and no queue to see to it, also a wish for (or a demand of) one domain; and no bad nodes."""
+    """The site's affinity and ours: each pod on a node of its own; with a topology and no queue to see to it, all in one domain, by wish or
+    demand; and no bad nodes."""
     affinity: Manifest = dict(cluster.affinity)
     if cluster.topology is not None and cluster.queue is None:
         affinity = merge({"podAffinity": _together(job, cluster.topology, cluster.topology_required)}, affinity)
+    if cluster.spread:
+        affinity = _apart(affinity, job)
     return _avoiding(affinity, job.avoid) if job.avoid else affinity
+
+
+def _apart(affinity: Manifest, job: Job) -> Manifest:
+    """No two pods of the job on one node. (A topologySpreadConstraint would allow a second pod once every node has one.)"""
+    others = affinity.get("podAntiAffinity", {})
+    term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": HOSTNAME}
+    return {**affinity, "podAntiAffinity": {**others, _REQUIRED: [*others.get(_REQUIRED, []), term]}}
 
 
 def _together(job: Job, topology: str, required: bool) -> Manifest:
     term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": topology}
     if required:
-        return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        return {_REQUIRED: [term]}
     return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
 
 
 def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
     """Node selector terms are alternatives: each of them has to leave the nodes out."""
-    word = "requiredDuringSchedulingIgnoredDuringExecution"
-    selector = affinity.get("nodeAffinity", {}).get(word, {})
-    others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
+    selector = affinity.get("nodeAffinity", {}).get(_REQUIRED, {})
+    others = {"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}
     terms = [
         {**term, "matchExpressions": [*term.get("matchExpressions", []), others]} for term in selector.get("nodeSelectorTerms") or [{}]
     ]
-    return dict(merge(affinity, {"nodeAffinity": {word: {"nodeSelectorTerms": terms}}}))
+    return dict(merge(affinity, {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}))
 
 
 def _security(cluster: KubernetesCluster) -> Manifest:

@@ -114,7 +114,7 @@ def outcome(kind: Kind, workload: Manifest) -> tuple[str, str, str]:
 
 
 def _indexed_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
-    spec = _indexed_spec(job, template)
+    spec = _indexed_spec(job, cluster, template) | _ttl(cluster)
     if cluster.queue:
         spec["suspend"] = True
     return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": _queued(job, cluster), "spec": spec}]
@@ -122,7 +122,7 @@ def _indexed_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> li
 
 def _pods(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
     """Pods with the hostnames that an Indexed Job's would have. Kueue takes them as one group."""
-    count = pods_of(job)
+    count, template = pods_of(job), merge(template, {"spec": _deadline(cluster)})
     pods = []
     for index in range(count):
         head = merge(template["metadata"], {**metadata(job, cluster, f"{job.name}-{index}")})
@@ -137,12 +137,12 @@ def _pods(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Mani
 
 def _job_set(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
     labels = template["metadata"]["labels"]
+    node = {"metadata": {"labels": labels}, "spec": _indexed_spec(job, cluster, template)}
     spec: Manifest = {
         "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": 0},
-        "replicatedJobs": [
-            {"name": CONTAINER, "replicas": 1, "template": {"metadata": {"labels": labels}, "spec": _indexed_spec(job, template)}}
-        ],
+        "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": node}],
+        **_ttl(cluster),
     }
     if cluster.queue:
         spec["suspend"] = True
@@ -164,6 +164,7 @@ def _train_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": cluster.runtime},
         "trainer": trainer,
         "runtimePatches": [{"manager": "trireme/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": nodes}}}}],
+        **_deadline(cluster),
     }
     if cluster.queue:
         spec["suspend"] = True
@@ -172,7 +173,7 @@ def _train_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list
 
 def _volcano_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
     """Gang-scheduled by ``minAvailable``; the svc plugin gives the pods their hostnames, the env plugin their index."""
-    count = pods_of(job)
+    count, template = pods_of(job), merge(template, {"spec": _deadline(cluster)})
     spec: Manifest = {
         "minAvailable": count,
         "schedulerName": cluster.scheduler or "volcano",
@@ -180,6 +181,7 @@ def _volcano_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> li
         "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true", "--disable-network-policy=true"]},
         "policies": [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")],
         "tasks": [{"name": CONTAINER, "replicas": count, "template": template}],
+        **_ttl(cluster),
     }
     if cluster.queue:
         spec["queue"] = cluster.queue
@@ -204,9 +206,20 @@ _TRAIN_JOB_POD = (
 _FROM_RUNTIME = {"restartPolicy", "subdomain", "enableServiceLinks", "automountServiceAccountToken", "containers"}
 
 
-def _indexed_spec(job: Job, template: Manifest) -> Manifest:
+def _indexed_spec(job: Job, cluster: KubernetesCluster, template: Manifest) -> Manifest:
     count = pods_of(job)
-    return {"completionMode": "Indexed", "completions": count, "parallelism": count, "backoffLimit": 0, "template": template}
+    head = {"completionMode": "Indexed", "completions": count, "parallelism": count, "backoffLimit": 0, **_deadline(cluster)}
+    return head | {"template": template}
+
+
+def _deadline(cluster: KubernetesCluster) -> Manifest:
+    """Jobs and pods call it the same."""
+    return {} if cluster.deadline_seconds is None else {"activeDeadlineSeconds": cluster.deadline_seconds}
+
+
+def _ttl(cluster: KubernetesCluster) -> Manifest:
+    """Pods and TrainJobs have nothing of the sort."""
+    return {} if cluster.ttl_seconds is None else {"ttlSecondsAfterFinished": cluster.ttl_seconds}
 
 
 def _refuse_rest(pod: Manifest, container: Manifest) -> None:
@@ -244,7 +257,7 @@ def _template_in(manifest: Manifest) -> Manifest:
     return dict(spec["tasks"][0]["template"]) if "tasks" in spec else {}
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Block style for text of several lines, and no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
