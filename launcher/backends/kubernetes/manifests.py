@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import importlib.util
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ from typing import Any
 
 import yaml
 
-import trainer
 from launcher.backends.base import Job
 from launcher.backends.kubernetes.provision import archive, digest
 from launcher.config.kubernetes import DATA_DIR, KubernetesCluster, VolumeConfig
@@ -115,7 +115,9 @@ class _Code:
 @functools.cache
 def _code() -> _Code:
     """As it is when it is first asked for: all trials of a launcher run the same."""
-    package = Path(trainer.__file__).parent
+    spec = importlib.util.find_spec("trainer")
+    assert spec is not None and spec.origin is not None
+    package = Path(spec.origin).parent
     return _Code(digest(package), base64.b64encode(archive(package)).decode())
 
 
