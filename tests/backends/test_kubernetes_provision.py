@@ -70,7 +70,7 @@ def home(folder: Path, lines: list[bytes]) -> Path:
     """The trial's directory, from what the pod sent."""
     directory = folder / "home"
     directory.mkdir()
-    unpacker = Unpacker(directory, 0)
+    unpacker = Unpacker(directory, 0, range(1), {})
     for line in lines:
         unpacker.take(line)
     unpacker.close()
