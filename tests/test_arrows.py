@@ -72,7 +72,7 @@ def calls_open(path: Path) -> bool:
 ROOMS = {
     "config": (), "cost": ("config",), "tables": ("config", "cost"), "search": ("config", "cost", "tables", "labels"),
     "backends": ("config", "sweep.files", "sweep.store"), "results": ("config", "cost", "labels", "sweep"),
-    "sweep": ("config", "cost", "search", "backends", "results", "labels"),
+    "sweep": ("config", "cost", "search", "backends", "results", "labels", "interrupt"),
 }  # fmt: skip
 """Rooms of the launcher, and what else of it each may use."""
 

@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 
+from launcher.interrupt import Interrupted, asked, leave
 from trainer.config.errors import ConfigError, nearest
 
 VERBS = {
@@ -44,7 +45,7 @@ examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    """Run one command line; returns its exit code: 0 done, 1 failed, 2 wrong input; 130, 143, 129 ended by Ctrl-C, SIGTERM, SIGHUP."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = answer(argv)
@@ -62,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         forget_output()
         print(f"error: {plain(error)}", file=sys.stderr)
         return ConfigError.exit_code
+    except Interrupted as request:
+        return request.exit_code
     except KeyboardInterrupt:
         return 130
 
@@ -78,7 +81,8 @@ def answer(argv: list[str]) -> int:
         return 0
     if argv[0] not in VERBS:
         raise ConfigError(f"unknown verb {argv[0]!r}{nearest(argv[0], VERBS)} (verbs: {', '.join(VERBS)})")
-    return run_verb(argv[0], argv[1:])
+    with asked(leave):
+        return run_verb(argv[0], argv[1:])
 
 
 def plain(error: OSError) -> str:

@@ -59,7 +59,7 @@ examples:
 
 
 def main(argv: list[str]) -> int:
-    """0 when a layout was measured, 1 when none ran or the search was interrupted."""
+    """0 when a layout was measured, 1 when none ran; ``Interrupted`` after what was found by then is shown."""
     arguments = parser().parse_intermixed_args(argv)
     from launcher.config import compose
 
@@ -107,12 +107,12 @@ def run(
     """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.backends.pool import Backends
     from launcher.config import check_launchable, locate_data
-    from launcher.results.tracking import MlflowMirror
+    from launcher.results.tracking import PATIENCE_S, MlflowMirror
     from launcher.search.contest import contest
     from launcher.search.plan import plan
     from launcher.search.wanted import spanning
     from launcher.sweep.dry_run import print_requests
-    from launcher.sweep.multirun import sweep_name
+    from launcher.sweep.multirun import check_tracking_of, sweep_name
     from launcher.sweep.search import first_points, search
 
     check_launchable(config)
@@ -128,10 +128,14 @@ def run(
     if config.dry_run:
         print_requests(first_points(candidates, base), config.dry_run)
         return 0
+    check_tracking_of(config)
+    mirror = MlflowMirror(config.sweep.dir, name)  # told of no single trial: to copy beside every one would disturb the next
+    mirror.begin()
     with Backends() as backends:
         found = search(name, candidates, backends, base, tell=lambda *trial: say(line(candidates, *trial)))
-    MlflowMirror(config.sweep.dir, name).close()  # once: a mirror beside every single trial would disturb the next one
-    won = bool(found.policy.ranking()) and not found.interrupted
+    mirror.close()
+    mirror.finish(0 if found.interrupted else PATIENCE_S)
+    won = bool(found.policy.ranking()) and not found.unfinished
     if won:
         write_recipe(path, name, candidates, found, asked, default, overrides)
     result = document(name, candidates, found, len(planned.space.table), path if won else None)
@@ -139,6 +143,8 @@ def run(
         print(json.dumps(result, indent=2, allow_nan=False))
     else:
         show(result)
+    if found.interrupted:
+        raise found.interrupted
     return 0 if won else 1
 
 
@@ -182,7 +188,7 @@ def document(name: str, candidates: Contest, found: Found, layouts: int, recipe:
     return {
         "search": name,
         "reason": found.reason,
-        "interrupted": found.interrupted,
+        "interrupted": found.unfinished,
         "ranking": rows,
         "failed": failures,
         "trials": found.policy.trials,

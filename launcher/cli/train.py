@@ -34,8 +34,13 @@ def main(argv: list[str]) -> int:
         plain = check_overrides(plain, sweep=bool({"-m", "--multirun"} & set(flags)), folder=_own_folder(flags))
     sys.argv = ["trireme train", *flags, *plain]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
-    with plain_errors():
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(sweep.task())()
+    try:
+        with plain_errors():
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(sweep.task())()
+    except KeyboardInterrupt:
+        sweep.finish(0)
+        raise
+    sweep.finish()
     if sweep.error is not None:
         raise sweep.error
     return sweep.exit_code

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
+from launcher.interrupt import asked, leave
 from launcher.results.database import owner_of
 from launcher.results.mirror import Mirror, attempt, tracking_of
 from launcher.results.server import LocalServer, PortLost, ServerError, free_port, runs_page
@@ -52,13 +52,10 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 
 
 def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
-    """Run the server in the foreground: Ctrl-C or SIGTERM ends it and all its processes. A port that others were quicker to take is given up."""
-    # A parent may have left SIGINT ignored, as shells do for what they start in the background.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    """Run the server in the foreground: Ctrl-C, SIGTERM or a closed terminal ends it and all its processes. A port that others were quicker to take is given up."""
     while True:
         try:
-            with LocalServer(root, _port(wanted)) as server:
+            with asked(leave), LocalServer(root, _port(wanted)) as server:
                 server.wait_ready()
                 print(f"trials, the fastest first:\n  {runs_page(server.url, experiment, view)}\nCtrl-C ends", flush=True)
                 raise ServerError(f"the MLflow server ended by itself with code {server.wait()}")

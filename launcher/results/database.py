@@ -1,13 +1,16 @@
 """MLflow without a service: one SQLite file and an artifact folder beside the trials, opened by one process at a time.
 
-MLflow creates and migrates its tables at first use and breaks when several processes do that at once, so every user of the
-file takes the lock first. mlflow itself is imported only here and in ``mirror.py``, inside functions: it costs a second.
+MLflow creates and migrates its tables at first use and breaks when several processes do that at once, or when one is killed meanwhile.
+So the tables are made elsewhere and put in place whole, and every user of the file takes the lock first, for as long as one trial
+takes. mlflow itself is imported only here and in ``mirror.py``, inside functions: it costs a second.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +28,7 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the default, 7 with back-off, waits four minutes for a dead server
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",  # a slow one answers in the end
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
@@ -66,22 +69,32 @@ def artifact_folder(root: Path) -> Path:
 
 
 @contextmanager
-def exclusively(root: Path, patience_s: float = 120.0) -> Iterator[None]:
-    """Hold the folder's MLflow lock. ``TimeoutError`` when another process keeps it longer than ``patience_s``."""
+def exclusively(root: Path) -> Iterator[None]:
+    """Hold the folder's MLflow lock. Waits as long as another process holds it: on a busy machine that may be long, and a dead one holds none."""
     locks = Locks(root / "mlflow.lock")
-    deadline = time.monotonic() + patience_s
     try:
         while not locks.take("mlflow"):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process has been writing to {root / 'mlflow.db'} for {patience_s:g} s")
-            time.sleep(0.1)
+            time.sleep(0.05)
         yield
     finally:
         locks.close()
 
 
+def make_database(root: Path) -> None:
+    """Make ``mlflow.db`` unless it is there. The lock is held for the last step alone: making tables takes seconds, or minutes on a busy machine."""
+    path = root / "mlflow.db"
+    if path.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix="trireme-mlflow-") as folder:
+        open_client(database_uri(Path(folder)))
+        with exclusively(root):
+            if not path.exists():
+                shutil.copyfile(Path(folder) / "mlflow.db", root / ".mlflow.db.new")
+                os.replace(root / ".mlflow.db.new", path)
+
+
 def open_client(uri: str) -> MlflowClient:
-    """A client of ``uri``. With the lock held: for SQLite this creates the tables where there are none."""
+    """A client of ``uri``. With the lock held: for SQLite this brings tables of an older MLflow up to date, and creates those that are missing."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient

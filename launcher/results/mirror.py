@@ -1,42 +1,29 @@
-"""The process that copies a sweep into MLflow: ``python -m launcher.results.mirror --dir runs SWEEP``.
+"""A sweep in MLflow: a parent run, and a child run for each trial that has begun.
 
-It follows the files that launcher and trainer write, and nothing else, so it can be killed, repeated and run late: what it
-has written is noted in tags of the runs themselves, and MLflow drops a metric that it has already. It runs beside measured
-trials, so it takes only processor time that nobody else wants.
-
-A line on standard input means "look now"; its end means "look once more and finish".
+It is made from the files that launcher and trainer write, and from nothing else, so it can be killed, repeated and run late: what has
+been written is noted in tags of the runs themselves, and MLflow drops a metric that it has already. ``copier.py`` is the process.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import logging
+import getpass
 import os
-import select
-import sys
 import time
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.results import tracked
-from launcher.results.database import artifact_folder, database_uri, exclusively, experiment_id, open_client, owner_of
+from launcher.results.database import artifact_folder, database_uri, exclusively, experiment_id, make_database, open_client, owner_of
 from launcher.results.measurements import measure, newest_logs, read_lines, tail
 from launcher.results.ranking import rank
 from launcher.sweep.labels import trial_labels
 from launcher.sweep.store import Record, Store, Sweep
-from trainer.config import TrackingConfig, from_dict
+from trainer.config import Status, TrackingConfig, from_dict
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-log = logging.getLogger("mirror")
-
-PERIOD_S = 5.0
-"""Seconds between looks at the files while nothing is reported."""
-LONGEST_PAUSE_S = 60.0
-"""Between attempts while the tracking store fails."""
 
 PARENT, RUN_NAME = "mlflow.parentRunId", "mlflow.runName"
 OFFSET, STATE = "trireme.mirrored_bytes", "trireme.mirrored_state"
@@ -79,36 +66,45 @@ class Mirror:
         self.experiment = ""  # its id, once ``update`` has succeeded
         self._owner = owner_of(root)
         self._parent = self._parent_state = ""
+        self._parent_metrics: dict[str, float] = {}
         self._runs: dict[str, Run] = {}
         self._embedded = True
 
     def update(self) -> None:
-        """Bring MLflow up to what is on disk. Takes the lock; may be repeated at will."""
-        with exclusively(self._root):
-            try:
-                sweep = self._store.sweep(self.name)
-                client = self._client or self._open(sweep)
-                names = trial_labels(sweep.records)
-                for record in sweep.records:
+        """Bring MLflow up to what is on disk. Takes the lock, and lets others have it between trials; may be repeated at will."""
+        sweep = self._store.sweep(self.name)
+        try:
+            client = self._client or self._open(sweep)
+            names = trial_labels(sweep.records)
+            for record in sweep.records:
+                with exclusively(self._root):
                     self._update_trial(client, record, names[record.id])
+            with exclusively(self._root):
                 self._update_parent(client, sweep)
-            except BaseException:
-                self._client = None  # what is in memory may differ from what was written: look again next time
-                raise
+        except BaseException:
+            self._client = None  # what is in memory may differ from what was written: look again next time
+            raise
 
     # -- finding what is there ----------------------------------------------------------------------------------------------
 
     def _open(self, sweep: Sweep) -> MlflowClient:
         settings = tracking_of(sweep)
         self._embedded = settings.uri is None
-        client = open_client(settings.uri or database_uri(self._root))
+        import_module("mlflow")  # takes seconds, and is nothing to hold a lock for
+        if self._embedded:
+            make_database(self._root)
+        with exclusively(self._root):
+            return self._find(open_client(settings.uri or database_uri(self._root)), sweep, settings)
+
+    def _find(self, client: MlflowClient, sweep: Sweep, settings: TrackingConfig) -> MlflowClient:
+        """The sweep's runs as far as there are any; its parent run is made if there is none."""
         self.experiment = experiment_id(client, settings.experiment, artifact_folder(self._root) if self._embedded else None)
         client.set_experiment_tag(self.experiment, *tracked.view(sweep.name, self._owner))
         tags = {"sweep": sweep.name, "kind": "sweep", "owner": self._owner}
         parents = self._search(client, **tags)
         parent = parents[0] if parents else client.create_run(self.experiment, int(1000 * sweep.created), tags, sweep.name)
         self._parent = parent.info.run_id
-        self._parent_state = ""
+        self._parent_state, self._parent_metrics = "", dict(parent.data.metrics)
         children = self._search(client, **{PARENT: self._parent})
         self._runs = {run.data.tags["trial"]: Run.of(run) for run in children if "trial" in run.data.tags}
         self._client = client
@@ -125,7 +121,7 @@ class Mirror:
         return found
 
     def _run(self, client: MlflowClient, record: Record) -> Run:
-        """The trial's run in this sweep: known, or begun by rank 0 or another mirror meanwhile, or new."""
+        """The trial's run in this sweep: known, or begun by rank 0 or another mirror meanwhile, or new. MLflow lets nobody change its start."""
         if record.id not in self._runs:
             found = self._search(client, trial=record.id, owner=self._owner)
             ours = [run for run in found if run.data.tags.get(PARENT, self._parent) == self._parent]
@@ -133,7 +129,7 @@ class Mirror:
                 client.set_tag(ours[0].info.run_id, PARENT, self._parent)
                 self._runs[record.id] = Run.of(ours[0])
             else:
-                start = int(1000 * (record.started or record.created or time.time()))
+                start = int(1000 * (record.started or record.ended or time.time()))
                 tags = {PARENT: self._parent, "trial": record.id, "owner": self._owner}
                 self._runs[record.id] = Run(client.create_run(self.experiment, start, tags, record.id).info.run_id)
         return self._runs[record.id]
@@ -141,8 +137,11 @@ class Mirror:
     # -- writing what is new ------------------------------------------------------------------------------------------------
 
     def _update_trial(self, client: MlflowClient, record: Record, name: str) -> None:
-        """New lines of metrics, and whatever a change of the record brings. With a server rank 0 writes, until it has ended."""
-        if not self._embedded and not record.status.final:
+        """New lines of metrics, and whatever a change of the record brings. With a server rank 0 writes, until it has ended.
+
+        A trial has no run while it waits: its duration would include the queue. The sweep's run says how many wait.
+        """
+        if not record.status.final and (not self._embedded or (record.status is not Status.RUNNING and record.id not in self._runs)):
             return
         run, state = self._run(client, record), f"{record.status.value} {record.attempt} {record.ended or ''}".strip()
         self._write_metrics(client, record, run)
@@ -173,7 +172,7 @@ class Mirror:
             run.id,
             metrics=[Metric(name, value, ended, 0) for name, value in summary.items()],
             params=[Param(name, value) for name, value in params.items()],
-            tags=[RunTag(name, value) for name, value in tracked.tags(record, self.name).items()],
+            tags=[RunTag(name, value) for name, value in (tracked.tags(record, self.name) | {"mlflow.user": user()}).items()],
         )
         run.params |= params.keys()
         run.metrics |= summary
@@ -194,8 +193,17 @@ class Mirror:
         state = " ".join(f"{record.id}:{record.status.value}:{record.ended}" for record in sweep.records)
         if state == self._parent_state:
             return
-        for name, value in tracked.sweep_tags(sweep, rank(measure(sweep.records))).items():
-            client.set_tag(self._parent, name, value)
+        from mlflow.entities import Metric, RunTag
+
+        ranked, now = rank(measure(sweep.records)), int(1000 * time.time())
+        changed = {name: value for name, value in tracked.sweep_metrics(ranked).items() if self._parent_metrics.get(name) != value}
+        tags = tracked.sweep_tags(sweep, ranked) | {"mlflow.user": user()}
+        client.log_batch(
+            self._parent,
+            metrics=[Metric(name, value, now, 0) for name, value in changed.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+        self._parent_metrics |= changed
         if all(record.status.final for record in sweep.records):
             ends = [record.ended for record in sweep.records if record.ended]
             client.set_terminated(self._parent, "FINISHED", int(1000 * max(ends)) if ends else None)
@@ -210,35 +218,6 @@ def tracking_of(sweep: Sweep) -> TrackingConfig:
     return from_dict(TrackingConfig, configs[0]) if configs else TrackingConfig()
 
 
-# -- the process --------------------------------------------------------------------------------------------------------------
-
-
-def main(argv: list[str]) -> int:
-    """0 when everything was mirrored, 1 when the tracking store failed until the end."""
-    parser = argparse.ArgumentParser("python -m launcher.results.mirror", description="Copy a sweep into MLflow while it runs.")
-    parser.add_argument("sweep")
-    parser.add_argument("--dir", default="runs")
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # each retry would be a page
-    stand_back()
-    return follow(Mirror(Path(arguments.dir), arguments.sweep))
-
-
-def follow(mirror: Mirror) -> int:
-    """Mirror until standard input ends, then what is left. A store that fails is asked ever less often, and once more at the end."""
-    pause, trouble, ended = PERIOD_S, "", False
-    while not ended:
-        ended = wait(pause)
-        if ended:
-            come_forward()
-        said, trouble = trouble, attempt(mirror)
-        pause = min(2 * pause, LONGEST_PAUSE_S) if trouble else PERIOD_S
-        if trouble not in ("", said):
-            log.warning("%s is not mirrored: %s", mirror.name, trouble)
-    return 1 if trouble else 0
-
-
 def attempt(mirror: Mirror) -> str:
     """One update. What went wrong in MLflow, the database or the network, in one line; empty when nothing did."""
     try:
@@ -248,26 +227,9 @@ def attempt(mirror: Mirror) -> str:
     return ""
 
 
-def wait(seconds: float) -> bool:
-    """Until something is reported on standard input, at most ``seconds``; True once the input has ended."""
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return bool(ready) and os.read(sys.stdin.fileno(), 65536) == b""
-
-
-def stand_back() -> None:
-    """Run only when a processor would be idle: the trials that share the machine are being timed."""
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
-
-
-def come_forward() -> None:
-    """Run like any other process, where the system lets one return to that: the launcher waits."""
-    if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def user() -> str:
+    """Who runs this process; a number where there is no name for it, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

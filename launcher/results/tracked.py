@@ -51,6 +51,7 @@ def tags(record: Record, sweep: str) -> dict[str, str]:
         "git_commit": record.commit or "",
         "mlflow.source.git.commit": (record.commit or "").rstrip("+"),
         "mlflow.source.name": " ".join(["trireme train", *record.overrides])[:2000],
+        "mlflow.source.type": "LOCAL",
     }
 
 
@@ -79,14 +80,43 @@ def summary_metrics(record: Record) -> dict[str, float]:
 
 
 def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
-    """The parent run: how many trials stand how, the best layout, and the ranking as its description."""
+    """The parent run: how many trials stand how, the best layout, where it came from, and the ranking as its description."""
     counts = {status.value: sum(m.status is status for m in ranked) for status in Status}
     names = trial_labels(sweep.records)
     best = next(iter(leaders(ranked)), None)
-    named = {"sweep": sweep.name, "trials": ", ".join(f"{count} {status}" for status, count in counts.items() if count)}
+    commit = next((record.commit for record in sweep.records if record.commit), None) or ""
+    named = {
+        "sweep": sweep.name,
+        "trials": ", ".join(f"{count} {status}" for status, count in counts.items() if count),
+        "git_commit": commit,
+        "mlflow.source.git.commit": commit.rstrip("+"),
+        "mlflow.source.name": sweep_command([record.overrides for record in sweep.records])[:2000],
+        "mlflow.source.type": "LOCAL",
+    }
     if best is not None:
         named |= {"best_trial": best.trial, "best_layout": labels.layout_label(best.layout)}
     return named | {"mlflow.note.content": markdown(ranked, names)}
+
+
+def sweep_metrics(ranked: Sequence[Measurement]) -> dict[str, float]:
+    """The parent run's figures: how many trials stand how, and those of the fastest. Their names are no trial's, so that the page sorts trials alone."""
+    counts = {f"trials/{status.value}": float(sum(m.status is status for m in ranked)) for status in Status}
+    best = next(iter(leaders(ranked)), None)
+    figures = {f"best_{name}": getattr(best, name) for name in ("step_time_s", "tokens_per_s")} if best else {}
+    return {"trials/all": float(len(ranked))} | counts | {name: float(value) for name, value in figures.items() if _finite(value)}
+
+
+def sweep_command(points: Sequence[Sequence[str]]) -> str:
+    """A command that runs the trials of ``points``, given by their overrides: each key with all its values, in order of appearance."""
+    values: dict[str, list[str]] = {}
+    for overrides in points:
+        for override in overrides:
+            name, _, value = override.partition("=")
+            known = values.setdefault(name, [])
+            if value not in known:
+                known.append(value)
+    words = [f"{name}={','.join(found)}" for name, found in values.items()]
+    return " ".join(["trireme train", *(["-m"] if len(points) > 1 else []), *words])
 
 
 def view_name(sweep: str, owner: str) -> str:

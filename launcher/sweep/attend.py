@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from launcher.backends.pool import Backends
 from launcher.config.clusters import cluster_from_dict
 from launcher.config.schema import SweepConfig
+from launcher.results import unmirrored
+from launcher.results.tracking import resume
 from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop
 from launcher.sweep.run import launcher_name
@@ -45,6 +47,26 @@ def _attending(store: Store, records: Sequence[Record], backends: Backends, read
     try:
         clusters = [cluster_from_dict(record.cluster) for record in records]
         flights = [Flight(record, cluster, backends.of(cluster)) for record, cluster in zip(records, clusters)]
-        yield Loop(store, locks, SweepConfig(), "attend", launcher_name(), reading=reading), flights
+        yield Loop(store, locks, SweepConfig(), "attend", launcher_name(), [_News(store)], reading=reading), flights
     finally:
         locks.close()
+        resume(store.root)
+
+
+class _News:
+    """Has MLflow told of what became of trials that no launcher follows."""
+
+    def __init__(self, store: Store):
+        self._store = store
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def on_trial(self, record: Record) -> None:
+        unmirrored.add(self._store.root, record.sweep)
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        """Nothing: nobody stays to follow steps."""
+
+    def close(self) -> None:
+        """Nothing is held."""

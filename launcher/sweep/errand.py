@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from launcher.backends import backend_for
 from launcher.backends.base import Backend, BackendError, Handle, Job, JobState
 from launcher.config.schema import ClusterConfig, Config
+from launcher.interrupt import asked, leave
 from launcher.sweep.files import last_json_line, look_again, read_json
 from launcher.sweep.identity import digest
 from launcher.sweep.named_files import check_folder
@@ -42,7 +41,7 @@ def run_errand(config: Config, name: str, tell: Tell, backends: Callable[[Cluste
     train = config.train_config()
     job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
     backend = backends(config.cluster)
-    with _ended_by_signals():
+    with asked(leave):
         try:
             backend.check()
             job.directory.mkdir(parents=True)
@@ -117,14 +116,3 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
     except OSError:  # another errand is under way, or it never was made
         return
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """While inside, SIGTERM ends the errand as Ctrl-C does, and Ctrl-C does so even where a parent had it ignored."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -36,6 +36,9 @@ _LINGER_SECONDS = 15.0
 class Observer(Protocol):
     """Who wants to know: progress, the MLflow mirror, a search."""
 
+    def begin(self) -> None:
+        """The sweep is written down, and nothing of it submitted yet."""
+
     def on_trial(self, record: Record) -> None:
         """A trial has changed its status (or goes on to another attempt)."""
 
@@ -90,7 +93,7 @@ class Flight:
 
 
 class Loop:
-    """One run of a sweep's trials. ``interrupted`` may be set at any time, by a signal handler say."""
+    """One run of a sweep's trials. ``interrupted`` may be set at any time, by a signal handler say: why it has to end, in words."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Loop:
         observers: Sequence[Observer] = (),
         reading: bool = False,
     ):
-        self.interrupted = False
+        self.interrupted = ""
         self._reading = reading  # nothing may be ended or removed: what is left of ended jobs is noted for whoever may
         self._store, self._locks, self._settings = store, locks, settings
         self._sweep, self._launcher, self._observers = sweep, launcher, observers
@@ -164,7 +167,7 @@ class Loop:
         """Act on an interruption and on the marks that ``Store.ask_to_stop`` left."""
         if self.interrupted:
             self._waiting = []
-            self._stop([f for f in self._flying if not f.backend.outlives_launcher], Reason.CANCELLED, "interrupted")
+            self._stop([f for f in self._flying if not f.backend.outlives_launcher], Reason.CANCELLED, self.interrupted)
         if time.monotonic() - self._marks_read < _MARK_SECONDS:
             return
         self._marks_read = time.monotonic()
@@ -467,6 +470,8 @@ class Loop:
         failures = failures_in(record.directory)
         verdict = decide(record.attempt, state, record.result(), failures)
         bad_nodes = state.bad_nodes or silent_nodes(state.nodes or record.nodes, record.world_size, verdict.attempt, failures)
+        if self.interrupted and verdict.retryable and not flight.backend.outlives_launcher:
+            flight.stop = flight.stop or (Reason.CANCELLED, self.interrupted)  # there is nobody to try again
         if flight.stop is not None and verdict.status is not Status.DONE:
             reason, detail = flight.stop
             status = Status.FAILED if reason is Reason.CANNOT_START else Status.STOPPED

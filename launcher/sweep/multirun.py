@@ -6,6 +6,7 @@ import hashlib
 import math
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.pool import Backends
@@ -14,10 +15,13 @@ from launcher.config.compose import plain_errors
 from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
 from launcher.cost import Prediction, predict
-from launcher.results.tracking import MlflowMirror
+from launcher.results.reachable import check_tracking
+from launcher.results.tracking import PATIENCE_S, MlflowMirror
+from launcher.sweep.identity import trial_id
 from launcher.sweep.named_files import check_folder
 from launcher.sweep.progress import say
 from launcher.sweep.run import Point, run_sweep
+from launcher.sweep.store import Store
 from trainer.config import ConfigError, Reason, Status
 from trainer.layout.grid import Grid
 
@@ -39,6 +43,7 @@ class Multirun:
         self.overrides = tuple(overrides)
         self.records: list[Record] = []
         self.error: ConfigError | None = None
+        self._mirrors: dict[tuple[str, str], MlflowMirror] = {}  # a sweeper may come back with more jobs for the same sweep
 
     def task(self) -> Callable[[Any], float]:
         def train(composed: DictConfig) -> float:
@@ -68,11 +73,21 @@ class Multirun:
         if len(points) == 1 and points[0].config is not None:
             _say_grid(points[0].config)
         _say_predictions(points)
+        if (settings.dir, name) not in self._mirrors:
+            if _starts_something(points, settings):
+                check_tracking_of(jobs[0][1])
+            self._mirrors[settings.dir, name] = MlflowMirror(settings.dir, name)
         with Backends() as backends:
-            records = run_sweep(name, points, settings, backends, [MlflowMirror(settings.dir, name)])
+            records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name]])
         self.records += records
         _say_what_next(name, records, settings)
         return [_objective(record) for record in records]
+
+    def finish(self, patience_s: float = PATIENCE_S) -> None:
+        """The command ends: what MLflow does not have yet is copied while it waits, if there is a measurement to wait for, or in the background."""
+        measured = all(record.status.final for record in self.records)
+        for mirror in self._mirrors.values():
+            mirror.finish(patience_s if measured else 0)
 
     @property
     def exit_code(self) -> int:
@@ -97,6 +112,23 @@ def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[
         result.return_value = value
         returns.append(result)
     return returns
+
+
+def _starts_something(points: Sequence[Point], settings: SweepConfig) -> bool:
+    """Whether a trial will be submitted that neither has an answer nor is under way."""
+    store = Store(settings.dir)
+    records = (store.load(trial_id(point.config)) for point in points if point.config is not None)
+    return any(settings.rerun or not (record.answered or record.status in (Status.SUBMITTED, Status.RUNNING)) for record in records)
+
+
+def check_tracking_of(config: Config) -> None:
+    """``ConfigError`` when nothing can be tracked where ``config`` says. Pods may reach a server that this machine does not: that is only said."""
+    try:
+        check_tracking(config.tracking, Path(config.sweep.dir))
+    except ConfigError as error:
+        if config.cluster.backend != "kubernetes" or not (config.tracking.uri or "").startswith("http"):
+            raise
+        say(f"from here, {error}; trials report to it themselves, and any later command completes what only the launcher knows")
 
 
 def _say_predictions(points: Sequence[Point]) -> None:

@@ -61,6 +61,9 @@ class Lines:
     def __init__(self, total: int, names: Mapping[str, str]):
         self._total, self._ended, self._names = total, 0, names
 
+    def begin(self) -> None:
+        """What there is to do has been said."""
+
     def on_trial(self, record: Record) -> None:
         if record.status.final:
             self._ended += 1
@@ -89,6 +92,9 @@ class Bars:
         self._trials: dict[str, TaskID] = {}
         self._refreshed = 0.0
         self._bars.start()
+
+    def begin(self) -> None:
+        """What there is to do has been said."""
 
     def on_trial(self, record: Record) -> None:
         if record.status.final:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from launcher.backends.base import BackendError
 from launcher.backends.pool import Backends
 from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.interrupt import WORDS, Interrupted, asked, part_from_terminal
 from launcher.sweep.identity import trial_id
 from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop, Observer
@@ -31,8 +31,9 @@ def run_sweep(
     """Run ``points`` as sweep ``name`` and return their records, in order. ``backends`` are left open for their owner.
 
     Trials that are answered already, in whichever sweep, are not run again unless ``settings.rerun``. One failing trial
-    does not hide the others. Ctrl-C stops submitting, ends the trials that run on this machine and returns; trials in a queue go
-    on and are found again by the same command. ``ConfigError``, with nothing written or submitted, when a cluster cannot be used.
+    does not hide the others. Ctrl-C, SIGTERM or a closed terminal stop submitting and end the trials that run on this machine; trials
+    in a queue go on and are found again by the same command. ``Interrupted`` is raised then, once all that has ended is recorded.
+    ``ConfigError``, with nothing written or submitted, when a cluster cannot be used.
     """
     store = Store(settings.dir)
     check_name(name)
@@ -44,6 +45,8 @@ def run_sweep(
         flights = _flights(points, records, settings, backends)
         _forget_old_wishes(store, locks, flights)
         watchers = [progress_for(name, records, flights), *observers]
+        for watcher in watchers:
+            watcher.begin()
         loop = Loop(store, locks, settings, name, launcher_name(), watchers)
         try:
             with _interruptible(loop, name):
@@ -122,24 +125,21 @@ def _forget_old_wishes(store: Store, locks: Locks, flights: Sequence[Flight]) ->
 
 @contextmanager
 def _interruptible(loop: Loop, name: str) -> Iterator[None]:
-    """While inside, the first SIGINT or SIGTERM asks the loop to stop; a second one acts as if there were no handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """While inside, the first request to end makes the loop stop; a second one acts as if there were no handler. ``Interrupted`` at the end."""
+    requests: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:
-        loop.interrupted = True
-        signal.signal(number, before[signal.Signals(number)])
+        requests.append(number)
+        loop.interrupted = WORDS[signal.Signals(number)]
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        part_from_terminal()
         say(f"stopping; the same command goes on where sweep {name} stopped")
 
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
+    with asked(interrupt) as before:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if requests:
+        raise Interrupted(requests[0])
 
 
 def _commit() -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import SweepConfig
+from launcher.interrupt import Interrupted
 from launcher.search.contest import Contest
 from launcher.search.naming import overrides_of
 from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
@@ -36,7 +37,8 @@ class Found:
     policy: Policy
     trials: list[tuple[Trial, Record, Measurement]] = field(default_factory=list)
     reason: str = ""
-    interrupted: bool = False
+    unfinished: bool = False
+    interrupted: Interrupted | None = None  # why it is unfinished, if it was asked to end
 
 
 def search(name: str, contest: Contest, backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None) -> Found:
@@ -46,16 +48,20 @@ def search(name: str, contest: Contest, backends: Backends, overrides: Sequence[
     backends.of(config.cluster)  # the whole cluster makes the backend: the first trials may be small ones
     store = Store(config.sweep.dir)
     settings = dataclasses.replace(config.sweep, follow=True)
-    while not isinstance(proposed := found.policy.next(config.search.parallel), Stop):
-        for trial, record, measured in _measure(name, contest, proposed, overrides, settings, store, backends):
-            if not record.status.final:
-                found.interrupted, found.reason = True, "interrupted; the same command goes on"
-                return found
-            if any(record.id == earlier.id for _, earlier, _ in found.trials):  # its small trial was as large as the full one
-                measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
-            found.policy.observe(trial, measured)
-            found.trials.append((trial, record, measured))
-            tell(trial, record, measured)
+    try:
+        while not isinstance(proposed := found.policy.next(config.search.parallel), Stop):
+            for trial, record, measured in _measure(name, contest, proposed, overrides, settings, store, backends):
+                if not record.status.final:
+                    found.unfinished, found.reason = True, "the cluster does not answer; the same command goes on"
+                    return found
+                if any(record.id == earlier.id for _, earlier, _ in found.trials):  # its small trial was as large as the full one
+                    measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
+                found.policy.observe(trial, measured)
+                found.trials.append((trial, record, measured))
+                tell(trial, record, measured)
+    except Interrupted as request:
+        found.unfinished, found.interrupted, found.reason = True, request, f"{request}; the same command goes on"
+        return found
     found.reason = proposed.reason
     return found
 
@@ -172,6 +178,9 @@ class _Watch:
     store: Store
     cuts: dict[str, float | None]  # by trial id
     asked: set[str] = field(default_factory=set)
+
+    def begin(self) -> None:
+        """Nothing to do."""
 
     def on_trial(self, record: Record) -> None:
         """Nothing to do: only steps count."""

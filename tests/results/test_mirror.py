@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import signal
+import getpass
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from trial_files import SweepOnDisk, demo_sweep, point, seeded, step_times, tracked_at, write_metrics
+from mirrored import children, history, runs
+from trial_files import STARTED, SweepOnDisk, demo_sweep, point, seeded, step_times, tracked_at, write_metrics
 
-from launcher.results import database, tracking
+from launcher.results import database
 from launcher.results.measurements import measure
 from launcher.results.mirror import OFFSET, PARENT, STATE, Mirror, attempt
 from launcher.results.ranking import rank
-from launcher.results.tracking import MlflowMirror
 from launcher.sweep.store import Store
 from trainer.config import Reason, Status
-
-
-def runs(root: Path, order: str = "metrics.step_time_s ASC") -> list[Any]:
-    client = database.open_client(database.database_uri(root))
-    experiment = client.get_experiment_by_name("trireme")
-    return list(client.search_runs([experiment.experiment_id], order_by=[order]))
-
-
-def children(root: Path) -> dict[str, Any]:
-    """Runs of trials, fastest first, by trial id; a trial with two runs fails here."""
-    found = [run for run in runs(root) if PARENT in run.data.tags]
-    assert len({run.data.tags["trial"] for run in found}) == len(found), "a trial has two runs"
-    return {run.data.tags["trial"]: run for run in found}
-
-
-def history(root: Path, run_id: str, metric: str = "train/loss") -> list[int]:
-    client = database.open_client(database.database_uri(root))
-    return sorted(m.step for m in client.get_metric_history(run_id, metric))
 
 
 def test_sweep_is_a_parent_run_and_each_trial_a_child_sorted_like_the_ranking(root: Path) -> None:
@@ -65,6 +45,52 @@ def test_runs_are_named_by_what_sets_their_trials_apart_also_when_trials_are_add
     assert names == {first.id: f"run.seed=1 {first.id[:6]}", second.id: f"run.seed=2 {second.id[:6]}"}
     parent = next(run for run in runs(root) if run.data.tags.get("kind") == "sweep")
     assert "| run.seed=2 |" in parent.data.tags["mlflow.note.content"]
+
+
+def test_run_of_the_sweep_says_who_ran_it_how_and_what_came_of_it(root: Path) -> None:
+    sweep = demo_sweep(root)
+    Mirror(root, sweep.name).update()
+    parent = next(run for run in runs(root) if run.data.tags.get("kind") == "sweep")
+    assert parent.data.metrics["best_step_time_s"] == pytest.approx(0.2, rel=0.01)
+    counts = {name.removeprefix("trials/"): value for name, value in parent.data.metrics.items() if name.startswith("trials/") and value}
+    assert counts == {"all": 6, "done": 3, "failed": 1, "pruned": 1, "planned": 1}
+    assert parent.data.tags["mlflow.user"] == getpass.getuser()
+    assert parent.data.tags["mlflow.source.name"].startswith("trireme train -m layout.tensor=1,4,2,3 layout.pipeline=1,2,4")
+    assert parent.data.tags["mlflow.source.git.commit"] == parent.data.tags["git_commit"] == "0123abcd"
+    assert {run.data.tags["mlflow.user"] for run in children(root).values()} == {getpass.getuser()}
+
+
+def test_figures_of_the_sweep_are_those_of_now(root: Path) -> None:
+    sweep, mirror = SweepOnDisk(root), Mirror(root, "planted")
+    record = sweep.add(point(1, 1), Status.RUNNING)
+    mirror.update()
+    sweep.done(point(1, 1), 0.3)
+    sweep.done(point(2, 1), 0.2)
+    Mirror(root, "planted").update()
+    mirror.update()
+    parent = next(run for run in runs(root) if run.data.tags.get("kind") == "sweep")
+    assert (parent.data.metrics["trials/running"], parent.data.metrics["trials/done"]) == (0, 2)
+    assert parent.data.metrics["best_step_time_s"] == pytest.approx(0.2, rel=0.01)
+    assert record.id in children(root)
+
+
+def test_duration_of_a_run_is_that_of_its_trial_without_the_queue(root: Path) -> None:
+    sweep, mirror = SweepOnDisk(root), Mirror(root, "planted")
+    record = sweep.add(point(1, 1), Status.SUBMITTED)
+    record.created = record.submitted = STARTED - 1000
+    record.started = None
+    sweep.store.save(record)
+    mirror.update()
+    assert children(root) == {}, "a trial that waits has no run: MLflow would count from its beginning"
+    record.status, record.started = Status.RUNNING, STARTED
+    sweep.store.save(record)
+    mirror.update()
+    assert children(root)[record.id].info.status == "RUNNING"
+    record.status, record.ended = Status.DONE, STARTED + 6
+    sweep.store.save(record)
+    mirror.update()
+    info = children(root)[record.id].info
+    assert (info.status, info.end_time - info.start_time) == ("FINISHED", 6000)
 
 
 def test_trial_has_its_params_tags_metrics_and_files(root: Path) -> None:
@@ -161,78 +187,6 @@ def test_trial_shared_by_two_sweeps_is_in_both(root: Path) -> None:
         Mirror(root, name).update()
     found = [run for run in runs(root) if run.data.tags.get("trial") == record.id]
     assert sorted(run.data.tags["sweep"] for run in found) == ["first", "second"]
-
-
-def test_launchers_that_start_at_once_make_one_database_and_no_duplicate(tmp_path: Path) -> None:
-    demo_sweep(tmp_path)
-    command = [sys.executable, "-m", "launcher.results.mirror", "--dir", str(tmp_path), "planted"]
-    mirrors = [subprocess.Popen(command, stdin=subprocess.DEVNULL, env=database.environment()) for _ in range(3)]
-    assert [mirror.wait(600) for mirror in mirrors] == [0, 0, 0]
-    assert len(children(tmp_path)) == 6
-    assert len(runs(tmp_path)) == 7
-
-
-def test_mirror_killed_halfway_is_completed_by_the_next(root: Path) -> None:
-    sweep = SweepOnDisk(root)
-    for micro_batch in (1, 2):
-        for tensor, pipeline in ((1, 1), (2, 1), (1, 2), (2, 2)):
-            sweep.done(point(tensor, pipeline, micro_batch=micro_batch), 0.2)
-    observer = MlflowMirror(root, "planted")
-    observer.on_trial(sweep.records[0])
-    assert observer._process is not None
-    deadline = time.monotonic() + 300
-    while not any((root / "mlartifacts").glob("*/artifacts/*")):
-        assert time.monotonic() < deadline, (root / "mlflow.log").read_text()
-        time.sleep(0.01)
-    observer._process.kill()
-    observer._process.wait()
-    Mirror(root, "planted").update()
-    mirrored = children(root)
-    assert set(mirrored) == {record.id for record in sweep.records}
-    assert all(history(root, run.info.run_id) == list(range(1, 9)) for run in mirrored.values())
-    assert all(run.info.status == "FINISHED" for run in mirrored.values())
-
-
-def test_observer_mirrors_the_sweep_and_ends_with_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE_S", 600.0)
-    sweep = SweepOnDisk(root)
-    observer = MlflowMirror(root, "planted")
-    record = sweep.done(point(1, 1), 0.2)
-    observer.on_trial(record)
-    observer.on_poll([record])
-    observer.close()
-    assert observer._process is not None and observer._process.returncode == 0, (root / "mlflow.log").read_text()
-    assert children(root)[record.id].info.status == "FINISHED"
-
-
-def test_launcher_never_waits_for_a_mirror_that_hangs(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    record = SweepOnDisk(root).done(point(1, 1), 0.2)
-    monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
-    observer = MlflowMirror(root, "planted")
-    observer.on_trial(record)
-    assert observer._process is not None
-    observer._process.send_signal(signal.SIGSTOP)
-    for _ in range(100_000):  # more than any pipe holds: a write that could block would do so here
-        observer.on_trial(record)
-    observer.on_poll([record])
-    observer.close()
-    assert observer._process.returncode == -signal.SIGKILL
-    assert capfd.readouterr().err.count("MLflow does not have all") == 1
-
-
-def test_launcher_says_once_that_the_mirror_died_and_goes_on(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    record = SweepOnDisk(root).done(point(1, 1), 0.2)
-    observer = MlflowMirror(root, "planted")
-    observer.on_trial(record)
-    assert observer._process is not None
-    observer._process.kill()
-    observer._process.wait()
-    observer.on_poll([record])
-    observer.on_trial(record)
-    observer.close()
-    assert capfd.readouterr().err.count("MLflow does not have all") == 1
 
 
 @pytest.mark.parametrize("kind", ["refuses", "never answers"])

@@ -57,6 +57,9 @@ class Crowd:
         self.most = 0
         self.trials = 0
 
+    def begin(self) -> None:
+        """Nothing to do."""
+
     def on_trial(self, record: Record) -> None:
         """Counted when polled."""
 

@@ -401,6 +401,9 @@ class Witness:
         self.polled = 0
         self.closed = 0
 
+    def begin(self) -> None:
+        """Nothing to do."""
+
     def on_trial(self, record: Record) -> None:
         self.seen.append((record.id, record.status, record.attempt))
 

@@ -1,0 +1,106 @@
+"""Ctrl-C, SIGTERM and a closed terminal, as a person's shell delivers them: what runs here ends, why is recorded, the exit code says it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.sweep.store import Store
+from tests.sweep.support import PROJECT, trial_json, until
+from trainer.config import Reason, Status
+
+LONG = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
+        "run.global_batch=4", "run.steps=1000000"]  # fmt: skip
+
+
+class Terminal:
+    """A command in a terminal of its own, which can be typed into and closed."""
+
+    def __init__(self, cwd: Path, *arguments: str):
+        self._keyboard, screen = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *arguments], cwd=cwd, stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        )  # fmt: skip
+        os.close(screen)
+        self._screen = bytearray()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._keyboard, 65536):
+                self._screen += data
+        except OSError:  # nobody writes any more
+            return
+
+    @property
+    def text(self) -> str:
+        return self._screen.decode(errors="replace")
+
+    def end(self, how: str) -> int:
+        """The exit code after ``how``."""
+        if how == "Ctrl-C":
+            os.write(self._keyboard, b"\x03")
+        elif how == "SIGTERM":
+            self.process.terminate()
+        else:
+            os.close(self._keyboard)
+        return self.process.wait(600)
+
+
+def running(runs: Path) -> Path:
+    """The folder of the trial that runs, once it has made a step."""
+    path: Path = until(lambda: list(runs.glob("trials/*/metrics.jsonl")), 300)[0].parent
+    until(lambda: trial_json(path).get("status") == "running", 300)
+    return path
+
+
+ENDINGS = {"Ctrl-C": (130, "interrupted"), "SIGTERM": (143, "SIGTERM"), "the terminal is closed": (129, "the terminal was closed (SIGHUP)")}
+
+
+@pytest.mark.parametrize("verb", ["train", "search"])
+@pytest.mark.parametrize("how", ENDINGS)
+def test_trials_end_and_say_why_and_the_exit_code_is_the_signals(how: str, verb: str, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, verb, *LONG, *(["hardware=v100_32", "layout.tensor=1,2"] if verb == "search" else []))
+    folder = running(tmp_path / "runs")
+    pids = trial_json(folder)["handle"]["pids"]
+    code, words = ENDINGS[how]
+    assert terminal.end(how) == code, terminal.text
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    record = Store(tmp_path / "runs").load(folder.name)
+    assert (record.status, record.reason) == (Status.STOPPED, Reason.CANCELLED)
+    assert words in record.detail
+
+
+def test_nohup_is_obeyed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher", "train", *LONG]
+    process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    folder = running(tmp_path / "runs")
+    process.send_signal(signal.SIGHUP)
+    step = (Store(tmp_path / "runs").load(folder.name).last_step() or {})["step"]
+    until(lambda: (Store(tmp_path / "runs").load(folder.name).last_step() or {})["step"] > step, 300)
+    process.terminate()
+    assert process.wait(600) == 143
+
+
+def test_verb_that_only_waits_ends_with_the_signals_code(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "launcher", "train", *LONG], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    folder = running(tmp_path / "runs")
+    try:
+        for how in ENDINGS:
+            waiting = Terminal(tmp_path, "logs", folder.name, "-f")
+            until(lambda waiting=waiting: waiting.text, 300)  # type: ignore[misc]
+            assert waiting.end(how) == ENDINGS[how][0], waiting.text
+    finally:
+        process.terminate()
+        process.wait(600)
