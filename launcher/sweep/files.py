@@ -75,7 +75,10 @@ def _put_first(source: str, path: Path) -> bool:
 
 
 def _text(data: Any) -> str:
-    return json.dumps(data, indent=1) + "\n"
+    """JSON; an object has each of its entries on a line, which costs a tenth of what indenting all of it does."""
+    if not isinstance(data, dict) or not data:
+        return json.dumps(data) + "\n"
+    return "{\n" + ",\n".join(f" {json.dumps(str(name))}: {json.dumps(value)}" for name, value in data.items()) + "\n}\n"
 
 
 def _mode(path: Path) -> int:

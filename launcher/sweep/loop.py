@@ -273,7 +273,7 @@ class Loop:
                 missing.append(flight)
             else:
                 flight.inherited = True
-                self._take_off(flight)
+        self._take_off([flight for flight in flights if flight.record.handle is not None])
         return missing
 
     def _submit(self, backend: Backend, flights: Sequence[Flight]) -> None:
@@ -289,6 +289,7 @@ class Loop:
                 self._finish(flight, Verdict(Status.FAILED, Reason.CONFIGURATION, str(error), flight.record.attempt))
         if not requests:
             return
+        self._store.save_all([flight.record for flight in ready])
         try:
             handles: list[Handle | None] = [*backend.submit(requests)]
         except (ConfigError, BackendError) as error:
@@ -301,10 +302,9 @@ class Loop:
             failure = JobState(Status.FAILED, Reason.CONFIGURATION if isinstance(error, ConfigError) else Reason.CANNOT_START, str(error))
         for flight, handle in zip(ready, handles, strict=True):
             flight.record.handle = handle
-            if handle is not None:
-                self._take_off(flight)
-            else:
-                self._settle(flight, failure)
+        self._take_off([flight for flight in ready if flight.record.handle is not None])
+        for flight in [flight for flight in ready if flight.record.handle is None]:
+            self._settle(flight, failure)
 
     def _ask_later(self, backend: Backend, flights: Sequence[Flight], detail: str) -> None:
         """Put trials back that were, or may have been, submitted to a place that does not answer now."""
@@ -313,7 +313,7 @@ class Loop:
         self._waiting[:0] = flights
 
     def _intend(self, flight: Flight) -> Request:
-        """Render the next attempt of a trial and record that it is about to be submitted."""
+        """Render the next attempt of a trial; its record, not saved yet, says that it is about to be submitted."""
         record = flight.record
         record.attempt += 1 if record.status.final else 0  # what an earlier attempt left is never taken for this one's
         self._choose_nodes(flight)
@@ -326,7 +326,6 @@ class Loop:
         record.submitted, record.started, record.ended, record.nodes = time.time(), None, None, ()
         record.end_seen = None
         flight.first_step, flight.result_seen, flight.inherited = flight.last_step(), None, False
-        self._store.save(record)
         return request
 
     def _choose_nodes(self, flight: Flight) -> None:
@@ -349,11 +348,13 @@ class Loop:
             record.avoided, record.avoided_words = exclusion.names(left), exclusion.words(left, left)
             self._store.save(record)
 
-    def _take_off(self, flight: Flight) -> None:
-        flight.record.launcher = self._launcher
-        self._store.save(flight.record)
-        self._flying.append(flight)
-        self._tell(flight.record)
+    def _take_off(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            flight.record.launcher = self._launcher
+        self._store.save_all([flight.record for flight in flights])
+        for flight in flights:
+            self._flying.append(flight)
+            self._tell(flight.record)
 
     # -- following ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from launcher.config.schema import SweepConfig
 from launcher.cost import Prediction, predict
 from launcher.results.reachable import check_tracking
 from launcher.results.tracking import PATIENCE_S, MlflowMirror
-from launcher.sweep.identity import trial_id
 from launcher.sweep.named_files import check_folder
 from launcher.sweep.progress import say
 from launcher.sweep.run import Point, run_sweep
@@ -103,8 +102,7 @@ def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[
     jobs, composer = [], Jobs(context.config_loader, config)
     for overrides in job_overrides:
         with plain_errors():
-            composed = composer.compose(overrides)
-        jobs.append((tuple(overrides), to_config(composed)))
+            jobs.append((tuple(overrides), composer.config(overrides)))
     returns = []
     for (overrides, _), value in zip(jobs, multirun.run(jobs)):
         # A trial that failed counts as infinitely slow: a sweeper goes on, and the ranking says why it failed.
@@ -117,7 +115,7 @@ def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[
 def _starts_something(points: Sequence[Point], settings: SweepConfig) -> bool:
     """Whether a trial will be submitted that neither has an answer nor is under way."""
     store = Store(settings.dir)
-    records = (store.load(trial_id(point.config)) for point in points if point.config is not None)
+    records = (store.load(point.trial) for point in points if point.config is not None)
     return any(settings.rerun or not (record.answered or record.status in (Status.SUBMITTED, Status.RUNNING)) for record in records)
 
 

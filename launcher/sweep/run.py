@@ -15,7 +15,6 @@ from launcher.backends.base import BackendError
 from launcher.backends.pool import Backends
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.interrupt import WORDS, Interrupted, asked, part_from_terminal
-from launcher.sweep.identity import trial_id
 from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop, Observer
 from launcher.sweep.progress import progress_for, say
@@ -67,7 +66,7 @@ def launcher_name() -> str:
 
 def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> None:
     """Every cluster on which something is to be run, before anything is written: a command that is refused leaves nothing behind."""
-    trials = [(point.config, store.load(trial_id(point.config))) for point in points if point.config is not None]
+    trials = [(point.config, store.load(point.trial)) for point in points if point.config is not None]
     wanted = [cluster_of(record, config.cluster) for config, record in trials if _to_do(record, settings)]
     for cluster in sorted(wanted, key=lambda cluster: -cluster.world_size):  # the largest makes the backend
         if not backends.checked(cluster).outlives_launcher and not settings.follow:
@@ -95,12 +94,11 @@ def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point]) -> lis
     records: list[Record] = []
     known: dict[str, Record] = {}
     for point in points:
-        identifier = trial_id(point.config) if point.config is not None else ""
-        mine = bool(identifier) and locks.take(identifier)
+        mine = point.config is not None and locks.take(point.trial)
         record = store.plan(point, name, commit)
         if mine:
             store.save(record, durable=False)
-            locks.free(identifier)
+            locks.free(point.trial)
         records.append(known.setdefault(record.id, record))
     store.write_sweep(name, list(known.values()), launcher_name())
     return records

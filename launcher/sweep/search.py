@@ -22,7 +22,6 @@ from launcher.interrupt import Interrupted
 from launcher.search.contest import Contest
 from launcher.search.naming import overrides_of
 from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
-from launcher.sweep.identity import trial_id
 from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.store import Record, Store
 from trainer.config import ConfigError, Reason, Status
@@ -86,7 +85,7 @@ def _measure(
     watch = _Watch(store, {})
     for trial, point in zip(trials, points):
         if point.config is not None:
-            watch.cuts[trial_id(point.config)] = trial.cut_s
+            watch.cuts[point.trial] = trial.cut_s
     started = time.time()
     records = run_sweep(name, points, settings, backends, [watch])
     hours = (time.time() - started) / 3600 / len(records)

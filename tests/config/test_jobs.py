@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.config.compose import conf_dir, register_schema, to_config
+from launcher.config.compose import conf_dir, plain_errors, register_schema, to_config
 from launcher.config.jobs import Jobs
+from trainer.config import ConfigError
 
 Loaded = tuple[Any, DictConfig]
 
@@ -63,6 +64,26 @@ def test_every_job_is_what_hydra_composes(loaded: Loaded, jobs: list[list[str]])
     composer = Jobs(loader, config)
     for overrides in [*jobs, *jobs]:
         assert outcome(composer.compose, overrides) == outcome(lambda lines: loader.load_sweep_config(config, lines), overrides)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(
+    [["layout.tensor=2"], ["layout.tensor=two", "cluster.nodes=x"], ["cluster.nodes=0", "run.steps=0"], ["run.seed=007"], ["run.seed=-3"]]
+)
+@example([["run.steps=${run.seed}"], ["run.seed=5"], ["data.path=${sweep.dir}/x", "run.seed=5"]])
+@given(st.lists(st.lists(LINES, max_size=4), min_size=1, max_size=4))
+def test_every_typed_job_is_the_typed_form_of_what_hydra_composes(loaded: Loaded, jobs: list[list[str]]) -> None:
+    def typed(composing: Any, overrides: list[str]) -> object:
+        try:
+            with plain_errors():
+                return composing(overrides)
+        except ConfigError as error:
+            return str(error)
+
+    loader, config = loaded
+    composer = Jobs(loader, config)
+    for overrides in [*jobs, *jobs, *jobs]:
+        assert typed(composer.config, overrides) == typed(lambda lines: to_config(loader.load_sweep_config(config, lines)), overrides)
 
 
 def test_jobs_do_not_share_what_they_set(loaded: Loaded) -> None:

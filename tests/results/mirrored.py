@@ -12,6 +12,7 @@ from launcher.results.mirror import PARENT
 def runs(root: Path, order: str = "metrics.step_time_s ASC") -> list[Any]:
     client = database.open_client(database.database_uri(root))
     experiment = client.get_experiment_by_name("trireme")
+    assert experiment is not None
     return list(client.search_runs([experiment.experiment_id], order_by=[order]))
 
 

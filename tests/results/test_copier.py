@@ -157,11 +157,14 @@ def test_copier_killed_halfway_is_completed_by_the_next_command(root: Path) -> N
 
 
 def test_one_copier_copies_the_sweeps_of_all_launchers(root: Path) -> None:
-    first = copying(root, subprocess.PIPE)
     finished_sweep(root, "first")
-    until(lambda: unmirrored.names(root) == [])  # it holds the folder now
-    finished_sweep(root, "second")
-    assert copying(root).wait(600) == 0
+    with lock_held(root):
+        first = copying(root, subprocess.PIPE)
+        locks = Locks(root / "copier.lock")
+        until(lambda: locks.held("copier"))
+        finished_sweep(root, "second")
+        assert copying(root).wait(600) == 0, "it leaves its sweep to the one that is at work"
+        assert unmirrored.names(root) == ["first", "second"]
     first.communicate()
     assert first.returncode == 0 and unmirrored.names(root) == []
     assert {run.data.tags["sweep"] for run in runs(root) if run.data.tags.get("kind") == "sweep"} == {"first", "second"}
@@ -187,7 +190,7 @@ def test_one_server_that_is_away_does_not_hold_up_other_sweeps(root: Path, monke
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(copier, "GIVE_UP_S", 0.0)
     away = SweepOnDisk(root, "away")
-    away.done(tracked_at(point(1, 1), f"http://127.0.0.1:{free_port()}"), 0.2)
+    away.done(tracked_at(point(1, 1, micro_batch=2), f"http://127.0.0.1:{free_port()}"), 0.2)
     unmirrored.add(root, "away")
     finished_sweep(root)
     assert not copier.Copier(root).finish()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +26,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where.rstrip('.') or 'the configuration'}={data!r} is not a mapping of keys to values")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in data:
         if name not in known:
@@ -36,9 +38,23 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
     return cls(**values)
 
 
+_hints = cache(typing.get_type_hints)
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """The inverse of ``from_dict``: nested plain dicts, in field order."""
-    return dataclasses.asdict(config)
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    """A copy of ``value`` in which nothing is a dataclass. Sweeps have thousands of configurations, and ``dataclasses.asdict`` takes its time."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else copy.deepcopy(value)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
