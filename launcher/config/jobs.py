@@ -101,7 +101,8 @@ class _Typed:
         """None where a value may depend on another, or is no configuration at all: Hydra then has to look at every job."""
         from omegaconf import OmegaConf
 
-        sections = {str(name): OmegaConf.to_container(base)[name] for name in base if name != "hydra"}
+        plain: Any = OmegaConf.to_container(base)
+        sections = {str(name): value for name, value in plain.items() if name != "hydra"}
         try:
             return None if _interpolates(sections) else cls(sections, to_config(base))
         except ValueError:
@@ -118,7 +119,7 @@ class _Typed:
             if not isinstance(node, dict) or not _is_plain(node.get(last, ...)) or not _is_plain(value):
                 return None
             node[last] = value
-        made = {}
+        made: dict[str, Any] = {}
         for section in sorted(changed, key=lambda name: (name == "cluster", [*self.sections].index(name))):  # the first error is the same
             if section == "cluster":
                 made[section] = cluster_from_dict(changed[section])

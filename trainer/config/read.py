@@ -26,7 +26,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where.rstrip('.') or 'the configuration'}={data!r} is not a mapping of keys to values")
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in data:
         if name not in known:
@@ -38,7 +38,9 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
     return cls(**values)
 
 
-_hints = cache(typing.get_type_hints)
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
