@@ -169,9 +169,7 @@ class Run:
 
     def _checkpoint_is_due(self, steps: int, status: Status) -> bool:
         every = self.config.run.checkpoint.every
-        if self.checkpoints is None or status is Status.STOPPED:
-            return self.checkpoints is not None
-        return every > 0 and (steps % every == 0 or steps == self.config.run.steps)
+        return every > 0 and (steps % every == 0 or steps == self.config.run.steps or status is Status.STOPPED)
 
     def _save(self, steps: int) -> None:
         assert self.checkpoints is not None

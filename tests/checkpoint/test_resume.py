@@ -178,6 +178,17 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(farm: Farm, tmp_path: 
     assert refused.failure(0)["reason"] == "configuration"
 
 
+def test_a_run_that_saves_nothing_leaves_the_folder_to_the_one_that_does(farm: Farm, tmp_path: Path) -> None:
+    """It starts from the checkpoint of another run, which goes on saving; stopped, it leaves nothing there."""
+    settings = config(tmp_path / "c", every=2)
+    settings["run"]["steps"] = 4
+    train(farm, settings).checked()
+    before = sorted(path.name for path in (tmp_path / "c").iterdir())
+    stopped = doom(farm, "stopped_in_step", config(tmp_path / "c", every=0), step=5)
+    assert set(stopped.codes.values()) == {75} and len(stopped.result["losses"]) >= 2
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == before
+
+
 def test_an_older_attempt_is_turned_away(farm: Farm, tmp_path: Path) -> None:
     newer = train(farm, config(tmp_path / "c", data=2), attempt=2).checked()
     refused = train(farm, config(tmp_path / "c", data=2), attempt=1, out=newer.directory)

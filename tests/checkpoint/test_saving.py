@@ -24,7 +24,7 @@ EXTRA = {"samples": 8, "updates": 1}
 
 def checkpoints(root: Path) -> Checkpoints:
     one = collectives.World(0, 1, torch.device("cpu"), "", 0, timeout_s=5)
-    return Checkpoints(CheckpointConfig(keep=2), root, one.group, MODEL, DATA, "a run", attempt=0, timeout_s=5)
+    return Checkpoints(CheckpointConfig(every=1, keep=2), root, one.group, MODEL, DATA, "a run", attempt=0, timeout_s=5)
 
 
 def test_what_is_saved_is_the_state_at_the_moment_of_saving(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ class Checkpoints:
     ) -> None:
         self.settings, self.world, self.model, self.data, self.timeout_s = settings, world, model, data, timeout_s
         self.folder = Folder(root, run, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
-        world.together(self.folder.enter if world.index == 0 else lambda: None, PLAIN)
+        claims = world.index == 0 and settings.every > 0  # a run that saves nothing leaves the folder to whoever does
+        world.together(self.folder.enter if claims else lambda: None, PLAIN)
         self.writer: threading.Thread | None = None
         self.error: Exception | None = None
 

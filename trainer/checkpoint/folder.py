@@ -5,7 +5,7 @@
     .start-1                 who started here, as number 1: lower numbers no longer commit or remove anything
 
 Every rank writes its own file and says so in a small index beside it. When all indexes are there, rank 0 joins them to the
-manifest and renames the folder to its final name: that is the commit. Starts are counted in the folder itself, so any run may
+manifest and renames the folder to its final name: that is the commit. Starts of runs that save are counted in the folder itself, so any run may
 continue what another one saved, under a layout of its own, and its predecessor is shut out. The final name carries the number, so
 an old process that comes back to life can never write over what a later one saved. ``token`` is drawn anew by every start, so
 that two starts never mix their files. Within one run, which has an identity of its own, attempts only go upwards: a job of an
