@@ -1,7 +1,7 @@
 /* A SPANK plugin with the options of pyxis that Trireme uses, for tests. Its argument is the folder in which nodes keep containers.
  *
- * The image is a folder. Each task gets a mount namespace of its own and is put into it by chroot, which is no isolation, but enough to
- * prove that what runs inside sees the image and the mounts and nothing else. It fails as pyxis and enroot do:
+ * The image is a folder. Each task gets a mount namespace of its own and is put into it by chroot, for which it has to be root. That is no
+ * isolation, but enough to prove that what runs inside sees the image and the mounts and nothing else. It fails as pyxis and enroot do:
  *   - variables that the image sets in /etc/environment win over the job's, unless --container-env names them;
  *   - what is not mounted is not there, and what is written outside of mounts is gone with the container;
  *   - a mount whose source does not exist ends the step with code 1, after the error lines that pyxis prints;
@@ -27,6 +27,7 @@ SPANK_PLUGIN(test_container, 1);
 enum option { IMAGE, MOUNTS, WORKDIR, WRITABLE, NO_HOME, ENVIRONMENT, OPTIONS };
 static char *chosen[OPTIONS];
 static const char *always[] = {"/proc", "/sys", "/dev", "/etc/hosts", NULL};
+static char root[2 * PATH_MAX]; /* of this task */
 static unsigned exited; /* tasks of this step on this node */
 
 static int choose(int option, const char *value, int remote)
@@ -95,7 +96,7 @@ static void make_place(const char *source, char *path)
 	}
 }
 
-static int bind_into(const char *root, const char *source, const char *target, int read_only)
+static int bind_into(const char *source, const char *target, int read_only)
 {
 	char place[PATH_MAX];
 	if (access(source, F_OK)) {
@@ -111,10 +112,10 @@ static int bind_into(const char *root, const char *source, const char *target, i
 	return 0;
 }
 
-static int bind_all(const char *root)
+static int bind_all(void)
 {
 	for (const char **path = always; *path; path++)
-		if (bind_into(root, *path, *path, 0))
+		if (bind_into(*path, *path, 0))
 			return -1;
 	for (char *entry = chosen[MOUNTS] ? strtok(chosen[MOUNTS], ",") : NULL; entry; entry = strtok(NULL, ",")) {
 		char *target = strchr(entry, ':');
@@ -124,17 +125,17 @@ static int bind_all(const char *root)
 		char *flags = strchr(target, ':');
 		if (flags)
 			*flags++ = '\0';
-		if (bind_into(root, entry, target, flags && strcmp(flags, "ro") == 0))
+		if (bind_into(entry, target, flags && strcmp(flags, "ro") == 0))
 			return -1;
 	}
 	return 0;
 }
 
-/* The task's own process, still root, before it becomes the program: a writable copy of the image in memory, then chroot. */
+/* The task's own process, still root, before it becomes the program: a writable copy of the image in memory. */
 int slurm_spank_task_init_privileged(spank_t job, int count, char **arguments)
 {
 	static const char *parts[] = {"upper", "work", "root"};
-	char base[PATH_MAX], root[2 * PATH_MAX], options[4 * PATH_MAX];
+	char base[PATH_MAX], options[4 * PATH_MAX];
 	(void)count;
 	if (!chosen[IMAGE])
 		return 0;
@@ -150,9 +151,7 @@ int slurm_spank_task_init_privileged(spank_t job, int count, char **arguments)
 	snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s/upper,workdir=%s/work", chosen[IMAGE], base, base);
 	if (mount("overlay", root, "overlay", 0, options))
 		return failed("open image", chosen[IMAGE]);
-	if (bind_all(root))
-		return -1;
-	return chroot(root) || chdir("/") ? failed("enter", chosen[IMAGE]) : 0;
+	return bind_all();
 }
 
 static int is_named(const char *name)
@@ -188,6 +187,8 @@ int slurm_spank_task_init(spank_t job, int count, char **arguments)
 	(void)count, (void)arguments;
 	if (!chosen[IMAGE])
 		return 0;
+	if (chroot(root) || chdir("/")) /* only now: before this, Slurm goes to the job's folder, and complains where it is not in the image */
+		return failed("enter", chosen[IMAGE]);
 	take_environment(job);
 	const char *place = chosen[WORKDIR] ? chosen[WORKDIR] : "/";
 	return chdir(place) ? failed("go to", place) : 0;
