@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from launcher.backends.slurm import SlurmBackend
+from launcher.backends.slurm.client import Client
+from launcher.backends.slurm.container import check as check_container
 from launcher.cli import logs
 from launcher.config import Config, locate_data, resolve
 from launcher.config.schema import ContainerConfig
@@ -244,6 +246,15 @@ def test_pyxis_that_is_not_installed_is_named(slurm: Slurm, tmp_path: Path, monk
     monkeypatch.setenv("SLURM_CONF", str(plain))
     with pytest.raises(ConfigError, match="no --container-image"):
         check(container=container(image="registry#image", runtime="pyxis"))
+
+
+def test_a_pyxis_under_which_the_image_would_win_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As srun's help looks with pyxis before 0.15."""
+    executable(tmp_path / "srun", "echo '      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    cluster = replace(CLUSTER, container=container(image="registry#image", runtime="pyxis"))
+    with pytest.raises(ConfigError, match=r"no --container-env .*0\.15.*; ask the site"):
+        check_container(cluster, Client(cluster))
 
 
 def test_without_oci_conf_slurm_itself_would_run_on_the_host(whole: Cluster) -> None:
