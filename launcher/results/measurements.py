@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from launcher.sweep.store import Record
 
 
+LAST_STEP = 1 << 53
+"""No run has so many steps; a line that says so is damaged."""
+
+
 def measure(records: Iterable[Record]) -> list[Measurement]:
     """One measurement for each record, in order. A trial without a result is measured by the steps that it wrote so far."""
     return [measurement(record, record.result() or summary(record)) for record in records]
@@ -73,7 +77,7 @@ def read_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
         return [], 0
     whole = data[: data.rfind(b"\n") + 1]
     objects = [_parse(line) for line in whole.splitlines()]
-    return [o for o in objects if isinstance(o.get("step"), int)], start + len(whole)
+    return [o for o in objects if isinstance(step := o.get("step"), int) and 0 <= step < LAST_STEP], start + len(whole)
 
 
 def newest_logs(directory: Path) -> list[Path]:

@@ -84,7 +84,7 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
         status=record.status,
         reason=record.reason,
         detail=record.detail or _text(result.get("message")),
-        layout=result.get("layout") or config.get("layout") or {},
+        layout=written if isinstance(written := result.get("layout"), Mapping) else config.get("layout") or {},
         step_time_s=result.get("step_time_s"),
         step_time_spread_s=result.get("step_time_spread_s"),
         step_time_interval_s=median_interval(times) if times else None,
@@ -142,6 +142,16 @@ def positive(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
         return None
     return float(value)
+
+
+def number(value: Any) -> float | None:
+    """``value`` if it is a number that floating point can hold; it may be infinite or none (NaN)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _measured_times(step_times: Any, warmup: int) -> list[float]:

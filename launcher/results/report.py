@@ -19,7 +19,7 @@ from launcher.results import plots, timeline
 from launcher.results.foreseen import foreseen
 from launcher.results.measurements import measure, newest_logs, read_failures, read_steps, read_timeline, tail
 from launcher.results.plots import Series
-from launcher.results.ranking import Measurement, leaders, positive, rank
+from launcher.results.ranking import Measurement, leaders, number, positive, rank
 from launcher.results.timeline import Timeline
 from launcher.sweep.labels import trial_labels
 from launcher.sweep.store import Record, Sweep
@@ -118,7 +118,7 @@ def _trial(measured: Measurement, record: Record, name: str, colour: int) -> Tri
     result, steps = record.result() or {}, read_steps(record.directory)
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
     times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]
-    losses = {s["step"]: float(s["loss"]) for s in steps if isinstance(s.get("loss"), (int, float))}
+    losses = {s["step"]: loss for s in steps if (loss := number(s.get("loss"))) is not None}
     series = Series(name, colour, times, measured.step_time_interval_s, measured.predicted_step_time_s, losses)
     return Trial(measured, name, record, result, series, Timeline.read(read_timeline(record.directory)))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher import labels
-from launcher.results.ranking import Measurement, leaders
+from launcher.results.ranking import Measurement, leaders, number, positive
 from launcher.sweep.labels import trial_labels
 from trainer.config import Status, flatten
 
@@ -62,9 +62,11 @@ def run_name(record: Record, label: str) -> str:
 
 def step_metrics(line: Mapping[str, Any]) -> list[tuple[str, float, int, int]]:
     """One line of ``metrics.jsonl`` as (name, value, unix milliseconds, step)."""
-    stamp = int(1000 * line["time"]) if _finite(line.get("time")) else 0
-    values = {name: value for name, value in line.items() if name not in ("attempt", "step", "time") and _number(value)}
-    return [(f"train/{name}", float(value), stamp, line["step"]) for name, value in values.items()]
+    stamp = int(1000 * (positive(line.get("time")) or 0)) % (1 << 53)
+    values = {
+        name: known for name, value in line.items() if name not in ("attempt", "step", "time") and (known := number(value)) is not None
+    }
+    return [(f"train/{name}", value, stamp, line["step"]) for name, value in values.items()]
 
 
 def summary_metrics(record: Record) -> dict[str, float]:
@@ -73,10 +75,11 @@ def summary_metrics(record: Record) -> dict[str, float]:
     found: dict[str, Any] = {f"predicted_{name}": predicted.get(name) for name in ("step_time_s", "memory_bytes")}
     if record.status is Status.DONE:
         result = record.result() or {}
-        found |= {name: result.get(name) for name in SUMMARY}
-        found |= {f"memory/{part}": value for part, value in (result.get("memory") or {}).items()}
-        found |= {"loss": (result.get("losses") or [None])[-1]}
-    return {name: float(value) for name, value in found.items() if _finite(value)}
+        found |= {name: 0.0 if result.get(name) == 0 else positive(result.get(name)) for name in SUMMARY}
+        found |= {f"memory/{part}": value for part, value in _mapping(result.get("memory")).items()}
+        losses = result.get("losses")
+        found |= {"loss": losses[-1] if isinstance(losses, list) and losses else None}
+    return {name: known for name, value in found.items() if (known := number(value)) is not None and math.isfinite(known)}
 
 
 def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
@@ -150,9 +153,5 @@ def markdown(ranked: Sequence[Measurement], names: Mapping[str, str], rows: int 
     return "\n".join([*head, *body, *more])
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _finite(value: Any) -> bool:
-    return _number(value) and math.isfinite(value)
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.labels import layout_label, one_line, seconds
+from launcher.results.measurements import LAST_STEP
+from launcher.results.ranking import number, positive
 from launcher.sweep.store import Record
 from trainer.config import Status, flatten
 
@@ -109,7 +111,7 @@ def step(record: Record) -> int | None:
     """The last step that the newest attempt has completed."""
     line = record.last_step() or {}
     value = line.get("step")
-    return value if isinstance(value, int) and line.get("attempt", 0) == record.attempt else None
+    return value if isinstance(value, int) and 0 <= value < LAST_STEP and line.get("attempt", 0) == record.attempt else None
 
 
 def newest_step(record: Record) -> str:
@@ -117,16 +119,16 @@ def newest_step(record: Record) -> str:
     line = record.last_step() or {}
     if step(record) is None:
         return ""
-    loss, step_time = line.get("loss"), line.get("step_time_s")
+    loss, step_time = number(line.get("loss")), positive(line.get("step_time_s"))
     words = [f"step {line['step']}"]
-    words += [f"loss {loss:.4g}"] if isinstance(loss, (int, float)) else []
-    words += [seconds(step_time)] if isinstance(step_time, (int, float)) else []
+    words += [f"loss {loss:.4g}"] if loss is not None else []
+    words += [seconds(step_time)] if step_time else []
     return "  ".join(words)
 
 
 def outcome(record: Record) -> str:
     """How a trial ended: its step time, or the reason and the words that go with it."""
     if record.status is Status.DONE:
-        step_time = (record.result() or {}).get("step_time_s")
-        return "done" + (f"  {seconds(step_time)} a step" if isinstance(step_time, (int, float)) else "")
+        step_time = positive((record.result() or {}).get("step_time_s"))
+        return "done" + (f"  {seconds(step_time)} a step" if step_time else "")
     return state(record) + (f" ({record.detail})" if record.detail else "")

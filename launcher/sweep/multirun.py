@@ -15,6 +15,7 @@ from launcher.config.compose import plain_errors
 from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
 from launcher.cost import Prediction, predict
+from launcher.results.ranking import positive
 from launcher.results.reachable import check_tracking
 from launcher.results.tracking import PATIENCE_S, MlflowMirror
 from launcher.sweep.named_files import check_folder
@@ -193,5 +194,5 @@ def _too_large(config: Config, prediction: Prediction) -> str:
 
 def _objective(record: Record) -> float:
     result = record.result() or {}
-    value = result.get("step_time_s")
-    return float(value) if record.status is Status.DONE and value else math.inf
+    value = positive(result.get("step_time_s"))
+    return value if record.status is Status.DONE and value else math.inf

@@ -7,18 +7,18 @@ again, so that the same command goes on where a killed search stopped.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import Any
 
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
+from launcher.results.measurements import read_steps
+from launcher.results.ranking import positive
 from launcher.search.contest import Contest
 from launcher.search.naming import overrides_of
 from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
@@ -113,8 +113,8 @@ def measurement(record: Record, hours: float) -> Measurement:
     done = record.status is Status.DONE
     given_up = record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN
     steps = measured_steps(record) if done or given_up else []
-    seconds = float((result.get("step_time_s") if done else median(steps) if steps else None) or math.inf)
-    peak = float(result.get("peak_memory_bytes") or 0) if done else 0.0
+    seconds = float((positive(result.get("step_time_s")) if done else median(steps) if steps else None) or math.inf)
+    peak = positive(result.get("peak_memory_bytes")) or 0.0 if done else 0.0
     start = max(elapsed - record.config["run"]["steps"] * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
     return Measurement(seconds, record.reason or Reason.ERROR, noise_of(steps), peak, record.world_size * elapsed / 3600, hours, start)
 
@@ -144,30 +144,8 @@ def _error_of_median(steps: Sequence[float], count: int) -> float:
 def measured_steps(record: Record) -> list[float]:
     """Step times of the newest attempt after warm-up, in seconds."""
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
-    times: dict[int, float] = {}
-    try:
-        lines = (record.directory / "metrics.jsonl").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        step = _metrics(line)
-        if (
-            step.get("attempt") == record.attempt
-            and isinstance(step.get("step"), int)
-            and step["step"] > warmup
-            and step.get("step_time_s")
-        ):
-            times[step["step"]] = float(step["step_time_s"])
-    return [times[step] for step in sorted(times)]
-
-
-def _metrics(line: str) -> dict[str, Any]:
-    """One line of a metrics file; the last may not be whole yet."""
-    try:
-        data = json.loads(line)
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
+    steps = [s for s in read_steps(record.directory) if s.get("attempt") == record.attempt and s["step"] > warmup]
+    return [seconds for step in steps if (seconds := positive(step.get("step_time_s"))) is not None]
 
 
 @dataclass

@@ -7,7 +7,6 @@ cost model is decided in ``launcher.tables.questions``.
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,12 +58,12 @@ class Row:
         return self.cells.get(name, "")
 
     def number_of(self, name: str) -> float | None:
-        """A cell as a positive finite number, or None."""
+        """A cell as a positive number that can have been measured (1e-18 to 1e18, far from where floating point ends), or None."""
         try:
             value = float(self.cells[name])
         except (KeyError, ValueError):
             return None
-        return value if math.isfinite(value) and value > 0 else None
+        return value if 1e-18 < value < 1e18 else None
 
     def whole(self, name: str) -> int | None:
         """A cell as a positive whole number below 1e9, or None."""

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli.validate import main
 from launcher.config.hardware import hardware_files
-from launcher.tables.published import read
+from launcher.tables.published import Row, read
 from launcher.tables.validation import Judged, Summary, by_source, judge, summary
 from trainer.config import ConfigError
 
@@ -173,3 +173,10 @@ def test_a_table_that_is_none_is_refused_in_plain_words(text: str | None, messag
         table.write_text(text)
     with pytest.raises(ConfigError, match=f"(?i){message}"):
         main([str(table)])
+
+
+@pytest.mark.parametrize("column", ["step_time_s", "peak_mem_gb"])
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e-320", "nan", "1" + "0" * 400])
+def test_a_cell_that_nobody_can_have_measured_is_no_measurement(column: str, value: str) -> None:
+    row = Row(1, {column: value})
+    assert row.number_of(column) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from trial_files import SweepOnDisk, demo_sweep, point, seeded
 
 from launcher.cli import rank, status
-from launcher.results import report
-from launcher.sweep.labels import trial_labels
-from launcher.sweep.store import Point, Store
+from launcher.results import report, tracked
+from launcher.results.measurements import read_steps
+from launcher.sweep.labels import newest_step, trial_labels
+from launcher.sweep.search import measured_steps
+from launcher.sweep.store import Point, Record, Store
 from trainer.config import Reason, Status
 
 LONG = ("layout.tensor=3", "data.path=/scratch/" + "very/" * 30 + "long", "run.seed=7\n8", "cluster.env.TOKEN=planted-secret")
@@ -135,6 +138,40 @@ def test_report_and_status_use_the_same_labels(tmp_path: Path, capsys: pytest.Ca
     page = report.render(Store(tmp_path).sweep())
     lines = "\n".join(shown(status, tmp_path, capsys))
     assert all(f"run.seed={seed}" in page and f"run.seed={seed}" in lines for seed in (1, 2))
+
+
+ABSURD = ("1e308", "-5", "NaN", "Infinity", '"x"', "1" + "0" * 400, "null", "[1]", "true", "{}")
+
+
+def spoil(record: Record, value: str, result: bool) -> None:
+    """Put ``value`` in the place of every figure that a trial left."""
+    line = f'{{"attempt": 0, "step": %d, "loss": {value}, "step_time_s": {value}, "tokens_per_s": {value}, "time": {value}}}\n'
+    text = "".join(line % step for step in range(1, 9)) + f'{{"attempt": 0, "step": 1{"0" * 400}, "step_time_s": 1}}\n'
+    (record.directory / "metrics.jsonl").write_text(text)
+    names = ("step_time_s", "step_time_spread_s", "tokens_per_s", "mfu", "peak_memory_bytes", "memory", "step_split_s", "layout", "losses")
+    figures = "".join(f'"{name}": {value}, ' for name in names)
+    written = f'{{{figures} "step_times_s": [{value}, {value}, {value}, {value}], "status": "done", "attempt": 0}}'
+    (record.directory / "result.json").write_text(written if result else "")
+
+
+@pytest.mark.parametrize("result", [True, False], ids=["result", "metrics"])
+@pytest.mark.parametrize("value", ABSURD, ids=lambda value: value[:8])
+def test_absurd_figures_are_no_measurements_and_hide_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, result: bool
+) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    spoil(sweep.done(point(2, 1), 0.1), value, result)
+    sweep.done(point(1, 4), 0.25)
+    best = row_of(shown(rank, tmp_path, capsys), "t1 p4")
+    assert best.startswith("1 ") and "250 ms" in best
+    records = Store(tmp_path).sweep().records
+    json.loads("\n".join(shown(rank, tmp_path, capsys, "--json")), parse_constant=pytest.fail)
+    shown(status, tmp_path, capsys)
+    page = report.render(Store(tmp_path).sweep())
+    assert "250 ms" in page
+    assert "step_time_s" not in tracked.summary_metrics(records[0])
+    assert all(isinstance(metric[1], float) for line in read_steps(records[0].directory) for metric in tracked.step_metrics(line))
+    assert measured_steps(records[0]) == [] and newest_step(records[0]).count("step") <= 1
 
 
 def test_no_value_of_an_environment_variable_is_part_of_a_label(tmp_path: Path) -> None:
