@@ -79,15 +79,19 @@ def _own_folder(flags: list[str]) -> Path | None:
 
 
 def print_keys(words: list[str]) -> int:
-    """Every key that contains one of ``words`` (all without), with its default and meaning."""
-    from rich.console import Console
+    """Every key of which the name or the meaning, with its backend, contains one of ``words`` (all without); ``ConfigError`` for none."""
     from rich.table import Table
+    from rich.text import Text
+
+    from launcher.cli.console import wide_console
 
     table = Table("key", "default", "meaning", box=None, pad_edge=False)
     for name, (default, doc) in key_docs().items():
-        if not words or any(word in name for word in words):
-            table.add_row(name, "null" if default is None else str(default), doc)
-    Console().print(table)
+        if not words or any(word.lower() in f"{name} {doc}".lower() for word in words):
+            table.add_row(name, Text("null" if default is None else str(default)), Text(doc))
+    if not table.row_count:
+        raise ConfigError(f"no key has to do with {' or '.join(map(repr, words))}; 'trireme train --keys' lists all")
+    wide_console().print(table)
     return 0
 
 
@@ -110,9 +114,11 @@ def key_docs() -> dict[str, tuple[Any, str]]:
     from trainer.config import field_docs, flatten
 
     docs, defaults = field_docs(Config), flatten(Config())
+    of_all, owners = set(docs), dict[str, list[str]]()
     for backend in CLUSTER_CLASSES:
         cluster = cluster_class(backend)
         for key, doc in field_docs(cluster, "cluster.").items():
-            docs.setdefault(key, f"{doc} ({backend})")
+            docs.setdefault(key, doc)
+            owners.setdefault(key, []).append(backend)
         defaults |= {k: v for k, v in flatten(cluster(), "cluster.").items() if k not in defaults}
-    return {key: (defaults.get(key), doc) for key, doc in docs.items()}
+    return {key: (defaults.get(key), doc if key in of_all else f"{doc} ({', '.join(owners[key])})") for key, doc in docs.items()}

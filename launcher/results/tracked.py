@@ -106,7 +106,7 @@ def sweep_metrics(ranked: Sequence[Measurement]) -> dict[str, float]:
     counts = {f"trials/{status.value}": float(sum(m.status is status for m in ranked)) for status in Status}
     best = next(iter(leaders(ranked)), None)
     figures = {f"best_{name}": getattr(best, name) for name in ("step_time_s", "tokens_per_s")} if best else {}
-    return {"trials/all": float(len(ranked))} | counts | {name: float(value) for name, value in figures.items() if _finite(value)}
+    return {"trials/all": float(len(ranked))} | counts | {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def sweep_command(points: Sequence[Sequence[str]]) -> str:
