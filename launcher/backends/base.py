@@ -104,6 +104,11 @@ class Backend(ABC):
     def check(self) -> None:
         """Raise ``ConfigError`` if this cluster cannot be used at all (no sbatch, no API server, missing plugin, no permission)."""
 
+    def refusals(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """One plain line, by job name, for each of ``jobs`` that the place would refuse whenever it was submitted. Asked before anything is
+        written of them; what cannot be known beforehand fails when it is submitted."""
+        return {}
+
     @abstractmethod
     def render(self, job: Job) -> Request:
         """What ``submit`` would send. Pure: no effect, no clock, no queries."""

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from launcher.config.base60 import refuse_base60
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
 from launcher.config.schema import Config
 from trainer.config import ConfigError, from_dict, to_dict
@@ -210,7 +211,7 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> N
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
         for path in filter(Path.is_file, (root / group / f"{name}.yaml" for root in group_folders(own))):
             try:
-                path.read_text()
+                refuse_base60(path)
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
+from trainer.config import ConfigError
 from trainer.config.schema import key
 
 
@@ -18,7 +20,10 @@ class SlurmCluster(ClusterConfig):
     partition: Optional[str] = key(None, "partition, or several with commas; null = the site's default")
     account: Optional[str] = key(None, "account to be charged")
     qos: Optional[str] = key(None, "quality of service")
-    time: Optional[int] = key(None, "time limit of one job in minutes; null = the partition's default", minimum=1)
+    time: Optional[str] = key(
+        None, "time limit of one job: minutes, or as Slurm writes it: 'H:M:S', 'D-H', 'D-H:M:S' (in quotes in a file); "
+        "null = the partition's default",
+    )  # fmt: skip
     gpu_request: str = key(
         "gpus_per_node", "how GPUs are asked for: --gpus-per-node, --gres, or none (CPU ranks, or a site without GPU accounting)",
         choices=("gpus_per_node", "gres", "none"),
@@ -68,3 +73,18 @@ class SlurmCluster(ClusterConfig):
         *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s"),
     )
     """A training goes on from its checkpoints under another time limit or account."""
+
+
+_MINUTES = re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?")
+_HOURS = re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)")
+_DAYS = re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?")
+
+
+def seconds_of(time: str) -> int:
+    """Seconds of a time limit as sbatch reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. ``ConfigError`` for anything else."""
+    found = next((match for form in (_MINUTES, _HOURS, _DAYS) if (match := form.fullmatch(str(time)))), None)
+    parts = {name: int(value or 0) for name, value in found.groupdict().items()} if found else {}
+    seconds = sum(parts.get(name, 0) * size for name, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)))
+    if seconds == 0:
+        raise ConfigError(f"cluster.time={time} is no time limit; give minutes, or as Slurm writes it 'H:M:S', 'D-H' or 'D-H:M:S'")
+    return seconds

@@ -9,9 +9,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends.base import BackendError
+from launcher.backends.base import Backend, BackendError, Job
 from launcher.backends.pool import Backends
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.interrupt import WORDS, Interrupted, asked, part_from_terminal
@@ -19,7 +20,7 @@ from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop, Observer
 from launcher.sweep.progress import progress_for, say
 from launcher.sweep.store import Point, Record, Store, check_name, cluster_of
-from trainer.config import ConfigError
+from trainer.config import ConfigError, Status, world_size_of
 
 __all__ = ["Point", "Record", "run_sweep"]
 
@@ -37,6 +38,7 @@ def run_sweep(
     store = Store(settings.dir)
     check_name(name)
     _check(store, points, settings, backends)
+    points = _accepted(store, name, points, settings, backends)
     locks = Locks(store.root / "locks")
     try:
         _enter(store, locks, name)
@@ -76,6 +78,38 @@ def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backend
 def _to_do(record: Record, settings: SweepConfig) -> bool:
     """Whether there is something to be done about a trial: to run it, or to remove what is left of it at its place."""
     return settings.rerun or not record.answered or bool(record.left)
+
+
+def _accepted(store: Store, name: str, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> list[Point]:
+    """``points``, of which those that their place would refuse are pruned; ``ConfigError`` when nothing is left."""
+    words: dict[str, str] = {}
+    for backend, jobs in _fresh_jobs(store, name, points, settings, backends):
+        refused = backend.refusals(jobs)
+        words |= {job.trial: refused[job.name] for job in jobs if job.name in refused}
+    if not words:
+        return list(points)
+    accepted = [
+        replace(point, config=None, error=words[point.trial]) if point.config is not None and point.trial in words else point
+        for point in points
+    ]
+    if all(point.config is None for point in accepted):
+        raise ConfigError(next(iter(words.values())))
+    return accepted
+
+
+def _fresh_jobs(
+    store: Store, name: str, points: Sequence[Point], settings: SweepConfig, backends: Backends
+) -> list[tuple[Backend, list[Job]]]:
+    """Jobs that are to be submitted, by backend. Their configuration is left out: a place takes or refuses what they ask for."""
+    groups: dict[int, tuple[Backend, list[Job]]] = {}
+    for config, trial in [(point.config, point.trial) for point in points if point.config is not None]:
+        record = store.load(trial)
+        if record.status in (Status.SUBMITTED, Status.RUNNING) or (record.answered and not settings.rerun):
+            continue
+        backend = backends.of(config.cluster)
+        job = Job(record.id, name, 0, record.directory, config.cluster, world_size_of(config.layout), settings.max_parallel or 0)
+        groups.setdefault(id(backend), (backend, []))[1].append(job)
+    return list(groups.values())
 
 
 def _enter(store: Store, locks: Locks, name: str) -> None:

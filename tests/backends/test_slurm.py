@@ -16,6 +16,7 @@ from launcher.backends.slurm import SlurmBackend
 from launcher.cli import status
 from tests.backends.conformance import Conformance, Ground, closing
 from tests.backends.slurm_support import CLUSTER, PROJECT, Running, interpreter, run, squeue, submissions, trial
+from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until
 from trainer.config import ConfigError, Reason, Status
@@ -152,10 +153,30 @@ def test_what_slurm_refuses_is_one_plain_line_and_nothing_is_queued(
     slurm: Slurm, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     slurm.breakable()
-    (record,) = run(tmp_path, trial(ranks=fields.get("nodes", 1), **fields))
-    assert (record.status, record.reason) == (Status.FAILED, Reason.CONFIGURATION)
-    assert words in record.detail and "\n" not in record.detail
-    assert all(state == "FAILED" for name, state in squeue("Name", "State") if name in submissions(tmp_path))
+    before = {name for (name,) in squeue("Name")}
+    with pytest.raises(ConfigError) as refused:
+        run(tmp_path, trial(ranks=fields.get("nodes", 1), **fields))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [], "nothing is left of it"
+    assert not [name for name, state in squeue("Name", "State") if name.startswith("trireme-") and state != "FAILED" and name not in before]
+
+
+def test_what_slurm_refuses_is_pruned_and_the_rest_of_the_sweep_runs(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    slurm.breakable()
+    good, bad = run(tmp_path, trial(python=python), trial(python=python, ranks=2, nodes=2, qos="small"))
+    assert (good.status, bad.status, bad.reason) == (Status.DONE, Status.PRUNED, Reason.CONFIGURATION)
+    assert "cluster.qos=small" in bad.detail
+
+
+def test_nodes_that_are_down_are_no_refusal(whole: Cluster, tmp_path: Path, python: str) -> None:
+    """``sbatch --test-only`` says of them what it says of nodes that do not exist; sbatch itself takes the job."""
+    whole.output("scontrol", "update", "NodeName=n1,n2,n3,n4", "State=DRAIN", "Reason=test")
+    sweep = Running(tmp_path, trial(python=python))
+    until(lambda: [state for name, state in squeue("Name", "State") if name in submissions(tmp_path)] == ["PENDING"], 60)
+    whole.output("scontrol", "update", "NodeName=n1,n2,n3,n4", "State=RESUME")
+    (record,) = sweep.ended()
+    assert record.status is Status.DONE
+    assert [state for name, state in squeue("Name", "State") if name == f"trireme-{record.id}-0"] == ["CANCELLED"], "a rehearsal"
 
 
 @pytest.mark.parametrize(("fields", "words"), [
@@ -179,10 +200,10 @@ def test_a_drained_partition_is_named(slurm: Slurm, tmp_path: Path) -> None:
     cluster = slurm.breakable()
     cluster.output("scontrol", "update", "PartitionName=one", "State=DRAIN")
     try:
-        (record,) = run(tmp_path, trial(partition="one"))
+        with pytest.raises(ConfigError, match=r"cluster\.partition=one is drained"):
+            run(tmp_path, trial(partition="one"))
     finally:
         cluster.output("scontrol", "update", "PartitionName=one", "State=UP")
-    assert "cluster.partition=one is drained" in record.detail
 
 
 def test_a_folder_of_trials_that_nodes_do_not_share_is_named(slurm: Slurm, tmp_path: Path, python: str) -> None:

@@ -20,7 +20,7 @@ from launcher.backends.slurm.client import clean_environment
 from launcher.backends.slurm.options import options, quote, shape
 from launcher.backends.slurm.script import array_script, job_script
 from launcher.config.schema import ContainerConfig
-from launcher.config.slurm import SlurmCluster
+from launcher.config.slurm import SlurmCluster, seconds_of
 from trainer.config import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm"
@@ -129,6 +129,46 @@ def test_a_dependency_of_the_configuration_holds_beside_that_of_the_array() -> N
 def test_what_cannot_be_expressed_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         script(dataclasses.replace(PLAIN, **change))
+
+
+@pytest.mark.parametrize("text", [
+    "--job-name=foo", "--job-name foo", "--job-n=foo", "-J foo", "-Jfoo", "-J=foo", "-vJfoo", "--licenses=a:1 --job-name=foo",
+    "-a 0-3", "--array=1", "--output=x", "-o x", "-e x", "--open-mode=append", "--nodes=2", "-N2", "-n 3", "--ntasks-per-node=1", "-c4",
+    "--dependency=singleton", "--parsable", "--wrap=true", "--chdir=/", "-D/", "--export=NONE", "--comment=x", "--signal=USR2", "-W",
+    "--requeue", "--no-requeue", "--gres=gpu:2", "--gres=nvme:1,gpu:h100:1", "-G 4", "-M other", "--container=/x", "--container-image=x",
+    "-k", "--time=5", "-t5", "-p x", "--exclusive", "-s", "-x n1",
+])  # fmt: skip
+def test_an_option_that_is_ours_is_refused_by_name_with_what_to_do_instead(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.extra holds '.*', and --[a-z-]+.* is Trireme's: .*; remove it$"):
+        script(dataclasses.replace(PLAIN, extra=[text]))
+
+
+@pytest.mark.parametrize("text", [
+    "--licenses=scratch:1", "--begin=now+4", "-L a:1", "--nice", "--mem-per-cpu=2G", "--time-min=5", "--gres=nvme:1", "--gpu-bind=none",
+    "--wait-all-nodes=1", "-b 16:00", "--bb='capacity=1'", '--wckey="x --job-name"',
+])  # fmt: skip
+def test_options_that_are_not_ours_are_passed_on(text: str) -> None:
+    assert f"#SBATCH {text}\n" in script(dataclasses.replace(PLAIN, extra=[text]))
+
+
+@pytest.mark.parametrize("text", ["--nodes=1", "-n1", "--output=/dev/null", "--wait=3", "--kill-on-bad-exit", "--export=NONE"])
+def test_srun_keeps_the_ranks_as_they_are(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.srun_args holds .* is Trireme's: "):
+        script(dataclasses.replace(PLAIN, srun_args=[text]))
+
+
+@pytest.mark.parametrize(("time", "seconds"), [
+    ("60", 3600), (90, 5400), ("1:30", 90), ("4:00:00", 14400), ("1-0", 86400), ("1-2:30", 95400), ("2-0:0:1", 172801),
+])  # fmt: skip
+def test_a_time_limit_is_minutes_or_what_slurm_writes(time: str, seconds: int) -> None:
+    assert seconds_of(time) == seconds
+    assert f"#SBATCH --time={time}\n" in script(dataclasses.replace(PLAIN, time=time))
+
+
+@pytest.mark.parametrize("time", ["0", "four hours", "1:2:3:4", "-5", "", "1.5", "0:00:00"])
+def test_what_is_no_time_limit_is_refused(time: str) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.time=.* is no time limit; give minutes"):
+        script(dataclasses.replace(PLAIN, time=time))
 
 
 def test_torchrun_refuses_ranks_that_do_not_fill_nodes() -> None:

@@ -13,12 +13,12 @@ from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent, complaint
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import job_script
-from launcher.backends.slurm.submission import Submission
+from launcher.backends.slurm.submission import Submission, equal
 from launcher.backends.slurm.watcher import Watcher
 from launcher.backends.snapshot import Snapshot
 from launcher.config.schema import ClusterConfig
 from launcher.config.slurm import SlurmCluster
-from trainer.config import Reason, Status
+from trainer.config import ConfigError, Reason, Status
 
 
 class SlurmBackend(Backend):
@@ -41,6 +41,28 @@ class SlurmBackend(Backend):
         container.check(self._slurm, self._client)
         if self._slurm.code == "snapshot":
             self._snapshot.check()
+
+    def refusals(self, jobs: Sequence[Job]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for group in equal(jobs, lambda job: job):
+            words = self._refusal(group[0])
+            found |= {job.name: words for job in group if words}
+        return found
+
+    def _refusal(self, job: Job) -> str | None:
+        """Why Slurm refuses the job, for good; None if it takes it, or cannot be asked now."""
+        assert isinstance(job.cluster, SlurmCluster)
+        client = Client(job.cluster)
+        try:
+            script = self.render(job).text
+            client.output("sbatch", "--test-only", text=script)
+        except ConfigError as error:
+            return str(error)
+        except Silent:
+            return None
+        except Refused as error:
+            return _try_in_vain(client, script) if error.may_pass else str(error)
+        return None
 
     def render(self, job: Job) -> Request:
         assert isinstance(job.cluster, SlurmCluster)
@@ -106,6 +128,19 @@ class SlurmBackend(Backend):
             return self._client.output("sbatch", "--test-only", str(request.job.request_path))
         except (Refused, Silent) as error:
             return str(error)
+
+
+def _try_in_vain(client: Client, script: str) -> str | None:
+    """Submit a job of the script's options that does nothing, for another day, and take it back: ``--test-only`` also says no while nodes
+    are down or busy, sbatch itself does not."""
+    empty = script.partition("\n\n")[0] + "\nexit\n"
+    try:
+        client.cancel([client.output("sbatch", "--begin=now+1day", "--parsable", text=empty).partition(";")[0].strip()])
+    except Silent:
+        return None
+    except Refused as error:
+        return str(error)
+    return None
 
 
 def _root(job: Job) -> Path:

@@ -12,7 +12,11 @@ from launcher.config.slurm import SlurmCluster
 
 
 class Refused(RuntimeError):
-    """Slurm says no. ``str(error)`` is one plain line."""
+    """Slurm says no. ``str(error)`` is one plain line. ``may_pass``: with words that it also has for nodes that are only down or busy."""
+
+    def __init__(self, words: str, may_pass: bool = False):
+        super().__init__(words)
+        self.may_pass = may_pass
 
 
 class Silent(RuntimeError):
@@ -61,7 +65,7 @@ REFUSALS = (
     ),
     (
         r"time limit is invalid",
-        "cluster.time={time} minutes is more than cluster.partition={partition} allows",
+        "cluster.time={time} is more than cluster.partition={partition} allows",
         "`sinfo -o '%P %l'` shows the limits",
     ),
     (
@@ -143,6 +147,9 @@ REFUSALS = (
 )
 
 
+_MAY_PASS = r"node configuration is not available|Requested nodes are busy|Required node not available"
+
+
 def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
     """What Slurm's error output means for the person who configured ``cluster``."""
     text = plain(words)
@@ -153,7 +160,8 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
     for pattern, cause, remedy in REFUSALS:
         if re.search(pattern, words):
             values = {name: "null" if value is None else value for name, value in vars(cluster).items()}
-            return Refused(f"Slurm refused the job: {cause.format(**values, words=text)}; {remedy}")
+            may_pass = re.search(_MAY_PASS, words) is not None
+            return Refused(f"Slurm refused the job: {cause.format(**values, words=text)}; {remedy}", may_pass)
     return Refused(f"Slurm refused the job, saying: {text or 'nothing'}; correct what it names under cluster")
 
 

@@ -6,7 +6,8 @@ import math
 import re
 
 from launcher.backends.base import Job
-from launcher.config.slurm import SlurmCluster
+from launcher.backends.slurm.owned import check_extra
+from launcher.config.slurm import SlurmCluster, seconds_of
 from trainer.config import ConfigError
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
@@ -31,7 +32,7 @@ def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
         "account": cluster.account,
         "qos": cluster.qos,
         "reservation": cluster.reservation,
-        "time": cluster.time,
+        "time": _time(cluster),
         "nodes": nodes,
         "ntasks": job.world_size,  # without --ntasks-per-node Slurm would fill one node after the other with them
         "ntasks-per-node": per_node,
@@ -53,12 +54,13 @@ def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
     return chosen | dict.fromkeys([*flags, "requeue" if cluster.requeues else "no-requeue"])
 
 
-def directives(chosen: dict[str, str | None], extra: list[str]) -> list[str]:
-    """``#SBATCH`` lines; ``extra`` are options as a person writes them."""
+def directives(chosen: dict[str, str | None], cluster: SlurmCluster) -> list[str]:
+    """``#SBATCH`` lines: options of ours, then those of ``cluster.extra``, as a person writes them."""
     lines = [f"#SBATCH --{name}" + ("" if value is None else f"={quote(value, name)}") for name, value in chosen.items()]
-    for text in extra:
+    for text in cluster.extra:
         if not text.startswith("-") or not text.isprintable():
             raise ConfigError(f"cluster.extra holds {text!r}, which is not one option of sbatch on one line; write it as '--name=value'")
+        check_extra(text, gres="gres" in chosen)
         lines.append(f"#SBATCH {text}")
     return lines
 
@@ -90,4 +92,11 @@ def _switches(cluster: SlurmCluster) -> str | None:
 
 def _notice(cluster: SlurmCluster) -> int:
     """Seconds of notice before the end; never more than half of a short time limit, or it would come at the start."""
-    return cluster.stop_signal if cluster.time is None else min(cluster.stop_signal, 30 * cluster.time)
+    return cluster.stop_signal if cluster.time is None else min(cluster.stop_signal, seconds_of(cluster.time) // 2)
+
+
+def _time(cluster: SlurmCluster) -> str | None:
+    """The time limit, if sbatch would read it as one."""
+    if cluster.time is not None:
+        seconds_of(cluster.time)
+    return cluster.time

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.backends.base import Job
 from launcher.backends.slurm.container import interpreter, wrapping
 from launcher.backends.slurm.options import directives, options, saves, shape
+from launcher.backends.slurm.owned import check_srun
 from launcher.backends.slurm.states import ExitCode
 from launcher.config.containers import HostPath, given_mounts, host_paths, runtime
 from launcher.config.slurm import SlurmCluster
@@ -28,7 +29,7 @@ def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
     """The script of one attempt of a trial. ``code`` is the folder of the launcher's snapshot; None: the image brings its own."""
     chosen = {"job-name": job.name, **options(job, cluster), "output": "/dev/null"}
     return _template("job.sh.jinja").render(
-        directives="\n".join(directives(chosen, cluster.extra)),
+        directives="\n".join(directives(chosen, cluster)),
         trial=job.trial, attempt=job.attempt, directory=str(job.directory), world_size=job.world_size, per_node=shape(job)[1],
         environment=_environment(cluster), code=code and str(code), runtime=runtime(cluster.container), names=_names(cluster),
         folders=[path.source for path in _paths(job, cluster, code) if path.written and path.path != str(job.directory)], setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
@@ -46,7 +47,7 @@ def array_script(name: str, jobs: Sequence[Job], cluster: SlurmCluster, after: s
     if after is not None:
         chosen["dependency"] = ",".join(filter(None, [chosen.get("dependency"), after]))
     return _template("array.sh.jinja").render(
-        directives="\n".join(directives(chosen, cluster.extra)), scripts=[str(job.request_path) for job in jobs], codes=ExitCode
+        directives="\n".join(directives(chosen, cluster)), scripts=[str(job.request_path) for job in jobs], codes=ExitCode
     )
 
 
@@ -112,7 +113,7 @@ def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, com
     lines = [
         ["srun", *size, *cpus, *patience],
         container.srun,
-        [_one_line(text) for text in cluster.srun_args],
+        [_srun_option(text) for text in cluster.srun_args],
         container.command,
         *command,
     ]
@@ -138,6 +139,11 @@ def _torchrun(job: Job, cluster: SlurmCluster) -> list[str]:
 
 def _text(words: Sequence[str]) -> str:
     return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)
+
+
+def _srun_option(text: str) -> str:
+    check_srun(text)
+    return _one_line(text)
 
 
 def _one_line(line: str) -> str:

@@ -19,10 +19,10 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from submitit import SlurmExecutor
 from submitit.core.utils import CommandFunction, FailedJobError
@@ -35,6 +35,8 @@ from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
 from launcher.sweep.files import read_json, write_text
 from trainer.config import ConfigError
+
+T = TypeVar("T")
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -66,7 +68,7 @@ class Submission:
         """
         handles = self.find([request.job for request in requests])
         fresh = [request for request in requests if request.job.name not in handles]
-        for group in _equal(fresh):
+        for group in equal(fresh, lambda request: request.job):
             size = patiently(lambda: self.client.max_array_size)
             for start in range(0, len(group), size):
                 handles |= self._submit_array(group[start : start + size], code)
@@ -143,12 +145,13 @@ def _write_first(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _equal(requests: Iterable[Request]) -> Iterator[list[Request]]:
-    """Requests of equal options, which can go out as one array, in order of first appearance."""
-    groups: dict[tuple[tuple[str, str | None], ...], list[Request]] = {}
-    for request in requests:
-        assert isinstance(request.job.cluster, SlurmCluster)
-        groups.setdefault(tuple(options(request.job, request.job.cluster).items()), []).append(request)
+def equal(items: Iterable[T], job_of: Callable[[T], Job]) -> Iterator[list[T]]:
+    """``items`` whose jobs have equal options, and can go out as one array, in order of first appearance."""
+    groups: dict[tuple[tuple[str, str | None], ...], list[T]] = {}
+    for item in items:
+        job = job_of(item)
+        assert isinstance(job.cluster, SlurmCluster)
+        groups.setdefault(tuple(options(job, job.cluster).items()), []).append(item)
     yield from groups.values()
 
 

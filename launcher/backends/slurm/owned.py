@@ -1,0 +1,106 @@
+"""Options of sbatch and srun that are Trireme's own: given as further options they would be given twice, and the second one counts.
+
+A job of another name cannot be found again, ranks of another number do not meet. Each of them has a key, or is no choice at all. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from trainer.config import ConfigError
+
+_NAMED = "it is how Trireme finds its jobs again; a sweep is named with sweep.name"
+_ARRAY = "trials go out as arrays already; sweep.max_parallel limits how many run at once"
+_LOGS = "logs are in the folder of each trial ('trireme logs TRIAL')"
+_RANKS = "the layout and cluster.gpus_per_node say how many ranks there are"
+_SUBMISSION = "how jobs are submitted is not to be chosen"
+_CONTAINER = "use cluster.container.image and the keys beside it"
+_GPUS = "use cluster.gpus_per_node, cluster.gpu_request and cluster.gpu_type"
+
+SBATCH: dict[str, str] = {
+    "job-name": _NAMED, "array": _ARRAY, "output": _LOGS, "error": _LOGS, "open-mode": _LOGS,
+    "nodes": "use cluster.nodes", "ntasks": _RANKS, "tasks": _RANKS, "ntasks-per-node": _RANKS, "tasks-per-node": _RANKS,
+    "ntasks-per-gpu": _RANKS, "ntasks-per-socket": _RANKS, "ntasks-per-core": _RANKS, "cpus-per-task": "use cluster.cpus",
+    "gpus": _GPUS, "gpus-per-node": _GPUS, "gpus-per-task": _GPUS, "gpus-per-socket": _GPUS,
+    "partition": "use cluster.partition", "account": "use cluster.account", "qos": "use cluster.qos", "time": "use cluster.time",
+    "mem": "use cluster.mem_gb", "constraint": "use cluster.constraint", "nodelist": "use cluster.nodelist",
+    "nodefile": "use cluster.nodelist", "exclude": "use cluster.exclude", "exclusive": "use cluster.exclusive",
+    "oversubscribe": "use cluster.exclusive", "share": "use cluster.exclusive", "reservation": "use cluster.reservation",
+    "dependency": "use cluster.dependency", "switches": "use cluster.switches", "comment": "use cluster.comment",
+    "mail-type": "use cluster.mail_type", "mail-user": "use cluster.mail_user", "signal": "use cluster.stop_signal",
+    "requeue": "use cluster.requeues", "no-requeue": "use cluster.requeues=0",
+    "no-kill": "a training cannot go on without one of its nodes", "chdir": "the ranks' folder is cluster.container.workdir, or the trial's",
+    "workdir": "the ranks' folder is cluster.container.workdir, or the trial's", "export": "use cluster.env",
+    "export-file": "use cluster.env_from", "parsable": _SUBMISSION, "wrap": _SUBMISSION, "wait": _SUBMISSION, "test-only": _SUBMISSION,
+    "hold": "the sweep would wait for ever", "immediate": _SUBMISSION, "clusters": "run the command on a login node of that cluster",
+    "cluster": "run the command on a login node of that cluster", "help": _SUBMISSION, "usage": _SUBMISSION, "version": _SUBMISSION,
+}  # fmt: skip
+"""What to do instead, by the option's long name."""
+
+_SHORT = {"J": "job-name", "a": "array", "o": "output", "e": "error", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus",
+          "p": "partition", "A": "account", "q": "qos", "t": "time", "C": "constraint", "w": "nodelist", "F": "nodefile", "x": "exclude",
+          "s": "oversubscribe", "d": "dependency", "k": "no-kill", "D": "chdir", "W": "wait", "H": "hold", "I": "immediate", "M": "clusters",
+          "h": "help", "V": "version"}  # fmt: skip
+_WITHOUT_VALUE = set("hHIkOQsuvVW")
+_SIMILAR = {"container": _CONTAINER}
+"""What to do instead of options whose names begin like this."""
+
+SRUN: dict[str, str] = {
+    name: SBATCH[name] for name in ("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "cpus-per-task", "output", "error", "chdir")
+} | {
+    "export": "use cluster.env", "kill-on-bad-exit": _SUBMISSION, "wait": _SUBMISSION, "distribution": _RANKS, "multi-prog": _RANKS,
+    "jobid": _SUBMISSION, "no-kill": SBATCH["no-kill"], "pty": _LOGS,
+}  # fmt: skip
+_SRUN_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "o": "output", "e": "error", "D": "chdir", "K": "kill-on-bad-exit",
+               "W": "wait", "m": "distribution", "k": "no-kill"}  # fmt: skip
+
+
+def check_extra(text: str, gres: bool) -> None:
+    """``ConfigError`` if ``text``, an entry of ``cluster.extra``, gives an option that is Trireme's. ``gres``: GPUs are asked for with it."""
+    for name, value in _options(text, SBATCH, _SHORT):
+        if name == "gres" and (gres or re.search(r"(^|,)(gres[:/])?gpu\b", value)):
+            _refuse("extra", text, f"--gres for GPUs is Trireme's: {_GPUS}")
+        elif name in SBATCH:
+            _refuse("extra", text, f"--{name} is Trireme's: {SBATCH[name]}")
+        elif name.startswith(tuple(_SIMILAR)):
+            _refuse("extra", text, f"--{name} is Trireme's: {_CONTAINER}")
+
+
+def check_srun(text: str) -> None:
+    """The same of ``cluster.srun_args``."""
+    for name, _ in _options(shlex.quote(text), SRUN, _SRUN_SHORT):
+        if name in SRUN:
+            _refuse("srun_args", text, f"--{name} is Trireme's: {SRUN[name]}")
+
+
+def _refuse(key: str, text: str, words: str) -> None:
+    raise ConfigError(f"cluster.{key} holds {text!r}, and {words}; remove it")
+
+
+def _options(text: str, owned: Mapping[str, str], short: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(long name, value) of every option in ``text``; an abbreviation that may mean one of ``owned`` is taken for it, as by sbatch."""
+    words = _words(text)
+    for word, following in zip(words, [*words[1:], ""]):
+        if word.startswith("--"):
+            name, is_given, value = word[2:].partition("=")
+            full = name if name in owned else next((known for known in owned if len(name) > 1 and known.startswith(name)), name)
+            yield full, value if is_given else following
+        elif word.startswith("-"):
+            yield from _short_options(word[1:], following, short)
+
+
+def _short_options(letters: str, following: str, short: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """``-kJname``: options without values may stand together before one with a value."""
+    for place, letter in enumerate(letters):
+        yield short.get(letter, letter), letters[place + 1 :].removeprefix("=") or following
+        if letter not in _WITHOUT_VALUE:
+            return
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # quotes that do not end: sbatch will say so
+        return text.split()
