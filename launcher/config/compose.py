@@ -17,6 +17,7 @@ from typing import Any
 from launcher.config.base60 import refuse_base60
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
 from launcher.config.schema import Config
+from launcher.config.secrets import refuse_secrets
 from trainer.config import ConfigError, from_dict, to_dict
 from trainer.config.errors import listed, nearest
 
@@ -81,7 +82,9 @@ def to_config(composed: Any) -> Config:
             raise ConfigError(f"the file chosen with {group}=... does not say where its keys belong; begin it with the line '# @package {package}'")
     cluster = data.pop("cluster", {})
     config = from_dict(Config, data)
-    return dataclasses.replace(config, cluster=cluster_from_dict(cluster))
+    config = dataclasses.replace(config, cluster=cluster_from_dict(cluster))
+    refuse_secrets(config.cluster)  # before anything is written: what is refused later is recorded with the words that asked for it
+    return config
 
 
 def _plain(value: Any) -> Any:

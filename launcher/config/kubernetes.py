@@ -114,6 +114,7 @@ class KubernetesCluster(ClusterConfig):
         dict, "merged last, by kind: {Pod: {spec: {hostNetwork: true}}}; named list items are merged by name"
     )
 
+    secrets_go: ClassVar[str] = "store it in a Kubernetes Secret and refer to it with cluster.secrets.{name}=SECRET/KEY"
     passing: ClassVar[tuple[str, ...]] = (
         *ClusterConfig.passing,
         *("kubeconfig", "context", "queue", "queue_priority", "priority_class", "service_account", "pull_policy", "pull_secrets"),
@@ -179,7 +180,7 @@ def _check_secrets(cluster: KubernetesCluster) -> None:
     for name, reference in cluster.secrets.items():
         if not _REFERENCE.fullmatch(reference):
             raise ConfigError(f"cluster.secrets.{name} is not SECRET/KEY, the name of a Secret in the namespace and one of its keys")
-    refuse_secrets(cluster, "store it in a Kubernetes Secret and refer to it with cluster.secrets.{name}=SECRET/KEY")
+    refuse_secrets(cluster)
 
 
 def _check_queue(cluster: KubernetesCluster) -> None:

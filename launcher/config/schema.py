@@ -65,6 +65,8 @@ class ClusterConfig:
         3600.0, "seconds for which a trial's attempts leave out a node at whose fault an earlier one failed, if enough others are there", minimum=0
     )
 
+    secrets_go: ClassVar[str] = "export it where the command is run: ranks of this machine inherit it"
+    """What to do with a secret instead of writing it into the configuration; ``{name}`` is the variable's."""
     passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s")
     """Keys that cannot change what a trial measures, and are no part of its identity."""
     found_by: ClassVar[tuple[str, ...]] = ()

@@ -48,14 +48,14 @@ def secrets_in(settings: Any, place: str = "", free: Sequence[str] = _NAMES) -> 
     yield from _search(settings, place, free, named=False)
 
 
-def refuse_secrets(cluster: ClusterConfig, remedy: str) -> None:
-    """``ConfigError`` on the first secret in the settings of ``cluster``; it names the key and never repeats the value. ``{name}`` in
-    ``remedy`` becomes the name of the variable, ``NAME`` where the secret is in none."""
+def refuse_secrets(cluster: ClusterConfig) -> None:
+    """``ConfigError`` on the first secret in the settings of ``cluster``; it names the key and never repeats the value. In the remedy stands
+    the name of the variable, ``NAME`` where the secret is in none."""
     settings = {name: value for name, value in vars(cluster).items() if name != "hardware"}  # large, and measured, not typed
     for key, what in secrets_in(settings, "cluster"):
         last = key.rpartition(".")[2]
         name = last if re.fullmatch(r"[A-Z_][A-Z0-9_]*", last) else "NAME"
-        raise ConfigError(f"{key} looks like {what} in clear, which whoever reads the trial would see; {remedy.format(name=name)}")
+        raise ConfigError(f"{key} looks like {what} in clear, which whoever reads the trial would see; {cluster.secrets_go.format(name=name)}")
 
 
 def _search(item: Any, place: str, free: Sequence[str], named: bool) -> Iterator[tuple[str, str]]:

@@ -46,6 +46,12 @@ class SlurmCluster(ClusterConfig):
     srun_args: list[str] = key(list, "further options of srun, one each: '--mpi=none'")
     setup: list[str] = key(list, "shell lines run on the job's first node before the ranks start: 'module load cuda'")
 
+    env_from: Optional[str] = key(
+        None, "file of lines NAME=value that the job reads on its node: environment variables of the ranks that must not be stored (secrets). "
+        "On a file system that the nodes share, and readable by you alone",
+    )  # fmt: skip
+    env_inherit: list[str] = key(list, "environment variables of the ranks, by name, that the job takes along from where the command is run")
+
     launch: Optional[str] = key(
         None, "how ranks start: srun (one task per rank) or torchrun (one task per node); null = srun, torchrun in an OCI bundle",
         choices=("srun", "torchrun"),
@@ -67,10 +73,14 @@ class SlurmCluster(ClusterConfig):
         "is taken to have left none", minimum=0,
     )  # fmt: skip
 
+    secrets_go: ClassVar[str] = (
+        "put it into a file of lines NAME=value that only you can read and name the file with cluster.env_from, or export it and name it "
+        "in cluster.env_inherit=[{name}]"
+    )
     passing: ClassVar[tuple[str, ...]] = (
         *ClusterConfig.passing,
         *("account", "qos", "time", "reservation", "dependency", "comment", "mail_type", "mail_user", "exclude"),
-        *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s"),
+        *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s", "env_from", "env_inherit"),
     )
     """A training goes on from its checkpoints under another time limit or account."""
 

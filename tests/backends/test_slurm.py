@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -227,6 +229,50 @@ def test_a_missing_slurm_conf_is_said_at_once(slurm: Slurm, monkeypatch: pytest.
     monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
     with pytest.raises(ConfigError, match=r"SLURM_CONF=/no/such/slurm\.conf does not exist"):
         SlurmBackend(CLUSTER).check()
+
+
+# ---------------------------------------------------------------- secrets
+
+
+def _train(folder: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A training by the command line, from a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    small = ["data=synthetic", "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq=8", "run.steps=2", "run.global_batch=2"]
+    cluster = ["cluster=slurm", "cluster.gpus_per_node=1", "cluster.gpu_request=none", "cluster.code=image", "cluster.poll_seconds=0.2"]
+    command = [sys.executable, "-m", "launcher", "train", *small, *cluster, *overrides]
+    return subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def _holders(folder: Path, *words: str) -> list[Path]:
+    """Files that hold one of ``words``."""
+    return [path for path in folder.rglob("*") if path.is_file() and any(word.encode() in path.read_bytes() for word in words)]
+
+
+def test_secrets_by_reference_reach_the_ranks_and_stand_in_no_file(slurm: Slurm, tmp_path: Path) -> None:
+    secrets, told = tmp_path / "secrets", tmp_path / "python"
+    secrets.write_text("FILE_TOKEN=planted-one\n")
+    secrets.chmod(0o600)
+    told.write_text(f'#!/bin/sh\nprintf %s "$FILE_TOKEN $SHELL_TOKEN" | sha256sum\nexec {sys.executable} "$@"\n')
+    told.chmod(0o755)
+    references = [f"cluster.env_from={secrets}", "cluster.env_inherit=[SHELL_TOKEN]", f"cluster.python={told}"]
+    done = _train(tmp_path / "here", *references, SHELL_TOKEN="planted-two")
+    assert done.returncode == 0, done.stderr
+    (log,) = (tmp_path / "here").glob("runs/trials/*/logs/attempt0.rank0.log")
+    assert hashlib.sha256(b"planted-one planted-two").hexdigest() in log.read_text()
+    assert (tmp_path / "here/runs/mlflow.db").exists()
+    assert _holders(tmp_path / "here", "planted-one", "planted-two") == []
+    assert "planted" not in done.stdout + done.stderr
+
+
+def test_a_secret_in_clear_is_refused_and_stands_in_no_file(slurm: Slurm, tmp_path: Path) -> None:
+    refused = _train(tmp_path / "here", "cluster.env.HF_TOKEN=planted")
+    assert refused.returncode == 2 and "cluster.env.HF_TOKEN" in refused.stderr and "cluster.env_from" in refused.stderr
+    assert _holders(tmp_path / "here", "planted") == [] and "planted" not in refused.stdout + refused.stderr
+
+
+def test_a_variable_that_is_not_there_to_be_inherited_is_named(slurm: Slurm, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.env_inherit names NO_SUCH_TOKEN, which is not set here"):
+        run(tmp_path, trial(env_inherit=["NO_SUCH_TOKEN"]))
 
 
 # ---------------------------------------------------------------- code

@@ -209,3 +209,35 @@ def test_nothing_of_an_outer_job_reaches_the_submitted_one() -> None:
     }
     kept = {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "HOME": "/root", "MY_SLURM_NOTES": "1", "PRANK": "1"}
     assert clean_environment(outer | kept) == kept
+
+
+# ---------------------------------------------------------------- variables by reference
+
+
+def test_variables_of_a_file_are_read_by_the_job_as_they_stand_and_named_for_containers(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text('# ours\n\nA_TOKEN=it\'s $HOME "here"=x\nEMPTY=\nLAST=no line end')
+    file.chmod(0o600)
+    cluster = dataclasses.replace(PLAIN, env_from=str(file), env_inherit=["SHELL_TOKEN"], container=IMAGES["pyxis"])
+    lines = script(cluster)
+    assert "it's" not in lines and "A_TOKEN,EMPTY,LAST,SHELL_TOKEN" in lines
+    start, end = lines.index("while IFS="), lines.index("unset line")
+    program = lines[start:end] + '\nprintf "%s|%s|%s" "$A_TOKEN" "${EMPTY-unset}" "$LAST"'
+    shown = subprocess.run(["bash", "-c", program], capture_output=True, check=True, text=True).stdout
+    assert shown == 'it\'s $HOME "here"=x||no line end'
+
+
+@pytest.mark.parametrize(("text", "mode", "words"), [
+    ("A=1\nnot a variable\n", 0o600, "line 2 is not NAME=value"), ("export A=1\n", 0o600, "line 1 is not NAME=value"),
+    ("A=1\r\n", 0o600, "line 1"), ("A=1\n", 0o640, "chmod 600"), (None, 0o600, "cannot be read"),
+])  # fmt: skip
+def test_a_file_of_variables_that_cannot_be_used_is_refused_without_its_values(
+    tmp_path: Path, text: str | None, mode: int, words: str
+) -> None:
+    file = tmp_path / "secrets"
+    if text is not None:
+        file.write_bytes(text.encode())
+        file.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"^cluster\.env_from=.*{words}") as refused:
+        script(dataclasses.replace(PLAIN, env_from=str(file)))
+    assert "not a variable" not in str(refused.value)

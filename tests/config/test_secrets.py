@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import ClusterConfig
 from launcher.config.secrets import refuse_secrets, secrets_in
+from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
 
 NAMED = {
@@ -82,6 +82,6 @@ def test_references_and_the_words_of_a_schema_are_let_through(settings: dict[str
 
 def test_the_refusal_names_the_key_and_the_remedy_and_does_not_repeat_the_value() -> None:
     with pytest.raises(ConfigError) as refused:
-        refuse_secrets(ClusterConfig(env={"OPENAI_KEY": "hunter2"}), "use {name}_FILE")
-    assert str(refused.value).startswith("cluster.env.OPENAI_KEY looks like a secret") and "use OPENAI_KEY_FILE" in str(refused.value)
+        refuse_secrets(SlurmCluster(env={"OPENAI_KEY": "hunter2"}))
+    assert str(refused.value).startswith("cluster.env.OPENAI_KEY looks like a secret") and "cluster.env_inherit=[OPENAI_KEY]" in str(refused.value)
     assert "hunter2" not in str(refused.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,9 @@ class SlurmBackend(Backend):
 
     def check(self) -> None:
         self._client.check()
+        missing = [name for name in self._slurm.env_inherit if name not in os.environ]
+        if missing:
+            raise ConfigError(f"cluster.env_inherit names {missing[0]}, which is not set here; export it, or remove the name")
         container.check(self._slurm, self._client)
         if self._slurm.code == "snapshot":
             self._snapshot.check()

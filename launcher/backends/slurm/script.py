@@ -14,6 +14,7 @@ from launcher.backends.slurm.options import directives, options, saves, shape
 from launcher.backends.slurm.owned import check_srun
 from launcher.backends.slurm.states import ExitCode
 from launcher.config.containers import HostPath, given_mounts, host_paths, runtime
+from launcher.config.env_file import names_in
 from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
 
@@ -35,6 +36,7 @@ def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
         folders=[path.source for path in _paths(job, cluster, code) if path.written and path.path != str(job.directory)], setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
         launch=launch(cluster), ranks=_ranks(job, cluster, code), health=_health(job, cluster, code) if cluster.health_check else "",
         saves=saves(job), requeues=cluster.requeues, codes=ExitCode,
+        env_from=cluster.env_from and str(Path(cluster.env_from).expanduser().absolute()),
     )  # fmt: skip
 
 
@@ -67,7 +69,8 @@ def _environment(cluster: SlurmCluster) -> dict[str, str]:
 
 def _names(cluster: SlurmCluster) -> list[str]:
     """Names of all variables that the job sets for its ranks."""
-    return [*_environment(cluster), *MEETING]
+    by_reference = [*(names_in(cluster.env_from) if cluster.env_from else []), *cluster.env_inherit]
+    return list(dict.fromkeys([*_environment(cluster), *by_reference, *MEETING]))
 
 
 def _paths(job: Job, cluster: SlurmCluster, code: Path | None) -> list[HostPath]:
