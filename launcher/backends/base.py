@@ -75,6 +75,7 @@ class JobState:
     started: float | None = None  # unix seconds, when it is known
     nodes: tuple[str, ...] = ()
     attempt: int | None = None  # the attempt that runs, where the place itself starts jobs again (Slurm's requeue)
+    clearing_up: bool = False  # its processes have ended, and the place tidies up after them
     bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempts avoid them for a while
 
 
@@ -108,6 +109,10 @@ class Backend(ABC):
         """One plain line, by job name, for each of ``jobs`` that the place would refuse whenever it was submitted. Asked before anything is
         written of them; what cannot be known beforehand fails when it is submitted."""
         return {}
+
+    def remarks(self, jobs: Sequence[Job]) -> list[str]:
+        """What a person should know of how ``jobs`` would run, one plain line each. Asked before they are submitted."""
+        return []
 
     @abstractmethod
     def render(self, job: Job) -> Request:

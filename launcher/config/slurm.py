@@ -32,7 +32,9 @@ class SlurmCluster(ClusterConfig):
     cpus: Optional[int] = key(None, "CPUs of one rank (--cpus-per-task)", minimum=1)
     mem_gb: Optional[float] = key(None, "memory of one node in GiB (--mem); 0 = all of it; null = the site's default", minimum=0)
     constraint: Optional[str] = key(None, "features that nodes must have, as Slurm writes them: 'h100&ib'")
-    exclusive: bool = key(False, "whole nodes, shared with nobody")
+    exclusive: Optional[bool] = key(
+        None, "whole nodes, shared with nobody; null = for trials that take gpus_per_node GPUs of each of their nodes"
+    )
     nodelist: Optional[str] = key(None, "nodes that must be used: 'n[1-4]'")
     exclude: Optional[str] = key(None, "nodes that must not be used")
     reservation: Optional[str] = key(None, "reservation to run in")
@@ -68,6 +70,10 @@ class SlurmCluster(ClusterConfig):
         False, "before each attempt, let every node prove its devices, memory and network; a bad node is named and avoided"
     )
     poll_seconds: float = key(5.0, "seconds between questions to the controller, at least", minimum=0)
+    linger_s: float = key(
+        300.0, "seconds for which a job may go on after its result (a container is removed) before it is cancelled; one that only "
+        "completes, by Slurm's word, is left alone", minimum=0,
+    )  # fmt: skip
     visibility_s: float = key(
         10.0, "seconds for which results that the nodes wrote may stay unseen on this machine (caches of NFS) before a job that has ended "
         "is taken to have left none", minimum=0,

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
 _MARK_SECONDS = 0.5
 """How often wishes to stop, and trials that another launcher holds, are looked at."""
-_LINGER_SECONDS = 15.0
-"""How long a job may go on after its result is written before it is ended."""
 
 
 class Observer(Protocol):
@@ -145,16 +143,14 @@ class Loop:
 
     def end(self, flights: Iterable[Flight]) -> list[Record]:
         """Stop trials that no launcher runs. Those that another launcher holds are returned."""
-        left = []
-        for flight in flights:
-            if self._claim(flight):
-                self._tidy(flight)
-                if flight.record.status.final:
-                    self._release(flight)
-                else:
-                    self._end(flight, Reason.CANCELLED, "")
-            else:
-                left.append(flight.record)
+        flights = list(flights)
+        claimed = [flight for flight in flights if self._claim(flight)]
+        for flight in claimed:
+            self._tidy(flight)
+            if flight.record.status.final:
+                self._release(flight)
+        self._end([flight for flight in claimed if not flight.record.status.final], Reason.CANCELLED, "")
+        left = [flight.record for flight in flights if flight not in claimed]
         while self._flying:
             if not self._poll():
                 time.sleep(TICK_SECONDS)
@@ -172,34 +168,38 @@ class Loop:
             return
         self._marks_read = time.monotonic()
         stops = self._store.stops()
-        for flight in [*self._waiting, *self._flying] if stops else []:
-            wish = stops.get(flight.record.id)
-            if wish is not None and flight in self._flying:
-                self._stop([flight], *wish)
-            elif wish is not None and self._claim(flight):  # otherwise whoever runs it obeys
-                self._waiting.remove(flight)
-                self._end(flight, *wish)
+        for wish in dict.fromkeys(stops.values()):
+            wanted = [flight for flight in [*self._waiting, *self._flying] if stops.get(flight.record.id) == wish]
+            self._stop([flight for flight in wanted if flight in self._flying], *wish)
+            begun = [f for f in wanted if f in self._waiting and self._claim(f)]  # otherwise whoever runs it obeys
+            self._waiting = [flight for flight in self._waiting if flight not in begun]
+            self._end(begun, *wish)
 
-    def _end(self, flight: Flight, reason: Reason, detail: str) -> None:
-        """Stop a claimed trial that this launcher has not begun: it may be done, or left under way by an earlier launcher."""
-        if flight.settled:
-            self._release(flight)
-        elif flight.under_way and not self._adopt(flight.backend, [flight]):
-            self._stop([flight], reason, detail)
-        else:
-            self._finish(flight, Verdict(Status.STOPPED, reason, detail, flight.record.attempt))
+    def _end(self, flights: Sequence[Flight], reason: Reason, detail: str) -> None:
+        """Stop claimed trials that this launcher has not begun: they may be done, or left under way by an earlier launcher."""
+        lost: list[Flight] = []
+        for backend, group in _by_backend([flight for flight in flights if not flight.settled and flight.under_way]):
+            missing = self._adopt(backend, group)
+            lost += missing
+            self._stop([flight for flight in group if flight not in missing], reason, detail)
+        for flight in flights:
+            if flight in lost or not (flight.settled or flight.under_way):
+                self._finish(flight, Verdict(Status.STOPPED, reason, detail, flight.record.attempt))
+            elif flight.settled:
+                self._release(flight)
 
     def _stop(self, flights: Sequence[Flight], reason: Reason, detail: str) -> None:
-        for flight in flights:
-            if flight.stop is None and self._cancel(flight):
-                flight.stop = (reason, detail)
+        for _, group in _by_backend([flight for flight in flights if flight.stop is None]):
+            if self._cancel(group):
+                for flight in group:
+                    flight.stop = (reason, detail)
 
-    def _cancel(self, flight: Flight) -> bool:
-        """False when the place does not answer now; it is asked again as long as there is a reason to."""
+    def _cancel(self, flights: Sequence[Flight]) -> bool:
+        """End jobs of one place, all at once. False when it does not answer now; it is asked again as long as there is a reason to."""
         try:
-            flight.backend.cancel([_handle(flight)])
+            flights[0].backend.cancel([_handle(flight) for flight in flights])
         except BackendError as error:
-            self._note([flight], str(error))
+            self._note(flights, str(error))
             return False
         return True
 
@@ -438,14 +438,14 @@ class Loop:
         return all_said(record.attempt, state, result, failures_in(record.directory))
 
     def _lingers(self, flight: Flight, state: JobState) -> bool:
-        """A job whose result has been there for a while and that does not end; it is ended."""
+        """A job whose result has been there for a while and that does not end; it is ended, unless all that is left is its place's to do."""
         if state.status is not Status.RUNNING or flight.record.result() is None:
             flight.result_seen = None  # it may have been that of an attempt before a requeue
             return False
         flight.result_seen = flight.result_seen or time.monotonic()
-        if time.monotonic() - flight.result_seen < _LINGER_SECONDS:
+        if time.monotonic() - flight.result_seen < flight.cluster.linger_s:
             return False
-        return self._cancel(flight)
+        return state.clearing_up or self._cancel([flight])
 
     def _waits_too_long(self, flight: Flight, state: JobState) -> bool:
         """A job that did not start within ``cluster.start_timeout`` is given up, as one that cannot start."""
@@ -454,7 +454,7 @@ class Loop:
             return False
         words = f": {state.detail}" if state.detail else ""
         flight.stop = (Reason.CANNOT_START, f"did not start within cluster.start_timeout={limit:g} s{words}")
-        return self._cancel(flight)
+        return self._cancel([flight])
 
     def _note(self, flights: Sequence[Flight], detail: str) -> None:
         """Record words about trials that go on as they are."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from launcher.sweep.labels import newest_step, outcome, state, step, total_steps, trial_labels
+from launcher.sweep.labels import newest_step, outcome, step, total_steps, trial_labels
 from launcher.sweep.loop import Flight, Observer
 from launcher.sweep.store import Record
 from trainer.config import Status
@@ -60,6 +61,7 @@ class Lines:
 
     def __init__(self, total: int, names: Mapping[str, str]):
         self._total, self._ended, self._names = total, 0, names
+        self._said: set[str] = set()
 
     def begin(self) -> None:
         """What there is to do has been said."""
@@ -74,7 +76,12 @@ class Lines:
             say(words)
 
     def on_poll(self, records: Sequence[Record]) -> None:
-        """Nothing: a log is not a screen."""
+        """Say once what trials wait for."""
+        waiting = Counter(record.detail for record in records if record.status is Status.SUBMITTED and "waits" in record.detail)
+        for detail, count in waiting.items():
+            if detail not in self._said:
+                self._said.add(detail)
+                say(f"{count} trial{'s' if count != 1 else ''}: {detail}")
 
     def close(self) -> None:
         """Nothing is held."""
@@ -117,7 +124,7 @@ class Bars:
         self._refreshed = time.monotonic()
         for record in records:
             if record.id in self._trials:
-                self._bars.update(self._trials[record.id], completed=step(record) or 0, note=newest_step(record) or state(record))
+                self._bars.update(self._trials[record.id], completed=step(record) or 0, note=newest_step(record) or outcome(record))
 
     def close(self) -> None:
         self._bars.stop()

@@ -198,6 +198,28 @@ def test_a_job_that_can_never_start_is_taken_back_and_says_why(slurm: Slurm, tmp
     assert ours and all(state == "CANCELLED" for name, state in squeue("Name", "State") if name in ours)
 
 
+def test_a_limit_of_the_quality_of_service_is_told_and_waited_for(slurm: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One job at a time may run under it; another user of it ends when the trial has been seen to wait."""
+    slurm.breakable()
+    other = ["sbatch", "--parsable", "--qos=one", "--output=/dev/null", "--wrap=sleep 500"]
+    job = subprocess.run(other, check=True, capture_output=True, text=True).stdout.strip()
+    until(lambda: ["RUNNING"] in [row[1:] for row in squeue("JobID", "State") if row[0] == job], 60)
+    sweep = Running(tmp_path, trial(python=interpreter(tmp_path, "tests.backends.played_trainer"), qos="one"))
+    (path,) = until(lambda: list(tmp_path.glob("trials/*/trial.json")), 60)
+    until(lambda: "waits: QOSMaxJobsPerUserLimit (a limit of cluster.qos" in path.read_text(), 60)
+    subprocess.run(["scancel", job], check=True)
+    (record,) = sweep.ended()
+    assert record.status is Status.DONE
+    assert "1 trial: waits: QOSMaxJobsPerUserLimit (a limit of cluster.qos" in capsys.readouterr().err
+
+
+def test_a_limit_that_a_job_exceeds_alone_is_a_failure_to_start(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.breakable()
+    (record,) = run(tmp_path, trial(qos="brief", time="5"))
+    assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START)
+    assert "cluster.qos" in record.detail and "QOSMaxWallDurationPerJobLimit" in record.detail
+
+
 def test_a_drained_partition_is_named(slurm: Slurm, tmp_path: Path) -> None:
     cluster = slurm.breakable()
     cluster.output("scontrol", "update", "PartitionName=one", "State=DRAIN")

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.pool import Backends
 from launcher.backends.slurm import SlurmBackend
-from tests.backends.slurm_support import PROJECT, Running, interpreter, run, submissions, trial
+from launcher.backends.slurm.client import Client
+from launcher.sweep.attend import stop
+from launcher.sweep.store import Store
+from tests.backends.slurm_support import PROJECT, Running, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import starts, until
@@ -134,6 +138,34 @@ def test_results_that_become_visible_late_are_waited_for(slurm: Slurm, tmp_path:
 def test_a_job_that_leaves_no_word_is_given_up_after_a_while(slurm: Slurm, tmp_path: Path, python: str) -> None:
     (record,) = run(tmp_path / "runs", trial("exit 0 3", python=python))
     assert (record.status, record.reason) == (Status.FAILED, Reason.ERROR) and "exit code 3" in record.detail
+
+
+def test_a_cancelled_sweep_is_cancelled_with_one_command(
+    slurm: Slurm, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty trials in three arrays, some running and some not."""
+    slurm.breakable()
+    run(tmp_path / "runs", *(trial("sleep 1", seed=seed, steps=1000, python=python) for seed in range(40)), follow=False)
+    until(lambda: list(tmp_path.glob("runs/trials/*/metrics.jsonl")), 60)
+    asked, output = [], Client.output
+    monkeypatch.setattr(Client, "output", lambda client, *command, **rest: asked.append(command[0]) or output(client, *command, **rest))
+    store = Store(tmp_path / "runs")
+    with Backends() as backends:
+        assert stop(store, store.sweep("drill").records, backends) == []
+    assert asked.count("scancel") == 1
+    assert {record.status for record in store.sweep("drill").records} == {Status.STOPPED}
+    ours = submissions(tmp_path / "runs")
+    assert ours and {state for name, state in squeue("Name", "State") if name in ours} == {"CANCELLED"}
+
+
+def test_a_job_that_clears_up_after_its_result_is_let_to(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    """As long as the removal of a large container takes."""
+    slow = tmp_path / "slow"
+    slow.write_text(f'#!/bin/sh\n{python} "$@" && sleep 20 && touch {tmp_path}/cleared\n')
+    slow.chmod(0o755)
+    (record,) = run(tmp_path / "runs", trial(python=str(slow)))
+    assert record.status is Status.DONE and (tmp_path / "cleared").exists()
+    assert {state for name, state in squeue("Name", "State") if name in submissions(tmp_path / "runs")} == {"COMPLETED"}
 
 
 def test_a_job_cancelled_behind_the_launchers_back_is_a_cancelled_trial(slurm: Slurm, tmp_path: Path, python: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.backends.base import Job
-from launcher.backends.slurm.client import clean_environment
+from launcher.backends.slurm.client import clean_environment, submission_environment, together
 from launcher.backends.slurm.options import options, quote, shape
 from launcher.backends.slurm.script import array_script, job_script
 from launcher.config.schema import ContainerConfig
@@ -195,6 +195,33 @@ def test_any_environment_value_and_path_reaches_the_script_as_data(value: str) -
 def test_only_values_that_need_it_are_quoted_for_sbatch() -> None:
     assert quote("n[1-4],n7", "nodelist") == "n[1-4],n7"
     assert quote('a\\b "c" $d', "comment") == '"a\\\\b \\"c\\" $d"'
+
+
+@pytest.mark.parametrize(("ids", "words"), [
+    ([], []), (["7"], ["7"]), (["7_3"], ["7_[3]"]), (["7_2", "9", "7_0", "7_1", "8_5"], ["9", "7_[0-2]", "8_[5]"]),
+    ([f"7_{i}" for i in range(0, 3000)], ["7_[0-999]", "7_[1000-1999]", "7_[2000-2999]"]),
+])  # fmt: skip
+def test_jobs_of_an_array_are_named_together(ids: list[str], words: list[str]) -> None:
+    assert together(ids) == words
+    assert max(map(len, together([f"7_{i}" for i in range(0, 200_000, 2)]))) < 10_000
+
+
+def test_defaults_of_a_site_hold_where_no_key_says_otherwise() -> None:
+    site = {"SBATCH_ACCOUNT": "nlp", "SBATCH_PARTITION": "short", "SBATCH_TIMELIMIT": "5", "SBATCH_MEM_PER_CPU": "1G", "SBATCH_EXPORT": "NONE",
+            "SBATCH_JOB_NAME": "x", "SBATCH_ARRAY_INX": "0-3", "SBATCH_GPUS": "1", "SBATCH_SIGNAL": "USR2@9", "SBATCH_NO_REQUEUE": "1"}  # fmt: skip
+    kept = submission_environment(site, options(job(PLAIN), PLAIN))
+    assert kept == {name: site[name] for name in ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_MEM_PER_CPU")}
+    given = dataclasses.replace(PLAIN, partition="batch", time="60", mem_gb=4.0)
+    assert submission_environment(site, options(job(given), given)) == {"SBATCH_ACCOUNT": "nlp"}
+
+
+@pytest.mark.parametrize(("ranks", "fields", "whole"), [
+    (8, {}, True), (4, {}, True), (2, {}, False), (6, {}, False), (8, {"exclusive": False}, False), (2, {"exclusive": True}, True),
+    (8, {"gpu_request": "none"}, False),
+])  # fmt: skip
+def test_trials_that_take_all_gpus_of_their_nodes_share_them_with_nobody(ranks: int, fields: dict[str, Any], whole: bool) -> None:
+    cluster = dataclasses.replace(PLAIN, **fields)
+    assert ("exclusive" in options(job(cluster, ranks), cluster)) is whole
 
 
 def test_nothing_of_an_outer_job_reaches_the_submitted_one() -> None:

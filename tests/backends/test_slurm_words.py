@@ -93,6 +93,25 @@ def test_waiting_that_may_end_is_no_failure_and_says_what_for(why: str) -> None:
     assert state.status is Status.SUBMITTED and why in state.detail
 
 
+@pytest.mark.parametrize("why", [
+    "QOSMaxWallDurationPerJobLimit", "QOSMaxNodePerJobLimit", "AssocMaxCpuPerJobLimit", "QOSMaxGRESPerNode", "QOSMinGRES", "QOSMinCpuNotSatisfied",
+    "AssocMaxWallDurationPerJobLimit", "QOSMaxCpuMinutesPerJobLimit",
+])  # fmt: skip
+def test_a_limit_that_the_job_alone_exceeds_is_a_failure_to_start(why: str) -> None:
+    state = queued("PENDING", why)
+    assert state.reason is Reason.CANNOT_START and why in state.detail and "cluster.qos" in state.detail
+
+
+@pytest.mark.parametrize("why", ["QOSMaxJobsPerUserLimit", "AssocGrpGRES", "QOSMaxGRESPerUser", "JobHeldUser", "PartitionDown"])
+def test_a_word_of_slurms_that_says_little_is_explained(why: str) -> None:
+    state = queued("PENDING", why)
+    assert state.status is Status.SUBMITTED and state.detail.startswith(f"waits: {why} (")
+
+
+def test_a_job_that_only_completes_is_told_from_one_that_runs() -> None:
+    assert queued("COMPLETING").clearing_up and not queued("RUNNING").clearing_up
+
+
 def test_every_failure_detail_is_one_line() -> None:
     assert all("\n" not in detail for _, _, detail in ENDED.values()) and all("\n" not in detail for _, detail in EXIT_CODES.values())
 

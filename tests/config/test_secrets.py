@@ -83,5 +83,7 @@ def test_references_and_the_words_of_a_schema_are_let_through(settings: dict[str
 def test_the_refusal_names_the_key_and_the_remedy_and_does_not_repeat_the_value() -> None:
     with pytest.raises(ConfigError) as refused:
         refuse_secrets(SlurmCluster(env={"OPENAI_KEY": "hunter2"}))
-    assert str(refused.value).startswith("cluster.env.OPENAI_KEY looks like a secret") and "cluster.env_inherit=[OPENAI_KEY]" in str(refused.value)
+    assert str(refused.value).startswith("cluster.env.OPENAI_KEY looks like a secret") and "cluster.env_inherit=[OPENAI_KEY]" in str(
+        refused.value
+    )
     assert "hunter2" not in str(refused.value)

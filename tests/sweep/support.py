@@ -125,6 +125,7 @@ class PlayedQueue(Backend):
         return True
 
     def cancel(self, handles: Sequence[Handle]) -> None:
+        self.calls.append(f"cancel {len(handles)}")
         self._answer()
         for handle in handles:
             if not self._state(handle["name"]).status.final:
@@ -161,7 +162,8 @@ class PlayedQueue(Backend):
             return JobState(Status.SUBMITTED) if known else JobState(Status.FAILED, Reason.NODE, "nobody knows this job")
         reason = Reason(data["reason"]) if data["reason"] else None
         nodes, bad_nodes = tuple(data["nodes"]), tuple(data["bad_nodes"])
-        return JobState(Status(data["status"]), reason, data["detail"], nodes=nodes, attempt=data["attempt"], bad_nodes=bad_nodes)
+        told = {"attempt": data["attempt"], "bad_nodes": bad_nodes, "clearing_up": data["clearing_up"]}
+        return JobState(Status(data["status"]), reason, data["detail"], nodes=nodes, **told)
 
 
 def finish(directory: Path, attempt: int) -> None:

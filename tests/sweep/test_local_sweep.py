@@ -12,7 +12,6 @@ from launcher.backends.base import Backend
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import ClusterConfig, LocalCluster, SweepConfig
-from launcher.sweep import loop
 from launcher.sweep.run import run_sweep
 from launcher.sweep.store import Record
 from tests.sweep.support import local, points, starts, sweep, trial
@@ -45,8 +44,7 @@ def test_a_training_longer_than_its_time_limit_goes_on_attempt_by_attempt_to_its
 
 
 def test_ranks_that_do_not_end_after_their_result_are_ended_and_the_result_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_LINGER_SECONDS", 0.2)
-    (record,) = sweep(tmp_path, trial("linger"))
+    (record,) = sweep(tmp_path, trial("linger", cluster=LocalCluster(gpus_per_node=4, linger_s=0.2)))
     assert record.status is Status.DONE
 
 

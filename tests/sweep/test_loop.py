@@ -128,6 +128,42 @@ def test_only_faults_of_the_place_are_tried_again_and_only_so_often(place: Place
     assert [entry["attempt"] for entry in record.history] == list(range(attempts))
 
 
+@pytest.mark.parametrize("clearing_up", [True, False])
+def test_a_job_that_goes_on_after_its_result_is_ended_unless_its_place_clears_up(place: Place, clearing_up: bool) -> None:
+    records: list[Record] = []
+    config = dataclasses.replace(trial(), cluster=LocalCluster(gpus_per_node=4, linger_s=0.1))
+    thread = threading.Thread(target=lambda: records.extend(sweep(place.runs, config, backends=place.backend)))
+    thread.start()
+    (name,) = until(place.queue.queued)
+    finish(Path(place.queue.queued()[name]["directory"]), 0)
+    place.queue.end(name, JobState(Status.RUNNING, clearing_up=clearing_up))
+    thread.join()
+    assert records[0].status is Status.DONE
+    assert ("cancel 1" in place.queue.calls) is not clearing_up
+
+
+def test_trials_that_are_stopped_together_are_cancelled_together(place: Place) -> None:
+    place.run(1, 2, 3, follow=False)
+    records = [place.store.load(path.name) for path in place.store.trials.glob("*")]
+    with Backends(place.backend) as backends:
+        assert stop(place.store, records, backends) == []
+    assert [call for call in place.queue.calls if call.startswith("cancel")] == ["cancel 3"]
+    assert {place.store.load(record.id).status for record in records} == {Status.STOPPED}
+
+
+def test_a_reason_to_wait_is_said_once_where_there_is_no_terminal(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    thread, records = place.begin(1, 2)
+    until(lambda: len(place.queue.queued()) == 2)
+    for name in list(place.queue.queued()):
+        place.queue.end(name, JobState(Status.SUBMITTED, None, "waits: QOSMaxJobsPerUserLimit"))
+    until(lambda: {place.store.load(path.name).detail for path in place.store.trials.glob("*")} == {"waits: QOSMaxJobsPerUserLimit"})
+    for path in place.queue.folder.glob("*.state"):
+        path.unlink()
+    _end(place, thread)
+    assert [record.status for record in records] == [Status.DONE] * 2
+    assert capsys.readouterr().err.count("waits: QOSMaxJobsPerUserLimit") == 1
+
+
 class Silence(PlayedQueue):
     """A queue on a file system that shows files late."""
 

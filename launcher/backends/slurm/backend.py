@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.backends.base import Backend, Handle, Job, JobState, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.absent import absent
-from launcher.backends.slurm.client import Client
+from launcher.backends.slurm.client import Client, submission_environment
 from launcher.backends.slurm.errors import Refused, Silent, complaint
-from launcher.backends.slurm.options import options
+from launcher.backends.slurm.options import exclusive, options
 from launcher.backends.slurm.script import job_script
 from launcher.backends.slurm.submission import Submission, equal
 from launcher.backends.slurm.watcher import Watcher
@@ -59,14 +59,27 @@ class SlurmBackend(Backend):
         client = Client(job.cluster)
         try:
             script = self.render(job).text
-            client.output("sbatch", "--test-only", text=script)
+            client.output("sbatch", "--test-only", text=script, environment=self._environment(job))
         except ConfigError as error:
             return str(error)
         except Silent:
             return None
         except Refused as error:
-            return _try_in_vain(client, script) if error.may_pass else str(error)
+            return _try_in_vain(client, script, self._environment(job)) if error.may_pass else str(error)
         return None
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        """In which sbatch is run for the job."""
+        return submission_environment(os.environ, options(job, self._slurm))
+
+    def remarks(self, jobs: Sequence[Job]) -> list[str]:
+        shared = sum(not exclusive(job, self._slurm) for job in jobs)
+        if not shared or self._slurm.exclusive is not None:
+            return []
+        return [
+            f"{shared} of {len(jobs)} trials may share their nodes with other jobs, which disturbs their timings; cluster.exclusive=true "
+            "gives them whole nodes, cluster.exclusive=false says that this is meant"
+        ]
 
     def render(self, job: Job) -> Request:
         assert isinstance(job.cluster, SlurmCluster)
@@ -90,7 +103,7 @@ class SlurmBackend(Backend):
     def can_place(self, job: Job) -> bool:
         """Asks Slurm's scheduler, which counts nodes that are down as missing, and those that are busy as there."""
         try:
-            self._client.output("sbatch", "--test-only", text=self.render(job).text)
+            self._client.output("sbatch", "--test-only", text=self.render(job).text, environment=self._environment(job))
         except Refused:
             return False
         except Silent:
@@ -134,12 +147,13 @@ class SlurmBackend(Backend):
             return str(error)
 
 
-def _try_in_vain(client: Client, script: str) -> str | None:
+def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) -> str | None:
     """Submit a job of the script's options that does nothing, for another day, and take it back: ``--test-only`` also says no while nodes
     are down or busy, sbatch itself does not."""
     empty = script.partition("\n\n")[0] + "\nexit\n"
     try:
-        client.cancel([client.output("sbatch", "--begin=now+1day", "--parsable", text=empty).partition(";")[0].strip()])
+        identifier = client.output("sbatch", "--begin=now+1day", "--parsable", text=empty, environment=environment)
+        client.cancel([identifier.partition(";")[0].strip()])
     except Silent:
         return None
     except Refused as error:

@@ -20,7 +20,8 @@ from launcher.config.slurm import SlurmCluster
 from trainer.config import ConfigError
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
-_IDS_OF_ONE_COMMAND = 500
+_WORDS_OF_ONE_COMMAND = 100
+_INDICES_OF_ONE_WORD = 1000
 _ANSWER_SECONDS = 60.0
 _PATIENCE_SECONDS = 3600.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -35,17 +36,38 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not _OF_AN_OUTER_JOB.match(name)}
 
 
+_DEFAULTS = {
+    f"SBATCH_{option.upper().replace('-', '_')}": option
+    for option in (
+        "account", "partition", "qos", "reservation", "constraint", "mem-per-cpu", "mem-per-gpu", "acctg-freq", "core-spec", "cpus-per-gpu",
+        "delay-boot", "gpu-bind", "gpu-freq", "gres-flags", "hint", "mem-bind", "network", "power", "profile", "spread-job", "thread-spec",
+        "threads-per-core", "use-min-nodes", "wait-all-nodes", "wckey",
+    )
+} | {"SBATCH_TIMELIMIT": "time", "SBATCH_MEM_PER_NODE": "mem", "SBATCH_REQ_SWITCH": "switches", "SBATCH_WAIT4SWITCH": "switches"}  # fmt: skip
+"""Variables by which a site or a user sets options of sbatch that do not decide what a job is, and these options."""
+
+
+def submission_environment(environment: Mapping[str, str], chosen: Mapping[str, str | None]) -> dict[str, str]:
+    """``clean_environment``, and defaults of the site for options that ``chosen`` leaves open: for sbatch a variable is above a script."""
+    kept = {
+        name: environment[name]
+        for name, option in _DEFAULTS.items()
+        if name in environment and ("mem" if option.startswith("mem-per") else option) not in chosen
+    }
+    return clean_environment(environment) | kept
+
+
 class Client:
     """Asks one Slurm, for jobs of one cluster configuration."""
 
     def __init__(self, cluster: SlurmCluster):
         self.cluster = cluster
 
-    def output(self, *command: str, text: str = "") -> str:
+    def output(self, *command: str, text: str = "", environment: Mapping[str, str] | None = None) -> str:
         """Standard output, with ``text`` as standard input. ``Silent`` when Slurm cannot be asked now, ``Refused`` when it says no."""
         try:
             done = subprocess.run(
-                command, env=clean_environment(os.environ), capture_output=True, text=True, errors="replace",
+                command, env=environment or clean_environment(os.environ), capture_output=True, text=True, errors="replace",
                 input=text, timeout=_ANSWER_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -77,9 +99,10 @@ class Client:
 
     def cancel(self, ids: Sequence[str]) -> None:
         """End jobs, or take them back from the queue; unknown and ended ones are ignored."""
-        for start in range(0, len(ids), _IDS_OF_ONE_COMMAND):
+        words = together(ids)
+        for start in range(0, len(words), _WORDS_OF_ONE_COMMAND):
             with suppress(Refused):
-                patiently(partial(self.output, "scancel", *ids[start : start + _IDS_OF_ONE_COMMAND]))
+                patiently(partial(self.output, "scancel", *words[start : start + _WORDS_OF_ONE_COMMAND]))
 
     def check(self) -> None:
         """``ConfigError`` when there is no Slurm here, or none that answers."""
@@ -96,6 +119,34 @@ class Client:
             self.max_array_size  # noqa: B018 - asks the controller
         except Silent as error:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
+
+
+def together(ids: Sequence[str]) -> list[str]:
+    """Ids of jobs as scancel takes many at once: ``12_0``, ``12_1``, ``12_3`` are ``12_[0-1,3]``. No word is longer than an argument may be."""
+    words: list[str] = []
+    arrays: dict[str, set[int]] = {}
+    for identifier in ids:
+        array, _, index = identifier.partition("_")
+        if index.isdigit():
+            arrays.setdefault(array, set()).add(int(index))
+        else:
+            words.append(identifier)
+    for array, indices in arrays.items():
+        ordered = sorted(indices)
+        for start in range(0, len(ordered), _INDICES_OF_ONE_WORD):
+            words.append(f"{array}_[{_ranges(ordered[start : start + _INDICES_OF_ONE_WORD])}]")
+    return words
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ``0-1,3``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def patiently(ask: Callable[[], T]) -> T:

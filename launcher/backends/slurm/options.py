@@ -50,8 +50,16 @@ def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
         "signal": f"B:USR1@{_notice(cluster)}" if saves(job) else None,
     }
     chosen: dict[str, str | None] = {name: str(value) for name, value in wanted.items() if value is not None}
-    flags = ["exclusive"] if cluster.exclusive else []
+    flags = ["exclusive"] if exclusive(job, cluster) else []
     return chosen | dict.fromkeys([*flags, "requeue" if cluster.requeues else "no-requeue"])
+
+
+def exclusive(job: Job, cluster: SlurmCluster) -> bool:
+    """Whether the job gets whole nodes. Unless it is said, where it asks for all GPUs of each: nobody else could train there anyway."""
+    if cluster.exclusive is not None:
+        return cluster.exclusive
+    nodes, per_node = shape(job)
+    return cluster.gpu_request != "none" and per_node == cluster.gpus_per_node and job.world_size == nodes * per_node
 
 
 def directives(chosen: dict[str, str | None], cluster: SlurmCluster) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum
@@ -65,6 +66,18 @@ NEVER: dict[str, tuple[Reason, str]] = {
 }
 """Why Slurm lets a job wait for ever."""
 
+_OVER_A_JOBS_LIMIT = re.compile(r"(QOS|Assoc)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
+"""Limits of a quality of service or an account that one job exceeds alone."""
+
+HINTS = (
+    (r"QOS|Assoc", "a limit of cluster.qos or the account: other jobs under it have to end first; `sacctmgr show qos` lists limits"),
+    (r"JobHeld", "held; `scontrol release` lets it go"),
+    (r"Partition(Down|Inactive)", "cluster.partition takes no jobs now"),
+    (r"ReqNodeNotAvail|Nodes required", "nodes that it needs are down, drained or reserved"),
+    (r"Reservation", "cluster.reservation has not begun, or is over"),
+)
+"""What a reason to wait means, where it may pass."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -89,15 +102,32 @@ def judge(row: Row, attempt: int) -> JobState:
     """The state of the job of ``row``, whose last start was ``attempt`` of its trial."""
     nodes = () if row.state == "COMPLETING" else tuple(expand(row.nodes))  # while a job completes, nodes leave it one by one
     if row.state in WAITING or not (row.ended or row.state in ACTIVE):
-        if row.reason in NEVER:
-            return JobState(Status.FAILED, *NEVER[row.reason], attempt=attempt)
+        if (why := _never(row.reason)) is not None:
+            return JobState(Status.FAILED, *why, attempt=attempt)
         again = "put back into the queue; " if row.restarts else ""
-        return JobState(Status.SUBMITTED, None, again + (f"waits: {row.reason}" if row.reason not in ("", "None") else ""), attempt=attempt)
+        return JobState(Status.SUBMITTED, None, again + waits_for(row.reason), attempt=attempt)
     if not row.ended:
-        return JobState(Status.RUNNING, None, "", row.started, nodes, attempt)
+        return JobState(Status.RUNNING, None, "", row.started, nodes, attempt, clearing_up=row.state == "COMPLETING")
     status, reason, detail = _verdict(row)
     where = f" ({row.nodes})" if row.nodes and status is not Status.DONE else ""
     return JobState(status, reason, detail + where, row.started, nodes, attempt)
+
+
+def _never(reason: str) -> tuple[Reason, str] | None:
+    """Reason and words for a job that Slurm would let wait for ever; None if it may start some day."""
+    if _OVER_A_JOBS_LIMIT.fullmatch(reason):
+        return (
+            Reason.CANNOT_START,
+            f"asks for more nodes, time, CPUs, GPUs or memory than cluster.qos or the account allows a job ({reason})",
+        )
+    return NEVER.get(reason)
+
+
+def waits_for(reason: str) -> str:
+    """``waits: QOSMaxJobsPerUserLimit``, and what that means where Slurm's word says little; empty if Slurm says nothing."""
+    if reason in ("", "None"):
+        return ""
+    return f"waits: {reason}" + next((f" ({words})" for pattern, words in HINTS if re.match(pattern, reason)), "")
 
 
 def _verdict(row: Row) -> tuple[Status, Reason | None, str]:

@@ -28,7 +28,7 @@ from submitit import SlurmExecutor
 from submitit.core.utils import CommandFunction, FailedJobError
 
 from launcher.backends.base import Handle, Job, Request
-from launcher.backends.slurm.client import Client, clean_environment, patiently
+from launcher.backends.slurm.client import Client, patiently, submission_environment
 from launcher.backends.slurm.errors import Refused, explain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
@@ -42,11 +42,14 @@ T = TypeVar("T")
 class ScriptExecutor(SlurmExecutor):
     """submitit's Slurm executor for jobs that are a script a person can read, where its own are pickled functions."""
 
+    environment: dict[str, str] | None = None
+    """In which sbatch runs; None: ours."""
+
     def submit_script(self, path: Path) -> str:
         """The id of the job that sbatch makes of the script; ``FailedJobError`` with sbatch's words."""
         self._throttle()
         self._last_job_submitted = time.time()
-        command = CommandFunction(self._make_submission_command(path), verbose=False, env=clean_environment(os.environ))
+        command = CommandFunction(self._make_submission_command(path), verbose=False, env=self.environment)
         with contextlib.redirect_stderr(io.StringIO()):  # where it repeats the words of the error
             return self._get_job_id_from_submission_command(command())
 
@@ -95,7 +98,7 @@ class Submission:
         after = f"afterany:{self._last_array}" if self._last_array and jobs[0].max_parallel else None
         write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after))
         try:
-            identifier = patiently(lambda: self._known(folder) or self._sbatch(folder))
+            identifier = patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
         except Refused as error:
             for job in jobs:
                 _intent_path(job).unlink(missing_ok=True)
@@ -104,9 +107,11 @@ class Submission:
         self._last_array = identifier
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
-    def _sbatch(self, folder: Path) -> str:
+    def _sbatch(self, folder: Path, job: Job) -> str:
+        executor = ScriptExecutor(folder)
+        executor.environment = submission_environment(os.environ, options(job, self.client.cluster))
         try:
-            return ScriptExecutor(folder).submit_script(folder / "array.sh")
+            return executor.submit_script(folder / "array.sh")
         except FailedJobError as error:
             raise explain(str(error), self.client.cluster) from None
 

@@ -255,7 +255,9 @@ class Cluster:
             ["add", "account", "test", "Description=test", "Organization=test"],
             ["add", "user", "root", "DefaultAccount=test"],
             ["add", "qos", "small", "MaxNodesPerJob=1", "Flags=DenyOnLimit"],
-            ["modify", "user", "root", "set", "qos+=small,normal"],
+            ["add", "qos", "one", "MaxJobsPerUser=1"],
+            ["add", "qos", "brief", "MaxWall=1"],
+            ["modify", "user", "root", "set", "qos+=small,one,brief,normal"],
         ):
             self.output("sacctmgr", "-i", "-Q", *arguments)
         marker.touch()

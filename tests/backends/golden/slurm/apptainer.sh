@@ -6,6 +6,7 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --comment="trireme sweep demo"
 #SBATCH --signal=B:USR1@120
+#SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --output=/dev/null
 

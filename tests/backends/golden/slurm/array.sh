@@ -5,6 +5,7 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --comment="trireme sweep demo"
 #SBATCH --signal=B:USR1@120
+#SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --job-name=trireme-demo-89abcdef
 #SBATCH --array=0-2%2

@@ -7,6 +7,7 @@
 #SBATCH --cpus-per-task=2
 #SBATCH --comment="trireme sweep demo"
 #SBATCH --signal=B:USR1@120
+#SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --output=/dev/null
 
