@@ -1,7 +1,11 @@
-"""``python -m trainer``, the real one, whose first attempt idles half a second in every step: faults find it, however late they come."""
+"""``python -m trainer``, the real one, idling half a second in every step: faults find it, however late they come.
+
+So does its first attempt, or those that ``SLOW_ATTEMPTS`` names.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -13,10 +17,10 @@ PAUSE_S = 0.5
 
 def main(argv: list[str]) -> int:
     step = Engine.step
-    first = argv[argv.index("--attempt") + 1] == "0"
+    slow = argv[argv.index("--attempt") + 1] in os.environ.get("SLOW_ATTEMPTS", "0").split()
 
     def slow_step(self: Engine, *arguments: Any, **options: Any) -> StepResult:
-        time.sleep(PAUSE_S if first else 0.01)
+        time.sleep(PAUSE_S if slow else 0.01)
         return step(self, *arguments, **options)
 
     Engine.step = slow_step  # type: ignore[method-assign]

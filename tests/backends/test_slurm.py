@@ -259,7 +259,16 @@ def test_a_missing_slurm_conf_is_said_at_once(slurm: Slurm, monkeypatch: pytest.
 def _train(folder: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A training by the command line, from a folder of its own."""
     folder.mkdir(exist_ok=True)
-    small = ["data=synthetic", "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq=8", "run.steps=2", "run.global_batch=2"]
+    small = [
+        "data=synthetic",
+        "model.layers=1",
+        "model.hidden=16",
+        "model.heads=2",
+        "model.seq=8",
+        "run.steps=2",
+        "run.warmup_steps=0",
+        "run.global_batch=2",
+    ]
     cluster = ["cluster=slurm", "cluster.gpus_per_node=1", "cluster.gpu_request=none", "cluster.code=image", "cluster.poll_seconds=0.2"]
     command = [sys.executable, "-m", "launcher", "train", *small, *cluster, *overrides]
     return subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -6,6 +6,7 @@ must come out is what a training without faults gives, on the digit.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ import pytest
 from launcher.config.schema import Config
 from launcher.sweep.files import read_json
 from launcher.sweep.identity import trial_id
-from launcher.sweep.store import Record
-from tests.backends.slurm_support import Running, interpreter, squeue, trial
+from launcher.sweep.store import Record, Store
+from tests.backends.slurm_support import Running, interpreter, run, squeue, trial
 from tests.clusters.slurm.fixture import Slurm
 from tests.farm import Farm
 from tests.sweep.support import until
@@ -33,6 +34,34 @@ EVERY = 2
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return interpreter(tmp_path_factory.mktemp("slow"), "tests.backends.slow_trainer")
+
+
+def test_a_training_that_was_put_back_into_the_queue_goes_on_under_another_layout(slurm: Slurm, tmp_path: Path, python: str) -> None:
+    """The trial is another one, and begins with attempt 0; the folder of checkpoints has seen attempt 1 of the first."""
+    slurm.breakable()
+    first = trial(steps=STEPS, every=EVERY, python=python, env={"SLOW_ATTEMPTS": "0 1"}, exclusive=True)
+    directory = tmp_path / "trials" / trial_id(first)
+    sweep = Running(tmp_path, first)
+    until(lambda: list(directory.glob("checkpoints/step-*")), 120)
+    handle = until(lambda: (read_json(directory / "trial.json") or {}).get("handle"), 60)
+    subprocess.run(["scontrol", "requeue", handle["job_id"]], check=True)
+    until(lambda: list(directory.glob("checkpoints/step-*-start-1")), 120)
+    Store(tmp_path).ask_to_stop(Store(tmp_path).load(directory.name))
+    (stopped,) = sweep.ended()
+    assert stopped.status is Status.STOPPED and stopped.attempt > 0
+
+    saved = max(int(path.name.split("-")[1]) for path in directory.glob("checkpoints/step-*"))
+    second = trial(steps=saved + 4, every=EVERY, ranks=2, nodes=2)
+    checkpoint = dataclasses.replace(second.run.checkpoint, dir=str(directory / "checkpoints"))
+    (record,) = run(tmp_path, dataclasses.replace(second, run=dataclasses.replace(second.run, checkpoint=checkpoint)))
+    assert record.status is Status.DONE, record.detail
+    assert [line["step"] for line in metrics(record)] == list(range(saved + 1, saved + 5))
+
+
+def _lines(directory: Path) -> list[dict[str, Any]]:
+    """Whole lines of a trial's metrics so far."""
+    path = directory / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +95,7 @@ def _nodes_after_some_steps(runs: Path, config: Config) -> list[str]:
 
 
 def metrics(record: Record) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (record.directory / "metrics.jsonl").read_text().splitlines()]
+    return _lines(record.directory)
 
 
 @pytest.mark.parametrize("what", ["power cut", "preemption", "time limit"])
