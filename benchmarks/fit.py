@@ -24,10 +24,9 @@ from launcher.cost.case import Case
 from launcher.cost.constants import FITTED, Constants
 from launcher.cost.device import Device
 from launcher.cost.model import estimate
-from launcher.tables.answers import cases
-from launcher.tables.measured import step_seconds
-from launcher.tables.published import read
-from launcher.tables.questions import Question, Unanswerable, question
+from launcher.tables.canonical import Unanswerable, read
+from launcher.tables.cases import TableCase, table_case
+from launcher.tables.predictions import grouped
 
 SCALARS = (
     "ramp_k", "wave_weight", "small_tile", "grouped", "streaming", "jitter", "bandwidth", "kernel", "host", "flash_ramp", "exponentials", "cast_bytes", "link", "network", "ramp",
@@ -67,7 +66,7 @@ class Problem:
     @classmethod
     def of(cls, path: str) -> Problem:
         asked, measured = _asked(path)
-        return cls(cases(asked), np.array(measured), [q.row.source for q in asked])
+        return cls(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
 
     def errors(self, parameters: Parameters) -> np.ndarray:
         """Logarithm of predicted / measured of each row."""
@@ -90,12 +89,12 @@ def _precision(case: Case) -> str:
     return {"bf16": "16 bit", "fp16": "16 bit"}.get(case.precision, case.precision)
 
 
-def _asked(path: str) -> tuple[list[Question], list[float]]:
+def _asked(path: str) -> tuple[list[TableCase], list[float]]:
     files, asked, measured = hardware_files(), [], []
     for row in read(path):
-        seconds = step_seconds(row)
+        seconds = row.step_seconds
         try:
-            found = question(row, files)
+            found = table_case(row, files)
         except Unanswerable:
             continue
         if seconds:

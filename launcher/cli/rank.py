@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,14 +32,38 @@ def main(argv: list[str]) -> int:
     """Print the ranking; 0 even if nothing was measured, since the table then says why."""
     parser = sweep_parser("rank", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
+    parser.add_argument("--csv", metavar="FILE", help="also write the trials as a table that 'trireme validate' and 'search --replay' read")
     arguments = parser.parse_args(argv)
     sweep = open_sweep(arguments)
     ranked = rank(measure(sweep.records))
+    if arguments.csv:
+        write_csv(arguments.csv, sweep, ranked)
     if arguments.json:
         print(json.dumps([m.as_json() for m in ranked], indent=2, allow_nan=False))
     else:
         show(wide_console(), sweep, ranked)
     return 0
+
+
+def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
+    """One line for each trial that was measured or ran out of memory."""
+    from launcher.config.clusters import cluster_from_dict
+    from launcher.config.hardware import hardware_files
+    from launcher.tables.canonical import write
+    from launcher.tables.own import own_row
+    from trainer.config import Reason, TrainConfig, from_dict
+
+    hardware, records, rows = hardware_files(), {record.id: record for record in sweep.records}, []
+    for m in ranked:
+        short = m.reason is Reason.OUT_OF_MEMORY
+        if m.place is None and not short:
+            continue
+        peak = None if m.peak_memory_bytes is None else m.peak_memory_bytes / 1e9
+        measured = {"step_time_s": None if short else m.step_time_s, "peak_memory_gb": peak, "oom": short}
+        config, cluster = from_dict(TrainConfig, records[m.trial].config), cluster_from_dict(records[m.trial].cluster)
+        rows.append(own_row(sweep.name, config, cluster, hardware, measured))
+    write(path, rows)
+    print(f"wrote {len(rows)} rows to {path}", file=sys.stderr)
 
 
 def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:

@@ -257,7 +257,7 @@ def replay(arguments: argparse.Namespace) -> int:
     from launcher.config.hardware import hardware_files
     from launcher.search.replay import replay as replay_table
     from launcher.search.replay import tables
-    from launcher.tables.published import read
+    from launcher.tables.canonical import read
 
     if strange := [word for word in arguments.overrides if key_of(word) not in REPLAYED]:
         raise ConfigError(

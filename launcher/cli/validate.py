@@ -29,9 +29,9 @@ DESCRIPTION = """\
 Predicts every row of a table of measured training runs and prints, per source, how far off step time and peak memory are, how well the
 layouts of a sweep are ranked, and whether shortages of memory are foreseen. Rows that say too little are counted with the reason.
 
-Columns that a row needs: layers, hidden, seq, gpu, gpus, tp, pp, mbs, gbs. Columns that help: heads, kv_heads, ffn, vocab, arch (gpt, llama,
-moe), virtual_pp, cp, ep, sequence_parallel, recompute, zero_stage_or_sharding, precision, interconnect, nodes. What is compared:
-step_time_s (or tokens_per_s_per_gpu, samples_per_s), peak_mem_gb (1e9 bytes), oom (yes or no).
+The table has canonical columns, every cell explicit, "unknown" where a source does not say; 'trireme validate --columns' lists them all.
+'trireme rank --csv FILE' writes the trials of a sweep in that form; 'python -m benchmarks.published RAW.csv FILE' turns tables as they were
+published into it, with a column that lists every assumption. trainer=NAME predicts all rows as if measured with that trainer.
 
 example:
   trireme validate measured.csv --out predictions.csv
@@ -40,9 +40,11 @@ example:
 
 def main(argv: list[str]) -> int:
     """0 when at least one row could be predicted, 1 when none."""
+    if argv == ["--columns"]:
+        return print_columns()
     arguments = parser().parse_intermixed_args(argv)
     from launcher.config.hardware import hardware_files
-    from launcher.tables.published import read
+    from launcher.tables.canonical import read
     from launcher.tables.validation import by_source, judge, summary, unanswered
 
     out = arguments.out
@@ -66,11 +68,19 @@ def main(argv: list[str]) -> int:
     return 0 if everything.predicted else 1
 
 
+def print_columns() -> int:
+    """What a table holds."""
+    from launcher.tables.canonical import COLUMNS
+
+    for column in COLUMNS.values():
+        print(f"{column.name:22}{column.allowed}: {column.doc}")
+    return 0
+
+
 SELECTIONS: dict[str, Callable[[Judged], bool]] = {
     "dense rows with full configuration": lambda judged: judged.whole,
-    "such rows in 16 bits on V100, A100, H100": lambda judged: judged.comparable,
 }
-"""Groups of rows that have a line of their own. The second are those that public cost models were scored on."""
+"""Groups of rows that have a line of their own."""
 
 
 def trainer_of(arguments: argparse.Namespace) -> TrainerProfile | None:
@@ -86,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme validate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("table", metavar="CSV", help="table of measured runs")
     add_overrides(made, "trainer=NAME: predict all rows with this profile, instead of each with its own")
+    made.add_argument("--columns", action="store_true", help="list the columns of a table, and stop")
     made.add_argument("--out", metavar="CSV", help="write each row's prediction: row (from 1), step_time_s, peak_mem_gb, oom, reason")
     made.add_argument("--sweeps", action="store_true", help="one line for each sweep too")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -107,17 +118,17 @@ def check_units(judged: Sequence[Judged]) -> None:
     from launcher.tables.validation import by_source
 
     for source, each in by_source(judged).items():
-        for column, unit, errors in (("step times", "seconds", each.time), ("peak_mem_gb", "1e9 bytes", each.memory)):
+        for column, unit, errors in (("step times", "seconds", each.time), ("peak_memory_gb", "1e9 bytes", each.memory)):
             if errors and not 0.01 < errors.bias < 100:
                 factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if errors.bias > 1 else 'more'}"
                 raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
 
 
 def _cells(judged: Judged) -> tuple[str, str, str]:
-    answer = judged.answer
-    if answer is None:
+    predicted = judged.prediction
+    if predicted is None:
         return "", "", ""
-    return f"{answer.step_time_s:.6g}", f"{answer.reported_bytes / 1e9:.6g}", "yes" if answer.fits < 0.5 else "no"
+    return f"{predicted.step_time_s:.6g}", f"{predicted.reported_bytes / 1e9:.6g}", "yes" if predicted.fits < 0.5 else "no"
 
 
 def document(each: Summary) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from launcher.config.schema import ClusterConfig
+from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import OWN, profile
 from launcher.cost.calibration import measured
@@ -103,12 +103,16 @@ def case_of(
     constants: Constants = FITTED,
 ) -> Case:
     """The question that configs and a table of layouts pose."""
-    device = Device.of(cluster.hardware, cluster.gpus_per_node)
-    if cluster.hardware.calibration:
-        device = replace(device, measured=measured(cluster.hardware, device, constants))
+    device = device_of(cluster.hardware, cluster.gpus_per_node, constants)
     trainer = as_run(trainer or profile(OWN), run, device)
     budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
     return Case(Shape.of(model), table, run.global_batch, device, trainer, run.precision, constants, budget)
+
+
+def device_of(hardware: HardwareConfig, per_node: int, constants: Constants = FITTED) -> Device:
+    """The device of a hardware file on nodes of ``per_node`` devices, with what was measured of it."""
+    device = Device.of(hardware, per_node)
+    return replace(device, measured=measured(hardware, device, constants)) if hardware.calibration else device
 
 
 def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from launcher.config.trainer import TrainerProfile
 from launcher.search.belief import Candidates, Prior
 from launcher.search.candidates import columns, coordinates
 from launcher.search.policy import FEW_STEPS, Measurement, Policy, Price, Stop, Trial
-from launcher.tables.answers import answers
-from launcher.tables.measured import step_seconds
-from launcher.tables.published import Row
-from launcher.tables.questions import Question, Unanswerable, question
+from launcher.tables.canonical import MeasuredRun, Unanswerable
+from launcher.tables.cases import TableCase, table_case
+from launcher.tables.predictions import predict_rows
+from launcher.tables.validation import short
 from trainer.config import Reason
 
 MIN_ROWS = 5
@@ -36,13 +37,13 @@ class Table:
     """The rows of one search."""
 
     name: str
-    questions: list[Question]
+    cases: list[TableCase]
     seconds: np.ndarray  # measured step time per row; inf: did not run
     out_of_memory: np.ndarray  # whether that was for want of memory
     tokens: np.ndarray  # tokens of a step and device, per row
 
     def __len__(self) -> int:
-        return len(self.questions)
+        return len(self.cases)
 
     @property
     def cost(self) -> np.ndarray:
@@ -90,18 +91,18 @@ class Replay:
         return sum(step.gpu_hours for step in self.steps)
 
 
-def tables(rows: Sequence[Row], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[Table]:
+def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[Table]:
     """The searches that ``rows`` contain: groups with at least ``MIN_ROWS`` rows that ran and three different layouts. ``trainer``
     replaces the rows' own."""
-    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gpu", "gpus", "precision")
+    groups: dict[tuple[Any, ...], list[MeasuredRun]] = defaultdict(list)
+    keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "hardware", "memory_gb", "gpus", "precision")
     for row in rows:
-        if row.whole("gbs") and (step_seconds(row) or row.yes("oom") is not None):
-            groups[tuple(row.text(key) for key in keys)].append(row)
+        if "global_batch" not in row.assumed and (row.step_seconds or row["oom"] is not None):
+            groups[tuple(row.stated(key) for key in keys)].append(row)
     found = []
     for group in groups.values():
         table = _table(group, hardware, trainer)
-        layouts = {q.layout.tobytes() + repr(q.trainer).encode() for q in table.questions}
+        layouts = {q.layout.tobytes() + repr(q.trainer).encode() for q in table.cases}
         if np.isfinite(table.seconds).sum() >= MIN_ROWS and len(layouts) >= 3:
             found.append(table)
     return found
@@ -124,32 +125,32 @@ def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: 
     return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
 
 
-def _table(rows: Sequence[Row], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None) -> Table:
+def _table(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None) -> Table:
     """The rows that the cost model can express."""
-    asked, kept = [], []
+    found, kept = [], []
     for row in rows:
         try:
-            asked.append(question(row, hardware, trainer))
+            found.append(table_case(row, hardware, trainer))
             kept.append(row)
         except Unanswerable:
             continue
-    seconds = np.array([step_seconds(row) or np.inf for row in kept])
-    tokens = np.array([(r.whole("gbs") or 1) * (r.whole("seq") or 1) / (r.whole("gpus") or 1) for r in kept])
+    seconds = np.array([row.step_seconds or np.inf for row in kept])
+    tokens = np.array([case.global_batch * case.shape.seq / case.row["gpus"] for case in found])
     first = rows[0]
-    name = f"{first.source.split(' (')[0]}: {first.text('model')} seq {first.text('seq')} {first.text('gpus')} x {first.text('gpu')}"
-    return Table(name, asked, seconds, np.array([row.yes("oom") is True for row in kept]), tokens)
+    name = f"{short(first['source'])}: {first['model']} seq {first['seq']} {first['gpus']} x {first['hardware']}"
+    return Table(name, found, seconds, np.array([row["oom"] is True for row in kept]), tokens)
 
 
 def _candidates(table: Table) -> Candidates:
-    predicted = answers(table.questions)
+    predicted = predict_rows(table.cases)
     parts = np.array([columns({k: np.array([v]) for k, v in a.time.items()}, 1)[0] for a in predicted])
-    layouts = np.array([q.layout for q in table.questions], dtype=table.questions[0].layout.dtype)
+    layouts = np.array([q.layout for q in table.cases], dtype=table.cases[0].layout.dtype)
     kernels = [
-        [1.0 * (q.trainer.kernels.attention == name) for name in ATTENTION] + [1.0 * q.trainer.kernels.fused_norm] for q in table.questions
+        [1.0 * (q.trainer.kernels.attention == name) for name in ATTENTION] + [1.0 * q.trainer.kernels.fused_norm] for q in table.cases
     ]
     memory = np.array([a.memory_bytes for a in predicted])
     features = np.concatenate([coordinates(layouts), np.array(kernels)], axis=1)
-    return Candidates(parts / table.tokens[:, None], memory, features, table.questions[0].device.memory)
+    return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory)
 
 
 def _measure(table: Table, trial: Trial, settings: SearchConfig, steps: int, warmup: int, predicted: float, best: float) -> Step:
@@ -160,11 +161,11 @@ def _measure(table: Table, trial: Trial, settings: SearchConfig, steps: int, war
     hours = _gpu_hours(table, i, settings, min(steps, warmup + FEW_STEPS) if hopeless else steps, predicted)
     behind = float(table.cost[i] / best - 1) if ran else None
     measured = float(table.seconds[i]) if ran else None
-    return Step(table.questions[i].row.number, predicted * float(table.tokens[i]), measured, behind, hours, hopeless)
+    return Step(table.cases[i].row.number, predicted * float(table.tokens[i]), measured, behind, hours, hopeless)
 
 
 def _gpu_hours(table: Table, i: int, settings: SearchConfig, steps: int, predicted: float) -> float:
     """GPU-hours of a trial of ``steps`` steps; one that does not run ends within its first, as long as it is predicted to take."""
     one = table.seconds[i] if np.isfinite(table.seconds[i]) else predicted * table.tokens[i]
-    gpus = table.questions[i].row.whole("gpus") or 1
+    gpus = table.cases[i].row["gpus"] or 1
     return float((settings.start_s + one * (steps if np.isfinite(table.seconds[i]) else 1)) * gpus / 3600)

@@ -1,1 +1,1 @@
-"""Tables of measured runs, the reader's own or published ones: read, understood, predicted, and held against the cost model."""
+"""Tables of measured runs in canonical columns: read and written, predicted row by row, and held against the cost model."""

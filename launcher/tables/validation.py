@@ -6,42 +6,46 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.cost.constants import FITTED, Constants
-from launcher.tables.accuracy import Errors, Verdicts, correlation, regret
-from launcher.tables.answers import Answer, answers
-from launcher.tables.measured import peak_bytes, step_seconds
-from launcher.tables.published import Row
-from launcher.tables.questions import Question, Unanswerable, question
+from launcher.tables.canonical import MeasuredRun, Unanswerable
+from launcher.tables.cases import TableCase, table_case
+from launcher.tables.metrics import Errors, Verdicts, correlation, regret
+from launcher.tables.predictions import RowPrediction, predict_rows
 
 MIN_SWEEP = 5
 """Measured rows that make a sweep worth ranking."""
+
+
+STATED = ("layers", "hidden", "seq", "hardware", "gpus", "tensor", "pipeline", "micro_batch", "global_batch", "recompute")
+"""What a source has to say itself for its row to count as fully described."""
 
 
 @dataclass(frozen=True)
 class Judged:
     """One row, its prediction if there is one, and what was measured."""
 
-    row: Row
-    question: Question | None
-    answer: Answer | None
+    row: MeasuredRun
+    case: TableCase | None
+    prediction: RowPrediction | None
     reason: str  # why there is no prediction
-    step_seconds: float | None
-    peak_bytes: float | None
+
+    @property
+    def step_seconds(self) -> float | None:
+        return self.row.step_seconds
+
+    @property
+    def peak_bytes(self) -> float | None:
+        return self.row.peak_bytes
 
     @property
     def whole(self) -> bool:
-        """A dense model with every cell that the prediction rests on."""
-        cells = ("layers", "hidden", "seq", "gpu", "gpus", "tp", "pp", "mbs", "gbs", "recompute")
-        return self.row.text("arch") in ("gpt", "llama") and all(self.row.text(name) for name in cells)
-
-    @property
-    def comparable(self) -> bool:
-        """Such a row in 16 bits on a V100, A100 or H100 without context parallelism: what public cost models were scored on."""
-        narrow = self.question is not None and bits(self.question.precision) == "16" and self.question.layout["context"] == 1
-        return self.whole and narrow and self.row.text("gpu").startswith(("V100", "A100", "H100"))
+        """A dense model with every cell that the prediction rests on most."""
+        known = self.row["family"] is not None and self.row["experts"] == 0
+        return known and not any(self.row[name] is None or name in self.row.assumed for name in STATED)
 
 
 @dataclass(frozen=True)
@@ -79,60 +83,56 @@ class Summary:
 
 
 def judge(
-    rows: Sequence[Row], hardware: dict[str, HardwareConfig], constants: Constants = FITTED, trainer: TrainerProfile | None = None
+    rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], constants: Constants = FITTED, trainer: TrainerProfile | None = None
 ) -> list[Judged]:
     """Every row with its prediction, or the reason why it has none. ``trainer`` replaces the rows' own."""
-    asked: dict[int, Question] = {}
+    found: dict[int, TableCase] = {}
     reasons: dict[int, str] = {}
     for row in rows:
         try:
-            asked[row.number] = question(row, hardware, trainer)
+            found[row.number] = table_case(row, hardware, trainer)
         except Unanswerable as why:
             reasons[row.number] = str(why)
-    found = dict(zip(asked, answers(list(asked.values()), constants)))
-    return [
-        Judged(row, asked.get(row.number), found.get(row.number), reasons.get(row.number, ""), step_seconds(row), peak_bytes(row))
-        for row in rows
-    ]
+    predicted = dict(zip(found, predict_rows(list(found.values()), constants)))
+    return [Judged(row, found.get(row.number), predicted.get(row.number), reasons.get(row.number, "")) for row in rows]
 
 
 def summary(judged: Sequence[Judged]) -> Summary:
     """All figures of a selection."""
-    known = [j for j in judged if j.answer is not None]
-    times = [(j.answer.step_time_s, j.step_seconds) for j in known if j.answer and j.step_seconds]
-    sizes = [(j.answer.reported_bytes, j.peak_bytes) for j in known if j.answer and j.peak_bytes]
+    known = [j for j in judged if j.prediction is not None]
+    times = [(j.prediction.step_time_s, j.step_seconds) for j in known if j.prediction and j.step_seconds]
+    sizes = [(j.prediction.reported_bytes, j.peak_bytes) for j in known if j.prediction and j.peak_bytes]
     flags = [told for j in known if (told := _verdict(j)) is not None]
     return Summary(len(judged), len(known), Errors.of(times), Errors.of(sizes), Verdicts.of(flags) if flags else None, tuple(sweeps(known)))
 
 
 def _verdict(judged: Judged) -> tuple[bool, bool, float, float] | None:
-    flag, answer = judged.row.yes("oom"), judged.answer
-    if flag is None or answer is None or judged.question is None:
+    flag, predicted = judged.row["oom"], judged.prediction
+    if flag is None or predicted is None or judged.case is None:
         return None
-    return answer.fits < 0.5, flag, answer.reported_bytes, answer.memory_bytes / judged.question.device.memory
+    return predicted.fits < 0.5, flag, predicted.reported_bytes, predicted.memory_bytes / judged.case.device.memory
 
 
 def by_source(judged: Sequence[Judged]) -> dict[str, Summary]:
     """Figures of each source, in order of appearance."""
     groups: dict[str, list[Judged]] = defaultdict(list)
     for j in judged:
-        groups[j.row.source or "(no source)"].append(j)
+        groups[j.row["source"] or "(no source)"].append(j)
     return {source: summary(members) for source, members in groups.items()}
 
 
 def unanswered(judged: Sequence[Judged]) -> Counter[str]:
     """How many rows have no prediction, by reason."""
-    return Counter(j.reason for j in judged if j.answer is None)
+    return Counter(j.reason for j in judged if j.prediction is None)
 
 
 def sweeps(judged: Sequence[Judged]) -> list[Sweep]:
     """Groups of one model, sequence length and cluster with enough measured rows and three different layouts."""
-    groups: dict[tuple[str, ...], list[Judged]] = defaultdict(list)
-    keys = ("model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gpu", "gpus")
+    groups: dict[tuple[Any, ...], list[Judged]] = defaultdict(list)
+    keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "hardware", "memory_gb", "gpus")
     for j in judged:
-        if j.answer and j.question and j.step_seconds and all(j.row.text(name) for name in ("tp", "pp", "mbs")):
-            width = bits(j.question.precision) if j.row.text("precision") else ""
-            groups[(j.row.source.split(" (")[0], *(j.row.text(key) for key in keys), width)].append(j)
+        if j.prediction and j.case and j.step_seconds and not {"tensor", "pipeline", "micro_batch"} & j.row.assumed:
+            groups[(*(j.row.stated(key) for key in keys), bits(j.case.precision))].append(j)
     ranked = (_ranked(members) for members in groups.values() if len(members) >= MIN_SWEEP)
     return [sweep for sweep in ranked if sweep is not None]
 
@@ -142,16 +142,18 @@ def bits(precision: str) -> str:
     return {"fp4": "4", "fp8": "8", "fp32": "32", "fp64": "64"}.get(precision, "16")
 
 
-LAYOUT = ("tp", "pp", "cp", "virtual_pp", "mbs", "gbs", "recompute", "sequence_parallel", "zero_stage_or_sharding")
+def short(source: str | None) -> str:
+    """A source without what stands in brackets."""
+    return (source or "(no source)").split(" (")[0]
 
 
 def _ranked(members: list[Judged]) -> Sweep | None:
-    if len({(*(j.row.text(name) for name in LAYOUT), j.row.kernel) for j in members}) < 3:
+    if len({(j.case.layout.tobytes(), j.case.global_batch, j.case.trainer.kernels.attention) for j in members if j.case}) < 3:
         return None
     measured = [j.step_seconds / _tokens(j) for j in members if j.step_seconds]
-    predicted = [j.answer.step_time_s / _tokens(j) for j in members if j.answer]
+    predicted = [j.prediction.step_time_s / _tokens(j) for j in members if j.prediction]
     row = members[0].row
-    name = f"{row.source.split(' (')[0]}: {row.text('model')} seq {row.text('seq')} on {row.text('gpus')} {row.text('gpu').split('-')[0]}"
+    name = f"{short(row['source'])}: {row['model']} seq {row['seq']} on {row['gpus']} {row['hardware']}"
     errors = Errors.of(list(zip(predicted, measured)))
     assert errors is not None
     return Sweep(name, len(members), correlation(predicted, measured), regret(predicted, measured), errors)
@@ -159,5 +161,5 @@ def _ranked(members: list[Judged]) -> Sweep | None:
 
 def _tokens(judged: Judged) -> float:
     """Tokens of one step: sweeps may vary the batch."""
-    assert judged.question is not None
-    return judged.question.global_batch * float(judged.question.shape.seq)
+    assert judged.case is not None
+    return judged.case.global_batch * float(judged.case.shape.seq)

@@ -15,7 +15,7 @@ import pytest
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.search.replay import Replay, replay, tables
-from launcher.tables.published import Row, read
+from launcher.tables.canonical import MeasuredRun, read
 
 CSV = Path(__file__).parent / "layouts_13b.csv"
 SETTINGS = SearchConfig()
@@ -51,7 +51,7 @@ def test_a_trial_that_cannot_win_and_one_that_runs_out_of_memory_are_cheap(repla
 
 def test_rows_without_a_result_do_not_change_what_is_found() -> None:
     rows = read(CSV)
-    lost = [row if row.number % 10 else Row(row.number, {**row.cells, "step_time_s": "", "oom": "no"}) for row in rows]
+    lost = [row if row.number % 10 else MeasuredRun(row.number, {**row.cells, "step_time_s": None, "oom": False}) for row in rows]
     for table in tables(lost, hardware_files()):
         found = replay(table, SETTINGS)
         assert found.behind is not None and found.behind <= 0.02

@@ -8,51 +8,40 @@ from __future__ import annotations
 
 import re
 
-from launcher.tables.published import Row
-from launcher.tables.publishers import publisher
-from launcher.tables.questions import Unanswerable, shape_of
+from benchmarks.published.raw import RawRow
+from launcher.cost.shape import Shape
 
 PEAK_TFLOPS = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H200": 989.0, "V100": 125.0}
 """16-bit peaks that sources which print MFU divide by."""
 
 
-def step_seconds(row: Row) -> float | None:
-    """Measured seconds of one step, or None where the row has none or ran out of memory."""
+def step_seconds(row: RawRow, shape: Shape | None) -> tuple[float | None, str]:
+    """Measured seconds of one step and what they were made of; None where the row has none or ran out of memory."""
     if row.yes("oom"):
-        return None
+        return None, ""
     if step := row.number_of("step_time_s"):
-        return step
+        return step, ""
     batch, seq, gpus = row.whole("gbs"), row.whole("seq"), row.whole("gpus")
     if not batch:
-        return None
+        return None, ""
     if seq and (tokens := row.number_of("tokens_per_s_total")):
-        return batch * seq / tokens
+        return batch * seq / tokens, "from tokens/s"
     if seq and gpus and (tokens := row.number_of("tokens_per_s_per_gpu")):
-        return batch * seq / (tokens * gpus)
+        return batch * seq / (tokens * gpus), "from tokens/s"
     if samples := row.number_of("samples_per_s"):
-        return batch / samples
-    return _from_flops(row, batch, gpus)
+        return batch / samples, "from samples/s"
+    return _from_flops(row, batch, gpus, shape)
 
 
-def _from_flops(row: Row, batch: int, gpus: int | None) -> float | None:
+def _from_flops(row: RawRow, batch: int, gpus: int | None, shape: Shape | None) -> tuple[float | None, str]:
     """Time from TFLOP/s of executed work (Narayanan et al. 2021, equation 3) or from MFU (attention not halved)."""
-    if not gpus or row.text("arch") not in ("gpt", "llama"):
-        return None
-    try:
-        shape = shape_of(row, publisher(row))
-    except Unanswerable:
-        return None
+    if not gpus or shape is None or row.text("arch") not in ("gpt", "llama"):
+        return None, ""
     if row.source.startswith("Megatron-LM SC21") and (rate := row.number_of("tflops_per_gpu")):
         layers, hidden, seq, vocab = shape.layers, shape.hidden, shape.seq, shape.vocab
         work = 96.0 * batch * seq * layers * hidden**2 * (1 + seq / (6 * hidden) + vocab / (16 * layers * hidden))
-        return work / (rate * 1e12 * gpus)
+        return work / (rate * 1e12 * gpus), "from TFLOP/s"
     mfu, family = row.number_of("mfu_pct"), re.match(r"[A-Z]+\d+", row.text("gpu"))
     if mfu and family and family.group() in PEAK_TFLOPS and row.source.startswith(("Korthikanti", "Vocabulary Parallelism")):
-        return shape.model_flops() * batch / (mfu / 100 * PEAK_TFLOPS[family.group()] * 1e12 * gpus)
-    return None
-
-
-def peak_bytes(row: Row) -> float | None:
-    """Measured peak memory in bytes."""
-    peak = row.number_of("peak_mem_gb")
-    return None if peak is None else peak * 1e9
+        return shape.model_flops() * batch / (mfu / 100 * PEAK_TFLOPS[family.group()] * 1e12 * gpus), "from MFU"
+    return None, ""

@@ -1,7 +1,7 @@
-"""Tables of measurements in the published format: one line per run, columns by name, blank where a source prints nothing.
+"""Tables in the form in which published measurements are collected: one line per run, columns by name, blank where a source prints nothing.
 
-``read`` is strict about the header and forgiving about cells: a cell that is not a number is unknown. What a row means to the
-cost model is decided in ``launcher.tables.questions``.
+``read`` is strict about the header and forgiving about cells: a cell that is not a number is unknown. What a row means is decided in
+``cells``.
 """
 
 from __future__ import annotations
@@ -39,15 +39,9 @@ COUNTS = (
 )
 """Columns of positive whole numbers."""
 
-MEASURED = {
-    "step_time_s": "seconds", "tokens_per_s_total": "tokens/s of all GPUs", "tokens_per_s_per_gpu": "tokens/s of a GPU", "samples_per_s": "samples/s of all GPUs",
-    "tflops_per_gpu": "1e12 FLOP/s", "mfu_pct": "per cent", "peak_mem_gb": "1e9 bytes",
-}  # fmt: skip
-"""Columns of what was measured, and their units."""
-
 
 @dataclass(frozen=True)
-class Row:
+class RawRow:
     """One line: its number (from 1, the header not counted) and its cells, blank ones left out."""
 
     number: int
@@ -104,13 +98,13 @@ class Row:
         return found.group(1).strip() if found else ""
 
 
-def read(path: str | Path) -> list[Row]:
+def read(path: str | Path) -> list[RawRow]:
     """All rows of a table. ``ConfigError`` when it cannot be read or its columns are not those of the format."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             _check_columns(path, reader.fieldnames)
-            return [Row(number, _cells(record)) for number, record in enumerate(reader, 1)]
+            return [RawRow(number, _cells(record)) for number, record in enumerate(reader, 1)]
     except OSError as error:
         raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -123,23 +117,12 @@ def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
     twice = [name for name in columns if columns.count(name) > 1]
     if twice:
         raise ConfigError(f"{path} has the column {twice[0]} more than once; keep one")
-    for name in columns:
-        meant = next((known for known in MEASURED if name not in MEASURED and _stem(name) == _stem(known)), None)
-        if meant and meant not in columns:
-            raise ConfigError(
-                f"{path} has a column {name}; what was measured is read from {meant}, in {MEASURED[meant]}: convert it and rename the column"
-            )
     missing = [name for name in REQUIRED if name not in columns]
     if missing and len(columns) == 1 and ";" in columns[0]:
         raise ConfigError(f"{path} has semicolons between its columns; use commas")
     if missing:
         hint = nearest(missing[0], columns)
         raise ConfigError(f"{path} has no column {listed(missing).replace(' or ', ' and ')}{hint} (it has: {', '.join(columns)})")
-
-
-def _stem(name: str) -> str:
-    """The name of a column of measurements without its unit."""
-    return re.sub(r"[_ ]*(\(.*\)|seconds?|secs?|millis\w*|ms|us|s|[kmgt]i?b|bytes)$", "", name.strip().lower())
 
 
 def _cells(record: dict[str, str | None]) -> dict[str, str]:

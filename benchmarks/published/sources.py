@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from launcher.tables.published import Row
+from benchmarks.published.raw import RawRow
 
 
 @dataclass(frozen=True)
-class Publisher:
+class Source:
     """A source: a pattern of its name, its trainer, and its defaults."""
 
     pattern: str
@@ -32,60 +32,58 @@ class Publisher:
     changes: Mapping[str, object] = field(default_factory=dict)  # keys of the profile in which this row differs from it
 
 
-PUBLISHERS = (
-    Publisher(r"BigScience BLOOM", "megatron_deepspeed_bloom", vocab=250000, reports="device"),
-    Publisher(r"BigScience", "megatron_deepspeed", dropout=True, vocab=50257, reports="device"),
-    Publisher(r"llm-foundry|MosaicML", "llm_foundry_2024", since=2024),
-    Publisher(r"llm-foundry|MosaicML", "llm_foundry"),
-    Publisher(r"Efficient Parallelization Layouts", "aleph_alpha_scaling", vocab=128000, tied=True),  # its weight_tying is on by default
-    Publisher(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", "nemo", True, sharding="ZeRO-1"),
-    Publisher(r"Megatron-LM CI", "megatron_core", True, sharding="ZeRO-1"),
-    Publisher(r"Megatron-LM repository", "megatron_core", True, sharding="ZeRO-1", since=2023),
-    Publisher(r"torchtitan", "torchtitan_2026", True, recompute="selective (per-op)", since=2026, reports="reserved"),
-    Publisher(r"torchtitan", "torchtitan", True, recompute="selective (per-op)", since=2025, reports="reserved"),
-    Publisher(r"torchtitan", "torchtitan", True, recompute="selective (per-op)", micro_batches="as stages", reports="reserved"),
-    Publisher(r"MT-NLG", "megatron_deepspeed", dropout=True),
-    Publisher(r"Megatron-LM SC21", "megatron_lm_2021", dropout=True),
-    Publisher(r"Megatron-LM repository", "megatron_lm_2021", dropout=True),
-    Publisher(r"Korthikanti", "megatron_lm_2022", dropout=True),
-    Publisher(r"NeMo Framework Launcher", "nemo_2022", dropout=True),
-    Publisher(r"Vocabulary Parallelism", "megatron_lm_2023", tied=False),  # its script: --untie-embeddings-and-output-weights
-    Publisher(r"Zero Bubble|MegaScale", "megatron_lm_2023"),
-    Publisher(
-        r"BloombergGPT", "unknown_before_flash", vocab=131072, recompute="full"
-    ),  # arXiv 2303.17564, section 3: fused softmax kernels
-    Publisher(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", "megatron_deepspeed"),
-    Publisher(r"DeepSpeed", "deepspeed", since=2022),
-    Publisher(r"DeepSpeed", "deepspeed_2021"),
-    Publisher(r"AMSP|InternEvo|InternLM", "internevo"),
-    Publisher(r"Pax", "pax"),
-    Publisher(r"JAX|MaxText", "jax"),
-    Publisher(r"nanotron", "nanotron", True),
-    Publisher(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", "fsdp"),
-    Publisher(r"trireme|^$", "trireme"),
-    Publisher(r"Megatron|Nemotron", "megatron_core", True, since=2024),
-    Publisher(r"Megatron", "megatron_lm_2023", since=2023),
-    Publisher(r"Megatron", "megatron_lm_2022", since=2022),
-    Publisher(r"Megatron", "megatron_lm_2021", dropout=True),
-    Publisher("", "unknown", since=2023),
-    Publisher("", "unknown_before_flash"),
+SOURCES = (
+    Source(r"BigScience BLOOM", "megatron_deepspeed_bloom", vocab=250000, reports="device"),
+    Source(r"BigScience", "megatron_deepspeed", dropout=True, vocab=50257, reports="device"),
+    Source(r"llm-foundry|MosaicML", "llm_foundry_2024", since=2024),
+    Source(r"llm-foundry|MosaicML", "llm_foundry"),
+    Source(r"Efficient Parallelization Layouts", "aleph_alpha_scaling", vocab=128000, tied=True),  # its weight_tying is on by default
+    Source(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", "nemo", True, sharding="ZeRO-1"),
+    Source(r"Megatron-LM CI", "megatron_core", True, sharding="ZeRO-1"),
+    Source(r"Megatron-LM repository", "megatron_core", True, sharding="ZeRO-1", since=2023),
+    Source(r"torchtitan", "torchtitan_2026", True, recompute="selective (per-op)", since=2026, reports="reserved"),
+    Source(r"torchtitan", "torchtitan", True, recompute="selective (per-op)", since=2025, reports="reserved"),
+    Source(r"torchtitan", "torchtitan", True, recompute="selective (per-op)", micro_batches="as stages", reports="reserved"),
+    Source(r"MT-NLG", "megatron_deepspeed", dropout=True),
+    Source(r"Megatron-LM SC21", "megatron_lm_2021", dropout=True),
+    Source(r"Megatron-LM repository", "megatron_lm_2021", dropout=True),
+    Source(r"Korthikanti", "megatron_lm_2022", dropout=True),
+    Source(r"NeMo Framework Launcher", "nemo_2022", dropout=True),
+    Source(r"Vocabulary Parallelism", "megatron_lm_2023", tied=False),  # its script: --untie-embeddings-and-output-weights
+    Source(r"Zero Bubble|MegaScale", "megatron_lm_2023"),
+    Source(r"BloombergGPT", "unknown_before_flash", vocab=131072, recompute="full"),  # arXiv 2303.17564, section 3: fused softmax kernels
+    Source(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", "megatron_deepspeed"),
+    Source(r"DeepSpeed", "deepspeed", since=2022),
+    Source(r"DeepSpeed", "deepspeed_2021"),
+    Source(r"AMSP|InternEvo|InternLM", "internevo"),
+    Source(r"Pax", "pax"),
+    Source(r"JAX|MaxText", "jax"),
+    Source(r"nanotron", "nanotron", True),
+    Source(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", "fsdp"),
+    Source(r"trireme|^$", "trireme"),
+    Source(r"Megatron|Nemotron", "megatron_core", True, since=2024),
+    Source(r"Megatron", "megatron_lm_2023", since=2023),
+    Source(r"Megatron", "megatron_lm_2022", since=2022),
+    Source(r"Megatron", "megatron_lm_2021", dropout=True),
+    Source("", "unknown", since=2023),
+    Source("", "unknown_before_flash"),
 )
 """The first whose name and year fit."""
 LATEST = 9999
 """The year of a row that does not say."""
 
 
-def publisher(row: Row) -> Publisher:
+def source_of(row: RawRow) -> Source:
     """The publisher of a row, with what the row itself says of the trainer."""
     year = row.whole("year") or LATEST
-    found = next(p for p in PUBLISHERS if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE))
+    found = next(p for p in SOURCES if year >= p.since and re.search(p.pattern, row.source, re.IGNORECASE))
     trainer, changes = _trainer(row, found.trainer)
     balance = "cost" if _method(row) == "redis" else found.balance
     recompute = _policy(row, trainer) or found.recompute
     return replace(found, trainer=trainer, changes=changes | _as_noted(row), balance=balance, recompute=recompute)
 
 
-def _policy(row: Row, trainer: str) -> str:
+def _policy(row: RawRow, trainer: str) -> str:
     """What trainers in JAX recompute where the cell is blank."""
     if trainer in ("maxtext", "paxml"):
         return "selective"
@@ -97,7 +95,7 @@ PAX_POLICIES = ((r"126M", "none"), (r"\b5B", "selective"), (r"175B", "full"))
 """Its configurations of those models: GPT126M does not repeat layers, so nothing is checkpointed; GPT175B has the default, SAVE_NOTHING."""
 
 
-def _trainer(row: Row, usual: str) -> tuple[str, dict[str, object]]:
+def _trainer(row: RawRow, usual: str) -> tuple[str, dict[str, object]]:
     """The trainer of a row where its source has several, and what it did otherwise."""
     model = row.text("model").lower()
     if "maxtext" in model:
@@ -113,7 +111,7 @@ def _trainer(row: Row, usual: str) -> tuple[str, dict[str, object]]:
     return METHODS.get(_method(row), usual), {}
 
 
-def _sharded(row: Row) -> str:
+def _sharded(row: RawRow) -> str:
     """The trainer of a row with sharded parameters, of a source that has several."""
     table = row.text("table_or_file")
     if table.startswith("experiments/gpt2"):
@@ -130,7 +128,7 @@ METHODS = {
 """What the papers on zero bubbles and on vocabulary parallelism compare, beside a ``baseline`` and a balanced ``redis`` of Megatron-LM."""
 
 
-def _method(row: Row) -> str:
+def _method(row: RawRow) -> str:
     """Which of them a row of those papers is."""
     if row.source.startswith("Zero Bubble"):
         return "zb-2p" if row.schedule in ("zb-2p", "zb-h2") else "baseline"
@@ -141,7 +139,7 @@ def _method(row: Row) -> str:
     return re.sub(r"vocab\w*[- ]?", "vocab-", found.group()) if found else "baseline"
 
 
-def _as_noted(row: Row) -> dict[str, object]:
+def _as_noted(row: RawRow) -> dict[str, object]:
     """The kernels and modes that a row names in its notes and cells."""
     changes: dict[str, object] = {}
     kernel = row.kernel
@@ -169,7 +167,7 @@ GRAPHS: dict[str, object] = {"kernels.launches_per_block": 2, "kernels.launches_
 """CUDA graphs of attention and router, HybridEP."""
 
 
-def _recipe(row: Row, container: tuple[int, int]) -> dict[str, object]:
+def _recipe(row: RawRow, container: tuple[int, int]) -> dict[str, object]:
     """What the performance recipes of Megatron-Bridge switch on for mixtures of experts, by GPU and container (its perf_recipes folder)."""
     gpu, low = row.text("gpu"), "mxfp8" in row.text("precision").lower()
     if row.text("arch") != "moe":

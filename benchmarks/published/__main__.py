@@ -1,0 +1,39 @@
+"""Turn a table of measured runs as it was published into a canonical one.
+
+    python -m benchmarks.published RAW.csv CANONICAL.csv
+
+Rows keep their order and number. What a source does not say is filled with what its documentation, its notes or common use say, and listed in the
+column ``assumed``; what nothing says is ``unknown``. Sources that are not known here pass with ``trainer=unknown``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks.published.convert import canonical
+from benchmarks.published.raw import read
+from launcher.tables.canonical import write
+from trainer.config import ConfigError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0, or 2 for a table that cannot be read."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("raw", metavar="RAW.csv")
+    parser.add_argument("canonical", metavar="CANONICAL.csv")
+    given = parser.parse_args(argv)
+    try:
+        rows = [canonical(row) for row in read(given.raw)]
+        write(given.canonical, rows)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
+    print(f"wrote {len(rows)} rows to {given.canonical}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""From rows as they were published to canonical ones, with every assumption listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.published.layout import layout_cells
+from benchmarks.published.machine import machine_cells
+from benchmarks.published.model import model_cells
+from benchmarks.published.raw import RawRow
+from benchmarks.published.sources import Source, source_of
+from benchmarks.published.step_time import step_seconds
+from launcher.cost.shape import Shape
+from launcher.tables.canonical import COLUMNS, MeasuredRun, Unanswerable, written
+from launcher.tables.cases import shape_of
+
+STATED_BY = {
+    "heads": "heads", "kv_heads": "kv_heads", "vocab": "vocab", "ffn": "ffn", "family": "arch", "tensor": "tp", "pipeline": "pp",
+    "virtual_pipeline": "virtual_pp", "context": "cp", "expert": "ep", "micro_batch": "mbs", "global_batch": "gbs",
+    "sequence_parallel": "sequence_parallel", "recompute": "recompute", "gpus_per_node": "nodes", "precision": "precision",
+    "shard_params": "zero_stage_or_sharding", "shard_grads": "zero_stage_or_sharding", "shard_optimizer": "zero_stage_or_sharding",
+}  # fmt: skip
+"""Columns that are assumed where the published column is blank."""
+BY_NAME = ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers", "latent_queries", "latent_keys")
+"""Columns of mixtures of experts: from public model cards, by the model's name."""
+
+
+def canonical(row: RawRow) -> dict[str, Any]:
+    """The canonical cells of a row."""
+    source = source_of(row)
+    cells = {"source": row.source or None, "model": row.text("model") or None}
+    cells |= model_cells(row, source) | machine_cells(row) | layout_cells(row, source)
+    cells |= {"trainer": source.trainer, "trainer_changes": _changes(source.changes), "precision": precision_of(row)}
+    seconds, made_of = step_seconds(row, _shape(cells))
+    peak = row.number_of("peak_mem_gb")
+    cells |= {"step_time_s": seconds, "peak_memory_gb": peak, "memory_counts": source.reports, "oom": row.yes("oom")}
+    assumed = assumptions(row, source, cells) | ({"step_time_s": made_of} if made_of else {})
+    cells["assumed"] = "; ".join(f"{name} ({why})" for name, why in assumed.items()) or "none"
+    return {name: cells[name] for name in COLUMNS}
+
+
+def assumptions(row: RawRow, source: Source, cells: Mapping[str, Any]) -> dict[str, str]:
+    """What a row does not say itself, and where it comes from."""
+    found = {name: "usual" for name, raw in STATED_BY.items() if not row.text(raw) and cells[name] is not None}
+    if "recompute" in found and source.recompute:
+        found["recompute"] = "usual of the source"
+    if "vocab" in found and source.vocab:
+        found["vocab"] = "usual of the source"
+    for name in ("tied", "dropout"):
+        found[name] = "usual of the source" if getattr(source, name) is not None else "usual of the family"
+    if row.text("arch") == "moe":
+        found |= {name: "model card, or notes" for name in (*BY_NAME, "ffn", "head_width") if cells[name]}
+    found["trainer"] = "by source and year"
+    if source.changes:
+        found["trainer_changes"] = "by model, notes, precision, container"
+    if cells["pipeline"] and cells["pipeline"] > 1:
+        found |= dict.fromkeys(("schedule", "balance"), "by model, table and notes")
+    found |= {name: "by name of the GPU" for name in ("memory_gb", "memory_bandwidth_gbs") if cells[name]}
+    return found | {name: "words of the interconnect" for name in ("link_gbs", "link_domain", "network_gbs") if cells[name]}
+
+
+def precision_of(row: RawRow) -> str:
+    """The number format of the matrix products."""
+    text = row.text("precision").lower()
+    for name in ("fp4", "fp8"):
+        if name in text:
+            return name
+    if "fp16" in text and "bf16" not in text:
+        return "fp16"
+    if text == "fp32":
+        return "fp32"
+    return "fp16" if row.text("gpu").startswith("V100") else "bf16"
+
+
+def _changes(changes: Mapping[str, object]) -> str:
+    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in changes.items()}
+    return " ".join(f"{name}={value}" for name, value in words.items()) or "none"
+
+
+def _shape(cells: Mapping[str, Any]) -> Shape | None:
+    try:
+        return shape_of(MeasuredRun(0, {name: COLUMNS[name].read(written(value)) for name, value in cells.items()}))
+    except Unanswerable:
+        return None

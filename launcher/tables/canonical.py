@@ -1,0 +1,238 @@
+"""Tables of measured runs in canonical columns: one line per run, every cell explicit, words from closed lists, ``unknown`` where it is not known.
+
+``trireme rank --csv`` writes the trials of a sweep in this form. Tables of other forms are turned into it before they get here.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from launcher.cost.layouts import BALANCES
+from trainer.config import ConfigError
+from trainer.config.errors import listed, nearest
+from trainer.config.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES
+
+UNKNOWN = "unknown"
+MOST = 1e9
+"""Whole numbers are below this."""
+TINY, HUGE = 1e-18, 1e18
+"""Numbers that can have been measured lie between these, far from where floating point ends."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: what its cells mean, and what they may be."""
+
+    name: str
+    doc: str
+    kind: str = "count"  # count (1, 2, ...), size (0, 1, ...), number (above 0), flag (yes, no), word (of choices), text
+    choices: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        return {
+            "count": "a whole number of 1 or more",
+            "size": "a whole number of 0 or more",
+            "number": "a number above 0",
+            "flag": "yes or no",
+            "word": listed(self.choices),
+            "text": "text",
+        }[self.kind]
+
+    def read(self, text: str) -> Any:
+        """The value of a cell, None for ``unknown``. ``ValueError`` for what it cannot be."""
+        if text == UNKNOWN:
+            return None
+        match self.kind:
+            case "count" | "size":
+                value = float(text)
+                if value != int(value) or not (self.kind == "count") <= value < MOST:
+                    raise ValueError(text)
+                return int(value)
+            case "number":
+                value = float(text)
+                if not TINY < value < HUGE:
+                    raise ValueError(text)
+                return value
+            case "flag":
+                return {"yes": True, "no": False}[text]
+            case "word":
+                return self.choices[self.choices.index(text)]
+        return text
+
+
+COLUMNS = {
+    column.name: column
+    for column in (
+        Column("source", "who measured: rows of one source are summed up together", "text"),
+        Column("model", "name of the model", "text"),
+        # the model
+        Column("family", "what its blocks are made of (a mixture of experts is llama with experts)", "word", FAMILIES),
+        Column("layers", "transformer blocks"),
+        Column("hidden", "width of the residual stream"),
+        Column("heads", "attention heads"),
+        Column("kv_heads", "key/value heads"),
+        Column("head_width", "width of one head", "number"),
+        Column("ffn", "inner width of the MLP"),
+        Column("vocab", "vocabulary"),
+        Column("seq", "sequence length in tokens"),
+        Column("tied", "input embedding and head share their matrix", "flag"),
+        Column("dropout", "dropout is on", "flag"),
+        Column("adapters", "only small adapters are trained (LoRA)", "flag"),
+        Column("experts", "experts of a block; 0 = a dense model", "size"),
+        Column("experts_active", "experts that a token visits", "size"),
+        Column("experts_ffn", "inner width of one expert", "size"),
+        Column("experts_shared_ffn", "inner width of the experts that every token visits", "size"),
+        Column("dense_layers", "leading blocks with an ordinary MLP", "size"),
+        Column("latent_queries", "rank of the latent of queries (multi-head latent attention); 0 = none", "size"),
+        Column("latent_keys", "rank of the latent of keys and values", "size"),
+        # the machine
+        Column("hardware", "device: a file of conf/hardware, or of runs/hardware", "text"),
+        Column("gpus", "devices"),
+        Column("gpus_per_node", "devices of a node"),
+        Column("memory_gb", "memory of a device in 1e9 bytes; unknown = the hardware file's", "number"),
+        Column("memory_bandwidth_gbs", "its bandwidth in 1e9 bytes/s; unknown = the hardware file's", "number"),
+        Column("link_gbs", "bandwidth inside a node, per device and direction, in 1e9 bytes/s; unknown = the hardware file's", "number"),
+        Column("link_domain", "devices joined by links; unknown = the hardware file's"),
+        Column("network_gbs", "bandwidth between nodes, per device and direction, in 1e9 bytes/s; unknown = the hardware file's", "number"),
+        # the trainer
+        Column("trainer", "profile of the trainer, a file of conf/trainer; unknown = conf/trainer/unknown.yaml", "text"),
+        Column("trainer_changes", "keys of the profile in which this run differs: overlap.gradients=false ..., or none", "text"),
+        # the layout
+        Column("tensor", "tensor-parallel ranks"),
+        Column("pipeline", "pipeline ranks"),
+        Column("virtual_pipeline", "model chunks per pipeline rank"),
+        Column("data", "data-parallel replicas"),
+        Column("context", "context-parallel ranks"),
+        Column("expert", "expert-parallel ranks"),
+        Column("micro_batch", "sequences of a micro-batch"),
+        Column("global_batch", "sequences of a step"),
+        Column("schedule", "pipeline schedule", "word", SCHEDULES),
+        Column("balance", "how blocks are dealt out to stages", "word", BALANCES),
+        Column("sequence_parallel", "sequence parallelism", "flag"),
+        Column("recompute", "recomputation of activations", "word", RECOMPUTE),
+        Column("recompute_layers", "with recompute=full: first blocks of a chunk that are recomputed; 0 = all", "size"),
+        Column("recompute_every", "with recompute=full: every so many of them"),
+        Column("shard_params", "shards of the parameters"),
+        Column("shard_grads", "shards of the gradients"),
+        Column("shard_optimizer", "shards of the optimizer states"),
+        Column("precision", "number format of matrix products", "word", RATED),
+        # what was measured
+        Column("step_time_s", "seconds of a step", "number"),
+        Column("peak_memory_gb", "peak memory of the fullest rank in 1e9 bytes", "number"),
+        Column("memory_counts", "what that counts", "word", ("device", "reserved", "allocated")),
+        Column("oom", "the run had too little memory", "flag"),
+        Column("assumed", "columns of this row that its source does not say, each with the reason in brackets; or none", "text"),
+    )
+}
+HOW = "python -m benchmarks.published TABLE.csv CANONICAL.csv"
+
+
+class Unanswerable(ValueError):
+    """A row that cannot be predicted; the message is the reason, the same for all rows of its kind."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One line: its number (from 1, the header not counted) and the values of its cells, None where unknown."""
+
+    number: int
+    cells: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.cells[name]
+
+    def known(self, name: str) -> Any:
+        """A cell that a prediction needs; ``Unanswerable`` where it is not known."""
+        if self.cells[name] is None:
+            raise Unanswerable(f"{name} is not known")
+        return self.cells[name]
+
+    @cached_property
+    def assumed(self) -> set[str]:
+        """Columns whose cells are assumptions."""
+        words = self.cells["assumed"] or "none"
+        return set() if words == "none" else {word.split(" (")[0].strip() for word in words.split("; ")}
+
+    def stated(self, name: str) -> Any:
+        """A cell, None where it is assumed: rows of which one says nothing are not taken for runs of the same model."""
+        return None if name in self.assumed else self.cells[name]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """What was measured; None for a run that had too little memory, whatever it printed."""
+        return None if self.cells["oom"] else self.cells["step_time_s"]
+
+    @property
+    def peak_bytes(self) -> float | None:
+        peak = self.cells["peak_memory_gb"]
+        return None if peak is None else peak * 1e9
+
+
+def read(path: str | Path) -> list[MeasuredRun]:
+    """All rows of a table. ``ConfigError`` when it cannot be read, a column is missing or a cell is not what its column allows."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            _check_columns(path, reader.fieldnames)
+            return [MeasuredRun(number, _cells(path, number, record)) for number, record in enumerate(reader, 1)]
+    except OSError as error:
+        raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot read the table {path}: {error}") from None
+
+
+def write(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A table of ``rows``, None as ``unknown``. ``ConfigError`` when it cannot be written."""
+    try:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(COLUMNS)
+            lines.writerows([written(row[name]) for name in COLUMNS] for row in rows)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def written(value: Any) -> str:
+    """A cell."""
+    match value:
+        case None:
+            return UNKNOWN
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.12g}"
+    return str(value)
+
+
+def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
+    if not columns:
+        raise ConfigError(f"{path} is empty; a table of measurements starts with a line of column names")
+    if twice := [name for name in columns if columns.count(name) > 1]:
+        raise ConfigError(f"{path} has the column {twice[0]} more than once; keep one")
+    if len(columns) == 1 and ";" in columns[0]:
+        raise ConfigError(f"{path} has semicolons between its columns; use commas")
+    if missing := [name for name in COLUMNS if name not in columns]:
+        hint = nearest(missing[0], [name for name in columns if name not in COLUMNS])
+        raise ConfigError(
+            f"{path} has no column {listed(missing).replace(' or ', ' and ')}{hint}; a table as it was published becomes canonical with: {HOW}"
+        )
+
+
+def _cells(path: str | Path, number: int, record: Mapping[str, str | None]) -> dict[str, Any]:
+    cells = {}
+    for name, column in COLUMNS.items():
+        text = (record[name] or "").strip()
+        try:
+            if not text:
+                raise ValueError(name)
+            cells[name] = column.read(text)
+        except (ValueError, KeyError, OverflowError):
+            given = f"{name}={text}" if text else f"no {name}"
+            raise ConfigError(f"row {number} of {path} has {given}; give {column.allowed}, or {UNKNOWN}") from None
+    return cells

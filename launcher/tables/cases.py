@@ -1,0 +1,129 @@
+"""From a row of a table to what the cost model needs to predict it, or the reason why it cannot be predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from launcher.config.schema import HardwareConfig
+from launcher.config.trainer import TrainerProfile
+from launcher.config.trainers import changed, profile
+from launcher.cost.device import Device
+from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
+from launcher.cost.prediction import as_run, device_of
+from launcher.cost.shape import Experts, LatentAttention, Shape
+from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
+from trainer.config import RunConfig
+from trainer.config.schema import RECOMPUTE, SCHEDULES
+
+LAYOUT = ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert", "micro_batch", "sequence_parallel", "recompute_every")
+SHARDS = ("params", "grads", "optimizer")
+
+
+@dataclass(frozen=True)
+class TableCase:
+    """All that the cost model needs for one row."""
+
+    row: MeasuredRun
+    shape: Shape
+    layout: np.void
+    global_batch: int
+    device: Device
+    precision: str
+    trainer: TrainerProfile
+
+
+def table_case(row: MeasuredRun, hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> TableCase:
+    """What ``row`` measured; ``trainer`` replaces its own. ``Unanswerable`` with the reason when it cannot be predicted."""
+    shape, layout = shape_of(row), layout_of(row)
+    _check(row, shape, layout)
+    device = machine_of(row, hardware)
+    return TableCase(row, shape, layout, row.known("global_batch"), device, row.known("precision"), trainer or trainer_of(row, device))
+
+
+def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:
+    """What no trainer could run. Embedding and head may count as blocks where stages have several chunks."""
+    chunks = int(layout["pipeline"]) * int(layout["virtual_pipeline"])
+    ranks = int(layout["tensor"]) * int(layout["pipeline"]) * int(layout["context"]) * int(layout["data"])
+    if ranks != row.known("gpus"):
+        raise Unanswerable("degrees do not multiply to the number of GPUs")
+    if row.known("global_batch") < layout["micro_batch"] * layout["data"]:
+        raise Unanswerable("batch too small for the replicas")
+    if layout["pipeline"] > shape.layers or chunks > shape.layers + 2:
+        raise Unanswerable("more stages than layers")
+    if "heads" not in row.assumed and shape.heads % layout["tensor"]:
+        raise Unanswerable("tensor degree does not divide the heads")
+    if shape.experts is not None and layout["expert"] > min(shape.experts.count, layout["data"] * layout["context"] * layout["tensor"]):
+        raise Unanswerable("more expert ranks than experts or replicas")
+    if shape.heads % shape.kv_heads:
+        raise Unanswerable("kv_heads do not divide the heads")
+
+
+def shape_of(row: MeasuredRun) -> Shape:
+    """The model of a row."""
+    family = row.known("family")
+    experts = Experts(*map(row.known, ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers")))
+    latent = LatentAttention(row.known("latent_queries"), row.known("latent_keys"))
+    sizes = {name: row.known(name) for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "seq")}
+    return Shape(
+        **sizes,
+        gated=family == "llama",
+        tied=row.known("tied"),
+        biases=family != "llama",
+        scale_only_norm=family == "llama",
+        positions=sizes["seq"] if family == "gpt" else 0,
+        embedding_norm=family == "bloom",
+        rotary=family == "llama",
+        linear_biases=family == "bloom",
+        dropout=row.known("dropout"),
+        frozen=row.known("adapters"),
+        experts=experts if experts.count else None,
+        latent=latent if latent.query_rank else None,
+    )
+
+
+def layout_of(row: MeasuredRun) -> np.void:
+    """The layout of a row as a record."""
+    values: dict[str, Any] = {name: row.known(name) for name in LAYOUT}
+    values |= {name: row.known(f"shard_{name}") for name in SHARDS}
+    values["schedule"] = SCHEDULES.index(row.known("schedule"))
+    values["recompute"] = RECOMPUTE.index(row.known("recompute"))
+    values["balance"] = BALANCES.index(row.known("balance"))
+    values["recompute_layers"] = row.known("recompute_layers") or -1
+    record = np.zeros(1, LAYOUT_DTYPE)[0]
+    for name, value in values.items():
+        record[name] = value
+    return record
+
+
+def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> Device:
+    """The device and network of a row: its hardware file, with what the row says of memory and links."""
+    name = row.known("hardware")
+    if name not in hardware:
+        raise Unanswerable(f"no hardware file {name}")
+    cells = ("memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
+    changes = {cell: row[cell] for cell in cells if row[cell] is not None}
+    return device_of(dataclasses.replace(hardware[name], **changes), row.known("gpus_per_node"))
+
+
+def trainer_of(row: MeasuredRun, device: Device) -> TrainerProfile:
+    """The profile of a row's trainer with what the row changes. ``ConfigError`` for a profile that does not exist."""
+    base = as_run(profile(row["trainer"] or UNKNOWN), RunConfig(), device)
+    words = row["trainer_changes"]
+    return base if words in (None, "none") else _changed(base, words)
+
+
+@cache
+def _changed(base: TrainerProfile, words: str) -> TrainerProfile:
+    return changed(base, changes_of(words), "trainer_changes: trainer.")
+
+
+def changes_of(words: str) -> dict[str, Any]:
+    """``overlap.tensor=all overlap.gradients=false`` as keys and values."""
+    import yaml
+
+    return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words.split())}

@@ -1,0 +1,65 @@
+"""Trials of this project's own trainer as rows of a canonical table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config.schema import ClusterConfig, HardwareConfig
+from launcher.config.trainers import OWN, profile
+from launcher.cost.device import Device
+from launcher.cost.prediction import as_run
+from launcher.cost.shape import Shape
+from launcher.tables.canonical import COLUMNS, written
+from trainer.config import LayoutConfig, TrainConfig
+
+ORDER = LayoutConfig().order
+
+
+def own_row(
+    source: str, config: TrainConfig, cluster: ClusterConfig, hardware: Mapping[str, HardwareConfig], measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One trial. ``config`` is resolved; ``measured`` has what is known of ``step_time_s``, ``peak_memory_gb`` and ``oom``.
+
+    What canonical columns cannot say (an explicit split of the blocks, another order of ranks) leaves ``balance`` unknown.
+    """
+    shape, layout = Shape.of(config.model), config.layout
+    name = next((stem for stem, device in hardware.items() if device.name == cluster.hardware.name), cluster.hardware.name)
+    plain = layout.stage_layers is None and layout.order == ORDER
+    cells: dict[str, Any] = dict.fromkeys(COLUMNS) | {
+        "source": source,
+        "model": f"{config.model.family} {shape.parameters / 1e9:.3g}B",
+        **{key: getattr(config.model, key) for key in ("family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")},
+        **dict.fromkeys(("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers"), 0),
+        **dict.fromkeys(("latent_queries", "latent_keys"), 0),
+        **{key: getattr(layout, key) for key in ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert")},
+        **{key: getattr(layout, key) for key in ("micro_batch", "schedule", "sequence_parallel", "recompute", "recompute_every")},
+        **{f"shard_{key}": getattr(layout.sharding, key) for key in ("params", "grads", "optimizer")},
+        "head_width": float(shape.head_width),
+        "dropout": shape.dropout,
+        "adapters": False,
+        "hardware": name,
+        "gpus": layout.tensor * layout.pipeline * layout.context * (layout.data or 1),
+        "gpus_per_node": cluster.gpus_per_node,
+        "trainer": OWN,
+        "trainer_changes": _changes(config, cluster),
+        "global_batch": config.run.global_batch,
+        "balance": layout.balance if plain else None,
+        "recompute_layers": layout.recompute_layers or 0,
+        "precision": config.run.precision,
+        "memory_counts": "allocated",
+        "assumed": "none",
+        **measured,
+    }
+    if layout.recompute_layers == 0:
+        cells["recompute"] = "none"
+    return cells
+
+
+def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:
+    """What the configuration sets of the profile."""
+    changes = ["kernels.attention=unfused"] if config.model.attention == "unfused" else []
+    if cluster.hardware.peak_tflops:
+        ran = as_run(profile(OWN), config.run, Device.of(cluster.hardware, cluster.gpus_per_node))
+        changes += [f"kernels.pointwise={ran.kernels.pointwise}", f"memory.bucket_bytes={written(ran.memory.bucket_bytes)}"]
+    return " ".join(changes) or "none"

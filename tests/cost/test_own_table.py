@@ -1,0 +1,34 @@
+"""A sweep that was run here is a table: predicted row by row as its trials were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.config import compose, resolve
+from launcher.config.hardware import hardware_files
+from launcher.cost import predict
+from launcher.tables.canonical import read, write
+from launcher.tables.own import own_row
+from launcher.tables.validation import judge
+
+RUNS = (
+    ["recipe=gpt3_5b"],
+    ["recipe=llama_13b", "layout.recompute=full", "layout.recompute_every=2"],
+    ["recipe=bloom_176b", "layout.stage_layers=null", "layout.balance=cost"],
+    ["recipe=gpt3_1.3b", "model.attention=unfused", "run.compile=false", "run.bucket_mb=5"],
+)
+
+
+def test_a_row_of_our_own_is_predicted_as_its_trial_was(tmp_path: Path) -> None:
+    configs = [resolve(compose(words)) for words in RUNS]
+    hardware = hardware_files()
+    measured = {"step_time_s": 1.0, "peak_memory_gb": None, "oom": False}
+    write(tmp_path / "mine.csv", [own_row("mine", c.train_config(), c.cluster, hardware, measured) for c in configs])
+    judged = judge(read(tmp_path / "mine.csv"), hardware)
+    assert [j.reason for j in judged] == [""] * len(RUNS)
+    for j, config in zip(judged, configs, strict=True):
+        expected = predict(config.model, config.layout, config.run, config.cluster)
+        assert j.prediction is not None and j.step_seconds == 1.0
+        assert (j.prediction.step_time_s, j.prediction.memory_bytes) == pytest.approx((expected.step_time_s, expected.memory_bytes))
