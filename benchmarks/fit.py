@@ -3,8 +3,8 @@
     python -m benchmarks.fit TABLE.csv              constants and reached matrix rates that a refit would choose, and what it gains
     python -m benchmarks.fit TABLE.csv --leave-out  for each source: the error with constants fitted to all other sources
 
-TABLE.csv is a table of measured runs in the format that ``trireme validate`` reads. The fitted numbers are the seconds of ``launcher.cost.constants``
-and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is documented, not fitted.
+TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads it. The fitted numbers are those of conf/constants.yaml that are not set
+by hand, and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is documented, not fitted.
 The fit is a Gauss-Newton step in the logarithms of the parameters over the logarithms of predicted / measured step times. Sources weigh by
 the root of their rows, rows far off count linearly (Huber), and parameters that no row determines stay where they are (ridge).
 """
@@ -19,20 +19,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from launcher.config.constants import constant_entries
 from launcher.config.hardware import hardware_files
 from launcher.cost.case import Case
-from launcher.cost.constants import FITTED, Constants
+from launcher.cost.constants import SHIPPED, Constants
 from launcher.cost.device import Device
 from launcher.cost.model import estimate
 from launcher.tables.canonical import Unanswerable, read
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import grouped
 
-SCALARS = (
-    "ramp_k", "wave_weight", "small_tile", "grouped", "streaming", "jitter", "bandwidth", "kernel", "host", "flash_ramp", "exponentials", "cast_bytes", "link", "network", "ramp",
-    "launch", "crowd", "skew", "tensor_hidden", "sends_hidden", "data_hidden", "contention", "step",
-)  # fmt: skip
-PAIRS = ("flash1", "flash2", "loss_passes", "eager_norm")
+NAMES = tuple(name for name, entry in constant_entries().items() if entry["kind"] != "set")
 CHIPS = {"A100": ("A100", "A800"), "V100": ("V100",), "H100-96": ("H100-96",), "H100": ("H100", "H200"), "B200": ("B200",), "B300": ("B300",),
          "GB200": ("GB200",), "GB300": ("GB300",)}  # fmt: skip
 LARGEST = {
@@ -45,9 +42,11 @@ LARGEST = {
     "network": 0.95,
 }
 HUBER, STIFFNESS, STEP = 0.08, 0.2, 0.02
+FEWEST = 5
+"""Rows of a source that is worth leaving out."""
 
 Parameters = dict[str, float]
-"""Factors on today's values by name: a constant, one of a pair ("flash1.0") or the rate of a chip ("H100 fp8")."""
+"""Factors on today's values by name: a constant, or the rate of a chip ("H100 fp8")."""
 
 
 def chip(device: Device) -> str:
@@ -79,9 +78,8 @@ class Problem:
 
     def names(self) -> list[str]:
         """All parameters."""
-        pairs = [f"{name}.{way}" for name in PAIRS for way in (0, 1)]
         rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases}
-        return [*SCALARS, *pairs, *sorted(rates)]
+        return [*NAMES, *sorted(rates)]
 
 
 def _precision(case: Case) -> str:
@@ -104,10 +102,7 @@ def _asked(path: str) -> tuple[list[TableCase], list[float]]:
 
 
 def _constants(parameters: Parameters) -> Constants:
-    values: dict[str, object] = {name: getattr(FITTED, name) * parameters.get(name, 1.0) for name in SCALARS}
-    for name in PAIRS:
-        values[name] = tuple(v * parameters.get(f"{name}.{way}", 1.0) for way, v in enumerate(getattr(FITTED, name)))
-    return replace(FITTED, **values)  # type: ignore[arg-type]
+    return SHIPPED.on({name: getattr(SHIPPED, name) * parameters.get(name, 1.0) for name in NAMES})
 
 
 def _device(device: Device, parameters: Parameters) -> Device:
@@ -136,7 +131,7 @@ def solve(problem: Problem, names: Sequence[str], base: np.ndarray, slopes: np.n
         normal = slopes.T @ (weights[:, None] * slopes) + STIFFNESS * np.eye(len(names))
         change = np.linalg.solve(normal, -slopes.T @ (weights * base))
     found = {name: float(np.exp(np.clip(move, -0.4, 0.4))) for name, move in zip(names, change)}
-    return {name: min(factor, LARGEST[name] / getattr(FITTED, name)) if name in LARGEST else factor for name, factor in found.items()}
+    return {name: min(factor, LARGEST[name] / getattr(SHIPPED, name)) if name in LARGEST else factor for name, factor in found.items()}
 
 
 def median_error(errors: np.ndarray) -> float:
@@ -148,11 +143,16 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("table", metavar="TABLE.csv")
     arguments.add_argument("--leave-out", action="store_true", help="errors of sources left out of the fit")
+    arguments.add_argument(
+        "--spread", action="store_true", help="how far each constant moves when a source is left out: for conf/constants.yaml"
+    )
     given = arguments.parse_args()
     problem = Problem.of(given.table)
     names, base = problem.names(), problem.errors({})
     slopes = jacobian(problem, names, base)
-    if given.leave_out:
+    if given.spread:
+        _spread(problem, names, base, slopes)
+    elif given.leave_out:
         _leave_out(problem, names, base, slopes)
     else:
         _refit(problem, names, base, slopes)
@@ -169,12 +169,19 @@ def _refit(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndar
             print(f"  {name:16s} x {factor:.3f}")
 
 
+def _spread(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
+    sources = [source for source in dict.fromkeys(problem.sources) if problem.sources.count(source) >= FEWEST]
+    found = [solve(problem, names, base, slopes, source) for source in sources]
+    for name in names:
+        print(f"{name:22s} {np.std([np.log(each[name]) for each in found]):.3f}")
+
+
 def _leave_out(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
     print("rows  as fitted  left out  source")
     pooled = []
     for source in dict.fromkeys(problem.sources):
         mine = np.array([s == source for s in problem.sources])
-        if mine.sum() < 5:
+        if mine.sum() < FEWEST:
             continue
         unseen = problem.errors(solve(problem, names, base, slopes, source))[mine]
         pooled.append(unseen)

@@ -36,6 +36,7 @@ class HardwareConfig:
     network_gbs: Optional[float] = key(None, "bandwidth between nodes, per device and direction, in 1e9 bytes/s (NIC share)", above=0)
     network_latency_us: float = key(10.0, "latency of one message between nodes", minimum=0)
     cores: Optional[int] = key(None, "cores of a node that its ranks share, where the device is the host's processor; null = one for each rank", minimum=1)
+    constants: dict[str, float] = key(dict, "constants of the cost model on this machine, in place of those of conf/constants.yaml", above=0)
     calibration: dict[str, Any] = key(dict, "what 'trireme doctor' measured: matrix products by shape, copies, operations, collectives by size and group")
 
 

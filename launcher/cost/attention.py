@@ -42,7 +42,7 @@ def score_count(case: Case) -> Number:
 
 def _flash(case: Case, name: str) -> tuple[Number, Number]:
     s, constants, device = case.shape, case.constants, case.device
-    forward_rate, backward_rate = getattr(constants, name)
+    forward_rate, backward_rate = (getattr(constants, f"{name}_{way}") for way in ("forward", "backward"))
     scores = score_count(case) * (0.5 if case.trainer.kernels.causal_skip else 1.0)
     # short sequences leave units idle and waste the diagonal tiles
     fill = 1 + constants.flash_ramp / s.seq

@@ -87,15 +87,17 @@ def times(case: Case) -> Times:
     return Times(ahead, back, recompute.again(case, ahead))
 
 
+MEASURED_LAUNCHES = 3 * 40
+"""Kernels of a block of this project's trainer, both ways: what ``trireme doctor`` times when it measures a block's operations."""
+
+
 def launching(case: Case, kernels: Number, busy: Number) -> Number:
     """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``. The host itself does one or the other."""
-    if case.device.host:
-        known = case.device.measured
-        each = case.constants.host if known is None else known.block_s / (3 * case.trainer.kernels.launches_per_block)
-        return kernels * each
-    if case.trainer.kernels.launch_blocking:
+    if case.trainer.kernels.launch_blocking and not case.device.host:
         return kernels * case.constants.blocking
-    return np.maximum(kernels * case.constants.host - busy, 0.0)
+    known = case.device.measured
+    each = case.constants.host if known is None else known.block_s / MEASURED_LAUNCHES
+    return kernels * each if case.device.host else np.maximum(kernels * each - busy, 0.0)
 
 
 def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number) -> tuple[Number, Number]:

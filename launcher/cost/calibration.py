@@ -1,7 +1,7 @@
 """From what ``trainer.probe`` measured to a description of the machine, and what the mechanisms still miss of it.
 
-Data-sheet figures of a known device are kept, since the mechanisms are fitted to them; what was measured replaces what a machine really
-reaches: rates of large products, links and network. Of an unknown device everything is measured. What remains between a mechanism and a
+Peaks and memory of a known device are kept, since the mechanisms are fitted to data sheets; what was measured replaces what a machine really
+reaches: rates of large products, bandwidth of memory, links and network. Of an unknown device everything is measured. What remains between a mechanism and a
 measurement, by the size of a product or by the collective, its group and its payload, is a factor that is interpolated over logarithms
 and constant outside of what was measured.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.cost import collectives, matmul
 from launcher.cost.collectives import Group
-from launcher.cost.constants import FITTED, Constants
+from launcher.cost.constants import SHIPPED, Constants
 from launcher.cost.device import Device
 from launcher.cost.measured import Measured, Table
 from trainer.config import ConfigError
@@ -30,7 +30,7 @@ GRID = 60
 Figures = dict[str, Any]
 
 
-def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, constants: Constants = FITTED) -> HardwareConfig:
+def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, constants: Constants = SHIPPED) -> HardwareConfig:
     """The hardware file ``name`` for the figures of a probe. ``known``: the file of this device that ships."""
     host = bool(figures["host"])
     config = dataclasses.replace(known or HardwareConfig(), name=name, host=host, cores=figures.get("cores"), calibration={})
@@ -40,10 +40,11 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
             config,
             memory_gb=None if size is None else rounded(size / 1e9),
             units=None if host else figures["units"],
-            memory_bandwidth_gbs=rounded(2 * figures["copy"]["bytes"] / figures["copy"]["seconds"] / COPY / 1e9),
             peak_tflops={precision: rounded(best / 1e12) for precision, best in _best(figures["products"]).items()},
             link_domain=None if host else figures["per_node"],
         )
+    bandwidth = rounded(2 * figures["copy"]["bytes"] / figures["copy"]["seconds"] / COPY / 1e9)
+    config = dataclasses.replace(config, memory_bandwidth_gbs=bandwidth)
     config = dataclasses.replace(config, reached_tflops=_reached(config, figures["products"], constants))
     exchanges = [{**one, "seconds": _unshared(one, figures)} for one in figures["exchanges"]]
     config = _links(config, exchanges, figures["per_node"], constants)
@@ -51,7 +52,7 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
     return dataclasses.replace(config, calibration={key: figures[key] for key in kept} | {"exchanges": exchanges})
 
 
-def measured(config: HardwareConfig, device: Device, constants: Constants = FITTED) -> Measured:
+def measured(config: HardwareConfig, device: Device, constants: Constants = SHIPPED) -> Measured:
     """What the mechanisms miss of ``config``'s machine; ``device`` is that machine without it. ``ConfigError`` where parts are missing."""
     try:
         return _measured(config.calibration, device, constants)

@@ -12,7 +12,7 @@ import numpy as np
 
 from launcher.config.trainer import TrainerProfile
 from launcher.cost.collectives import Group
-from launcher.cost.constants import FITTED, Constants
+from launcher.cost.constants import SHIPPED, Constants
 from launcher.cost.device import BYTES, Device
 from launcher.cost.shape import Number, Shape
 from trainer.config.schema import RECOMPUTE, SCHEDULES
@@ -28,7 +28,7 @@ class Case:
     device: Device
     trainer: TrainerProfile
     precision: str = "bf16"
-    constants: Constants = FITTED
+    constants: Constants = SHIPPED
     budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
     stage_blocks: Number | None = None  # blocks of the pipeline rank in question; None: the mean
 

@@ -17,7 +17,7 @@ def embedding(case: Case) -> tuple[Number, Number]:
     payload = case.tokens * case.shape.hidden * case.width
     move = payload / (case.device.bandwidth * case.constants.bandwidth)
     reduce = collectives.all_reduce(case.device, case.constants, case.tensor_group, payload)
-    return 3 * move + reduce + issued(case), 6 * move + issued(case)
+    return 3 * move + reduce + issued(case, 3 * move), 6 * move + issued(case, 6 * move)
 
 
 def by_stage(case: Case) -> tuple[Ways, Ways, Ways]:
@@ -38,9 +38,13 @@ def _added_up(case: Case) -> Number:
     return collectives.all_reduce(case.device, case.constants, group, case.tokens * case.shape.hidden * case.width)
 
 
-def issued(case: Case) -> Number:
-    """Seconds of the host for an end's operations, one way, where the host itself computes: a fourth of what they take in a micro-batch."""
-    return case.device.measured.micro_batch_s / 4 if case.device.host and case.device.measured else 0.0
+def issued(case: Case, busy: Number) -> Number:
+    """Seconds of the host for an end's operations, one way, where they were measured: a fourth of what they take in a micro-batch. A device that
+    they keep ``busy`` for longer does not wait for them."""
+    if case.device.measured is None:
+        return 0.0
+    host = case.device.measured.micro_batch_s / 4
+    return host if case.device.host else np.maximum(host - busy, 0.0)
 
 
 def head(case: Case) -> tuple[Number, Number]:
@@ -55,10 +59,10 @@ def head(case: Case) -> tuple[Number, Number]:
     held = mine if case.trainer.memory.sharded_logits else s.vocab
     move = case.tokens * held * (2 if case.trainer.kernels.fused_loss else 4) / (device.bandwidth * c.bandwidth)
     spread = _communication(case)
-    spread = spread + issued(case)
-    further = (case.trainer.kernels.loss_passes_forward, case.trainer.kernels.loss_passes_backward)
-    ahead, back = (usual + more for usual, more in zip(c.loss_passes, further))
-    return forward + ahead * move + spread, backward + back * move + spread
+    kernels = case.trainer.kernels
+    ahead, back = c.loss_passes_forward + kernels.loss_passes_forward, c.loss_passes_backward + kernels.loss_passes_backward
+    times = forward + ahead * move, backward + back * move
+    return tuple(busy + spread + issued(case, busy) for busy in times)  # type: ignore[return-value]
 
 
 def _communication(case: Case) -> Number:

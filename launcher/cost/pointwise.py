@@ -30,7 +30,8 @@ def seconds(case: Case) -> tuple[Number, Number]:
     """Forward and backward seconds of one block's memory-bound operations."""
     s, kernels = case.shape, case.trainer.kernels
     passes = PASSES[kernels.pointwise]
-    norm = passes.norm if kernels.fused_norm else case.constants.eager_norm
+    c = case.constants
+    norm = passes.norm if kernels.fused_norm else (c.eager_norm_forward, c.eager_norm_backward)
     rows = case.tokens / case.sequence_split
     times = []
     for way in (0, 1):

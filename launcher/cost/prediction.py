@@ -11,7 +11,7 @@ from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import OWN, profile
 from launcher.cost.calibration import measured
 from launcher.cost.case import Case
-from launcher.cost.constants import FITTED, Constants
+from launcher.cost.constants import SHIPPED, Constants
 from launcher.cost.device import Device
 from launcher.cost.layouts import to_table
 from launcher.cost.memory import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
@@ -72,7 +72,7 @@ def predict(
     run: RunConfig,
     cluster: ClusterConfig,
     trainer: TrainerProfile | None = None,
-    constants: Constants = FITTED,
+    constants: Constants | None = None,
 ) -> Prediction:
     """Step time and memory of one layout whose ``data`` degree is known, under this project's trainer or another ``trainer``.
 
@@ -88,7 +88,7 @@ def predict_many(
     run: RunConfig,
     cluster: ClusterConfig,
     trainer: TrainerProfile | None = None,
-    constants: Constants = FITTED,
+    constants: Constants | None = None,
 ) -> Estimate:
     """All layouts of ``table`` (``launcher.cost.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as arrays."""
     return estimate(case_of(model, table, run, cluster, trainer, constants))
@@ -100,16 +100,17 @@ def case_of(
     run: RunConfig,
     cluster: ClusterConfig,
     trainer: TrainerProfile | None = None,
-    constants: Constants = FITTED,
+    constants: Constants | None = None,
 ) -> Case:
     """The question that configs and a table of layouts pose."""
+    constants = constants or SHIPPED.on(cluster.hardware.constants)
     device = device_of(cluster.hardware, cluster.gpus_per_node, constants)
     trainer = as_run(trainer or profile(OWN), run, device)
     budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
     return Case(Shape.of(model), table, run.global_batch, device, trainer, run.precision, constants, budget)
 
 
-def device_of(hardware: HardwareConfig, per_node: int, constants: Constants = FITTED) -> Device:
+def device_of(hardware: HardwareConfig, per_node: int, constants: Constants) -> Device:
     """The device of a hardware file on nodes of ``per_node`` devices, with what was measured of it."""
     device = Device.of(hardware, per_node)
     return replace(device, measured=measured(hardware, device, constants)) if hardware.calibration else device

@@ -12,6 +12,7 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import changed, profile
+from launcher.cost.constants import SHIPPED, Constants
 from launcher.cost.device import Device
 from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.prediction import as_run, device_of
@@ -33,6 +34,7 @@ class TableCase:
     layout: np.void
     global_batch: int
     device: Device
+    constants: Constants
     precision: str
     trainer: TrainerProfile
 
@@ -41,8 +43,9 @@ def table_case(row: MeasuredRun, hardware: dict[str, HardwareConfig], trainer: T
     """What ``row`` measured; ``trainer`` replaces its own. ``Unanswerable`` with the reason when it cannot be predicted."""
     shape, layout = shape_of(row), layout_of(row)
     _check(row, shape, layout)
-    device = machine_of(row, hardware)
-    return TableCase(row, shape, layout, row.known("global_batch"), device, row.known("precision"), trainer or trainer_of(row, device))
+    device, constants = machine_of(row, hardware)
+    trainer = trainer or trainer_of(row, device)
+    return TableCase(row, shape, layout, row.known("global_batch"), device, constants, row.known("precision"), trainer)
 
 
 def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:
@@ -100,14 +103,16 @@ def layout_of(row: MeasuredRun) -> np.void:
     return record
 
 
-def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> Device:
-    """The device and network of a row: its hardware file, with what the row says of memory and links."""
+def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Device, Constants]:
+    """The device and network of a row: its hardware file, with what the row says of memory and links; and the file's constants."""
     name = row.known("hardware")
     if name not in hardware:
         raise Unanswerable(f"no hardware file {name}")
     cells = ("memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
     changes = {cell: row[cell] for cell in cells if row[cell] is not None}
-    return device_of(dataclasses.replace(hardware[name], **changes), row.known("gpus_per_node"))
+    config = dataclasses.replace(hardware[name], **changes)
+    constants = SHIPPED.on(config.constants)
+    return device_of(config, row.known("gpus_per_node"), constants), constants
 
 
 def trainer_of(row: MeasuredRun, device: Device) -> TrainerProfile:

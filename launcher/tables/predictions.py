@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from launcher.cost.case import Case
-from launcher.cost.constants import FITTED, Constants
 from launcher.cost.memory import CONTEXT, FRAGMENTS
 from launcher.cost.model import estimate
 from launcher.cost.shape import Shape
@@ -33,11 +32,11 @@ class RowPrediction:
     memory: dict[str, float]
 
 
-def predict_rows(rows: Sequence[TableCase], constants: Constants = FITTED) -> list[RowPrediction]:
+def predict_rows(rows: Sequence[TableCase]) -> list[RowPrediction]:
     """One prediction for each row, in order."""
     found: dict[int, RowPrediction] = {}
     for case, members in grouped(rows):
-        result = estimate(dataclasses.replace(case, constants=constants))
+        result = estimate(case)
         parts = [{name: np.broadcast_to(v, case.table.shape) for name, v in kind.items()} for kind in (result.time, result.memory)]
         for place, member in enumerate(members):
             time, memory = ({name: float(values[place]) for name, values in kind.items()} for kind in parts)
@@ -53,7 +52,7 @@ def grouped(rows: Sequence[TableCase]) -> list[tuple[Case, list[int]]]:
     for position, row in enumerate(rows):
         switches = tuple(value for value in dataclasses.astuple(row.shape) if isinstance(value, bool))
         mixture = (row.shape.experts is not None, row.shape.latent is not None)
-        groups[(repr(row.device), row.trainer, row.precision, switches, mixture)].append(position)
+        groups[(repr(row.device), row.constants, row.trainer, row.precision, switches, mixture)].append(position)
     return [(_case([rows[i] for i in members]), members) for members in groups.values()]
 
 
@@ -61,7 +60,7 @@ def _case(rows: list[TableCase]) -> Case:
     first = rows[0]
     table = np.array([row.layout for row in rows], dtype=first.layout.dtype)
     batches = np.array([row.global_batch for row in rows], dtype=float)
-    return Case(stacked([row.shape for row in rows]), table, batches, first.device, first.trainer, first.precision)
+    return Case(stacked([row.shape for row in rows]), table, batches, first.device, first.trainer, first.precision, first.constants)
 
 
 def stacked(shapes: Sequence[Any]) -> Shape:

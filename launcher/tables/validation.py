@@ -10,7 +10,6 @@ from typing import Any
 
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
-from launcher.cost.constants import FITTED, Constants
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.metrics import Errors, Verdicts, correlation, regret
@@ -82,9 +81,7 @@ class Summary:
         return statistics.fmean(s.regret for s in self.sweeps) if self.sweeps else None
 
 
-def judge(
-    rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], constants: Constants = FITTED, trainer: TrainerProfile | None = None
-) -> list[Judged]:
+def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[Judged]:
     """Every row with its prediction, or the reason why it has none. ``trainer`` replaces the rows' own."""
     found: dict[int, TableCase] = {}
     reasons: dict[int, str] = {}
@@ -93,7 +90,7 @@ def judge(
             found[row.number] = table_case(row, hardware, trainer)
         except Unanswerable as why:
             reasons[row.number] = str(why)
-    predicted = dict(zip(found, predict_rows(list(found.values()), constants)))
+    predicted = dict(zip(found, predict_rows(list(found.values()))))
     return [Judged(row, found.get(row.number), predicted.get(row.number), reasons.get(row.number, "")) for row in rows]
 
 

@@ -15,7 +15,7 @@ from machines import HARDWARE
 
 from launcher.cost import collectives
 from launcher.cost.collectives import Group
-from launcher.cost.constants import FITTED
+from launcher.cost.constants import SHIPPED
 from launcher.cost.device import Device
 
 FILES = {"A100": "a100_80", "H200": "h200", "B200": "b200"}
@@ -36,7 +36,7 @@ def ratio(row: dict[str, str]) -> float:
     group = Group(size, size // nodes, size // nodes)
     reduces = row["collective"] == "all-reduce"
     moved = (2 if reduces else 1) * (size - 1) / size * payload
-    predicted = (collectives.all_reduce if reduces else collectives.all_gather)(device, FITTED, group, payload)
+    predicted = (collectives.all_reduce if reduces else collectives.all_gather)(device, SHIPPED, group, payload)
     return float(predicted) / (moved / (float(row["busbw_gb_s"]) * 1e9))
 
 
@@ -45,7 +45,7 @@ def test_a_faster_link_never_makes_a_collective_slower(size: int, near: int, dig
     group = Group(size, min(near, size), min(near, size))
     slow, fast = (dataclasses.replace(DEVICES["A100"], link=rate * 1e9) for rate in (link, link * faster))
     for operation in (collectives.all_reduce, collectives.all_gather, collectives.reduce_scatter):
-        assert operation(fast, FITTED, group, 10**digits) <= operation(slow, FITTED, group, 10**digits) * (1 + 1e-9)
+        assert operation(fast, SHIPPED, group, 10**digits) <= operation(slow, SHIPPED, group, 10**digits) * (1 + 1e-9)
 
 
 def test_published_bus_bandwidths_are_met_from_kilobytes_to_gigabytes() -> None:
@@ -65,16 +65,16 @@ def test_a_group_of_one_is_free_and_more_data_takes_longer(payload: float, size:
     device = DEVICES["A100"]
     for collective in (collectives.all_reduce, collectives.all_gather, collectives.all_to_all):
         group = Group.placed(device, np.array([1, size]), 1)
-        alone, several = collective(device, FITTED, group, payload)
+        alone, several = collective(device, SHIPPED, group, payload)
         assert alone == 0
-        assert collective(device, FITTED, group, 2 * payload)[1] >= several
+        assert collective(device, SHIPPED, group, 2 * payload)[1] >= several
 
 
 def test_every_near_rank_brings_its_own_rail() -> None:
     """Eight replicas per node cross the network with eight ports at once, one replica per node with one."""
     device = DEVICES["A100"]
     spread, packed = Group.placed(device, 16, 8), Group.placed(device, 16, 1)
-    slow, fast = (float(collectives.bus(device, FITTED, group)) for group in (spread, packed))
+    slow, fast = (float(collectives.bus(device, SHIPPED, group)) for group in (spread, packed))
     assert slow < device.network < fast <= device.link
 
 
@@ -82,7 +82,7 @@ def test_an_all_reduce_costs_what_its_reduce_scatter_and_all_gather_cost() -> No
     """But for the way through the network, which is long for few bytes."""
     device = DEVICES["A100"]
     group = Group.placed(device, 64, 1)
-    once, twice = collectives.all_reduce(device, FITTED, group, 1e10), 2 * collectives.all_gather(device, FITTED, group, 1e10)
+    once, twice = collectives.all_reduce(device, SHIPPED, group, 1e10), 2 * collectives.all_gather(device, SHIPPED, group, 1e10)
     assert float(once) == pytest.approx(float(twice), rel=0.01)
 
 
@@ -91,7 +91,7 @@ def test_a_gather_waits_for_every_node_and_an_all_reduce_for_the_depth_of_a_tree
     device = DEVICES["A100"]
     groups = [Group.placed(device, 8 * nodes, 1) for nodes in (16, 128)]
     gather, reduce = (
-        [float(of(device, FITTED, g, 8.0)) - FITTED.launch for g in groups] for of in (collectives.all_gather, collectives.all_reduce)
+        [float(of(device, SHIPPED, g, 8.0)) - SHIPPED.launch for g in groups] for of in (collectives.all_gather, collectives.all_reduce)
     )
     assert gather[1] / gather[0] == pytest.approx(8, rel=0.1)
     assert 1 < reduce[1] / reduce[0] < 2 and gather[1] > 10 * reduce[1]
@@ -101,9 +101,9 @@ def test_a_switch_that_adds_up_speeds_up_only_all_reduce_inside_its_domain() -> 
     device = DEVICES["H200"]
     plain = dataclasses.replace(device, link_reduction=False)
     inside, across = Group.placed(device, 8, 1), Group.placed(device, 32, 1)
-    assert collectives.all_reduce(device, FITTED, inside, 1e9) < collectives.all_reduce(plain, FITTED, inside, 1e9)
-    assert collectives.all_reduce(device, FITTED, across, 1e9) == collectives.all_reduce(plain, FITTED, across, 1e9)
-    assert collectives.all_gather(device, FITTED, inside, 1e9) == collectives.all_gather(plain, FITTED, inside, 1e9)
+    assert collectives.all_reduce(device, SHIPPED, inside, 1e9) < collectives.all_reduce(plain, SHIPPED, inside, 1e9)
+    assert collectives.all_reduce(device, SHIPPED, across, 1e9) == collectives.all_reduce(plain, SHIPPED, across, 1e9)
+    assert collectives.all_gather(device, SHIPPED, inside, 1e9) == collectives.all_gather(plain, SHIPPED, inside, 1e9)
 
 
 def test_a_link_domain_of_72_keeps_a_group_of_64_off_the_network() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -24,8 +25,8 @@ from launcher.cli.main import main
 from launcher.config import compose
 from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.cost import predict
-from launcher.cost.calibration import _exchange, _product, hardware, measured
-from launcher.cost.constants import FITTED
+from launcher.cost.calibration import COPY, _exchange, _product, hardware, measured
+from launcher.cost.constants import SHIPPED
 from launcher.cost.device import Device
 from trainer.config import ConfigError, ModelConfig
 from trainer.probe import groups_of, pair_of
@@ -44,16 +45,21 @@ def planted(host: bool, **device: Any) -> dict[str, Any]:
     for name, size, near in KINDS:
         for payload in (4 << 10, 64 << 10, 4 << 20):
             one = {"operation": name, "size": size, "near": near, "bytes": payload}
-            seconds = float(_exchange(true, one, FITTED)) * wobble.pop()
+            seconds = float(_exchange(true, one, SHIPPED)) * wobble.pop()
             exchanges.append(one | {"seconds": 10 * seconds if host else seconds, "busy_s": seconds})
     products = [{"precision": "fp32", "m": m, "n": n, "k": k} for m, n, k in SHAPES]
-    products = [p | {"seconds": _product(true, "fp32", p, FITTED) * wobble.pop()} for p in products]
+    products = [p | {"seconds": _product(true, "fp32", p, SHIPPED) * wobble.pop()} for p in products]
     about: dict[str, Any] = {"nodes": 2, "per_node": 4, "hosts": ["a", "b"], "torch": "", "host": host, "units": 132}
     about |= (
         {"device": "cpu", "memory_bytes": None, "cores": 2} if host else {"device": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}
     )
     block = {"block": 4e-4, "micro_batch": 2e-4, "step": 3e-4}
-    return about | {"products": products, "exchanges": exchanges, "copy": {"bytes": 1 << 25, "seconds": 2e-3}, "block": block}
+    return about | {
+        "products": products,
+        "exchanges": exchanges,
+        "copy": {"bytes": 1 << 25, "seconds": 2 * (1 << 25) / (COPY * true.bandwidth)},
+        "block": block,
+    }
 
 
 @pytest.mark.parametrize("host", [True, False])
@@ -63,9 +69,42 @@ def test_what_was_measured_is_what_is_predicted(host: bool) -> None:
     device = Device.of(found, 4)
     device = dataclasses.replace(device, measured=measured(found, device))
     for one in figures["exchanges"]:
-        assert float(_exchange(device, one, FITTED)) == pytest.approx(one["busy_s"], rel=0.01), one
+        assert float(_exchange(device, one, SHIPPED)) == pytest.approx(one["busy_s"], rel=0.01), one
     for p in figures["products"]:
-        assert _product(device, "fp32", p, FITTED) == pytest.approx(p["seconds"], rel=0.12), p
+        assert _product(device, "fp32", p, SHIPPED) == pytest.approx(p["seconds"], rel=0.12), p
+
+
+@pytest.mark.parametrize("host", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [("products", "matrix products"), ("copy", "memory-bound operations"), ("exchanges", "gradient reduction"), ("block", "launching"),
+     ("block", "head and loss"), ("block", "fixed cost of a step")],
+)  # fmt: skip
+def test_all_that_is_measured_is_used(host: bool, kind: str, part: str) -> None:
+    """Of a model so small that the host decides; each measurement alone, five times as slow."""
+
+    def time(figures: dict[str, Any]) -> float:
+        found = hardware("mine", figures, None if host else HARDWARE["h100"])
+        cluster = ClusterConfig(gpus_per_node=4, hardware=found)
+        return predict(TINY, layout(data=4), mixed(16, "fp32"), cluster).time[part]
+
+    figures = planted(host)
+    slower: Any = copy.deepcopy(figures)
+    entries = {"products": slower["products"], "copy": [slower["copy"]], "exchanges": slower["exchanges"], "block": [slower["block"]]}[kind]
+    for entry in entries:
+        entry |= {name: 5 * value for name, value in entry.items() if name in ("seconds", "busy_s", "block", "micro_batch", "step")}
+    assert time(slower) > 1.2 * time(figures)
+
+
+def test_constants_of_a_machine_replace_those_that_ship() -> None:
+    slow = dataclasses.replace(HARDWARE["h100"], constants={"network": 0.3})
+    near, far = (
+        predict(TINY, layout(data=16), mixed(16), ClusterConfig(nodes=2, gpus_per_node=8, hardware=h)) for h in (HARDWARE["h100"], slow)
+    )
+    assert far.time["gradient reduction"] > near.time["gradient reduction"] and far.time["matrix products"] == near.time["matrix products"]
+    wrong = dataclasses.replace(HARDWARE["h100"], constants={"netwrk": 0.3})
+    with pytest.raises(ConfigError, match=r"unknown key cluster\.hardware\.constants\.netwrk; did you mean 'network'"):
+        predict(TINY, layout(), mixed(16), ClusterConfig(gpus_per_node=1, hardware=wrong))
 
 
 def test_links_and_network_are_found_again() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from machines import HARDWARE
 
 from launcher.cost import matmul
-from launcher.cost.constants import FITTED
+from launcher.cost.constants import SHIPPED
 from launcher.cost.device import Device
 
 A100 = Device.of(HARDWARE["a100_80"], 8)
@@ -17,21 +17,21 @@ SIZES = st.integers(1, 20000)
 
 
 def rate(m: float, n: float, k: float, precision: str = "bf16") -> float:
-    return 2 * m * n * k / float(matmul.seconds(A100, precision, FITTED, m, n, k))
+    return 2 * m * n * k / float(matmul.seconds(A100, precision, SHIPPED, m, n, k))
 
 
 @given(SIZES, SIZES, SIZES)
 def test_no_product_is_faster_than_the_device_or_its_memory(m: int, n: int, k: int) -> None:
-    seconds = float(matmul.seconds(A100, "bf16", FITTED, m, n, k))
+    seconds = float(matmul.seconds(A100, "bf16", SHIPPED, m, n, k))
     assert seconds >= 2 * m * n * k / A100.rate("bf16")
     assert seconds >= 2 * (m * k + k * n + m * n) / A100.bandwidth
 
 
 @given(SIZES, SIZES, SIZES)
 def test_more_of_any_dimension_never_takes_less_time(m: int, n: int, k: int) -> None:
-    base = float(matmul.seconds(A100, "bf16", FITTED, m, n, k))
+    base = float(matmul.seconds(A100, "bf16", SHIPPED, m, n, k))
     for grown in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
-        assert float(matmul.seconds(A100, "bf16", FITTED, *grown)) >= base
+        assert float(matmul.seconds(A100, "bf16", SHIPPED, *grown)) >= base
 
 
 def test_large_products_come_near_the_sustained_rate() -> None:
@@ -54,7 +54,7 @@ def test_the_best_shape_reaches_what_was_measured_on_each_device() -> None:
     for name, best in (("a100_80", 271.2e12), ("h100", 794.5e12), ("b200", 1745e12)):
         device = Device.of(HARDWARE[name], 8)
         n = 16384
-        reached = 2 * n**3 / float(matmul.seconds(device, "bf16", FITTED, n, n, n))
+        reached = 2 * n**3 / float(matmul.seconds(device, "bf16", SHIPPED, n, n, n))
         assert 0.6 * best < reached < best
 
 

@@ -12,7 +12,7 @@ from launcher.config.trainers import changed, profile
 from launcher.cost import Prediction, activations, block, collectives, memory, predict, stages, states
 from launcher.cost.case import Case
 from launcher.cost.collectives import Group
-from launcher.cost.constants import FITTED
+from launcher.cost.constants import SHIPPED
 from launcher.cost.device import Device
 from launcher.cost.layouts import to_table
 from launcher.cost.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
@@ -77,8 +77,8 @@ def test_a_token_goes_to_each_domain_once_where_copies_are_made_there() -> None:
     """8 experts of 16 ranks on two nodes: half of 8 copies leave the node, or at most one."""
     device = Device.of(HARDWARE["h100"], 8)
     group, payload = Group(16, 8, 8), 1e9
-    copies = float(collectives.all_to_all(device, FITTED, group, payload))
-    once = float(collectives.all_to_all(device, FITTED, group, payload, 2 / 8 * (1 - 0.5**8)))
+    copies = float(collectives.all_to_all(device, SHIPPED, group, payload))
+    once = float(collectives.all_to_all(device, SHIPPED, group, payload, 2 / 8 * (1 - 0.5**8)))
     assert 3 < copies / once < 4.5
 
 
@@ -94,7 +94,7 @@ def test_tokens_hide_behind_another_micro_batch_only_where_the_trainer_overlaps_
 def test_products_of_several_experts_run_below_the_rate_of_one() -> None:
     shape = replace(cases(layout(1, 1, 64), BASE).shape, experts=Experts(64, 8, 2048))
     asking = replace(cases(layout(1, 1, 64), BASE), shape=shape)
-    slow, fast = (block.matrix_seconds(replace(asking, constants=replace(FITTED, grouped=g)))[0][0] for g in (0.5, 1.0))
+    slow, fast = (block.matrix_seconds(replace(asking, constants=replace(SHIPPED, grouped=g)))[0][0] for g in (0.5, 1.0))
     assert slow > 1.2 * fast
 
 
@@ -115,11 +115,11 @@ def test_blocks_in_host_memory_free_their_share_of_the_activations() -> None:
 
 def test_communicators_across_the_network_take_more_and_each_counts() -> None:
     near, far = (asked(layout(1, 1, n), BASE).memory[memory.CONTEXT] for n in (8, 16))
-    assert far - near == pytest.approx((FITTED.far_communicator_gb - FITTED.communicator_gb) * 1e9)
+    assert far - near == pytest.approx((SHIPPED.far_communicator_gb - SHIPPED.communicator_gb) * 1e9)
     three = changed(BASE, {"memory.communicators.pipeline": 3})
     deep = layout(8, 4, 1)
     assert asked(deep, three).memory[memory.CONTEXT] - asked(deep, BASE).memory[memory.CONTEXT] == pytest.approx(
-        2e9 * FITTED.far_communicator_gb
+        2e9 * SHIPPED.far_communicator_gb
     )
 
 
@@ -178,7 +178,7 @@ def test_block_inputs_and_optimizer_states_move_to_host_memory_each_alone() -> N
     )
     held = GPT_22B.layers * GPT_22B.seq * GPT_22B.hidden * 2 / 8
     assert both_here.time[OFFLOAD] == 0
-    assert inputs.time[OFFLOAD] == pytest.approx(2 * held / FITTED.host_link)
+    assert inputs.time[OFFLOAD] == pytest.approx(2 * held / SHIPPED.host_link)
     assert both_here.memory[ACTIVATIONS] - inputs.memory[ACTIVATIONS] == pytest.approx(held)
     assert inputs.memory[OPTIMIZER] == both_here.memory[OPTIMIZER] > states_there.memory[OPTIMIZER] == 0
     assert states_there.memory[ACTIVATIONS] == both_here.memory[ACTIVATIONS] and states_there.time[OFFLOAD] > 0
@@ -286,7 +286,7 @@ def test_more_gathers_per_block_pay_their_way_through_the_network_more_often() -
     bare = changed(profile("deepspeed"), {"overlap.gathers": False})
     few, many = (asked(one, changed(bare, {"overlap.gathers_per_block": n}), 1024).time[GATHER] for n in (1.0, 4.0))
     way = 128 * (3 * 5e-6 + 10e-6)  # 128 nodes of 8 ranks, with the latencies of h100.yaml
-    assert many - few == pytest.approx(2 * 3 * GPT_22B.layers * (way + FITTED.launch), rel=0.3)
+    assert many - few == pytest.approx(2 * 3 * GPT_22B.layers * (way + SHIPPED.launch), rel=0.3)
 
 
 def test_casts_in_tensor_operations_move_six_times_the_bytes() -> None:
