@@ -21,7 +21,7 @@ from trainer.config import ConfigError
 TABLE = Path(__file__).parent / "data" / "training.csv"
 MEDIANS = {  # greatest median error of the step time, by source
     "Korthikanti": 0.05, "Megatron-LM SC21": 0.05, "Efficient Parallelization Layouts": 0.06, "MosaicML llm-foundry": 0.05, "AMSP": 0.07,
-    "NVIDIA Megatron-Bridge": 0.055, "NeMo Framework Launcher CI": 0.06, "BigScience BLOOM": 0.15, "BigScience GPT2 V100": 0.1, "MT-NLG": 0.17,
+    "NVIDIA Megatron-Bridge": 0.055, "NeMo Framework Launcher CI": 0.06, "BigScience BLOOM": 0.15, "BigScience GPT2 V100": 0.18, "MT-NLG": 0.17,
 }  # fmt: skip
 
 
