@@ -148,7 +148,7 @@ def locate_in_pods(data: DataConfig, cluster: KubernetesCluster) -> tuple[DataCo
     """Both, with ``data.path`` as the pods will see it and ``cluster.data`` decided; ``ConfigError`` if they could not have the corpus. Pure."""
     if data.kind == "synthetic":
         return data, dataclasses.replace(cluster, data=None)
-    path = data.path if data.path.startswith("/") or not cluster.container.workdir else f"{cluster.container.workdir}/{data.path}"
+    path = data.path
     mounted = _is_mounted(cluster, path)
     how = cluster.data or ("present" if mounted else "prepare" if data.source == "stdlib" else None)
     if how is None:

@@ -140,6 +140,8 @@ def located(data: DataConfig, cluster: KubernetesCluster = PODS) -> tuple[str, s
 
 def test_the_default_corpus_is_made_in_the_pods_since_their_image_has_its_source() -> None:
     assert located(DataConfig()) == ("/trireme-data/stdlib", "prepare")
+    mounted = dataclasses.replace(PODS, container=ContainerConfig(image="i", workdir="/code", mounts=["/code:/code:ro"]))
+    assert located(DataConfig(), mounted) == ("/trireme-data/stdlib", "prepare"), "a mounted folder need not hold it"
 
 
 def test_a_corpus_on_a_volume_is_used_from_there_or_made_there() -> None:
