@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,12 @@ def _train(folder: Path, *overrides: str, **variables: str) -> subprocess.Comple
 
 def _holders(folder: Path, *words: str) -> list[Path]:
     """Files that hold one of ``words``."""
-    return [path for path in folder.rglob("*") if path.is_file() and any(word.encode() in path.read_bytes() for word in words)]
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):  # MLflow is still being written
+            content = path.read_bytes()
+            found += [path] if any(word.encode() in content for word in words) else []
+    return found
 
 
 def test_secrets_by_reference_reach_the_ranks_and_stand_in_no_file(slurm: Slurm, tmp_path: Path) -> None:
@@ -290,7 +296,8 @@ def test_secrets_by_reference_reach_the_ranks_and_stand_in_no_file(slurm: Slurm,
     assert done.returncode == 0, done.stderr
     (log,) = (tmp_path / "here").glob("runs/trials/*/logs/attempt0.rank0.log")
     assert hashlib.sha256(b"planted-one planted-two").hexdigest() in log.read_text()
-    assert (tmp_path / "here/runs/mlflow.db").exists()
+    in_mlflow = tmp_path / "here/runs/mlflow.db"
+    until(lambda: in_mlflow.exists() and in_mlflow in _holders(in_mlflow.parent, log.parents[1].name), 120)
     assert _holders(tmp_path / "here", "planted-one", "planted-two") == []
     assert "planted" not in done.stdout + done.stderr
 
