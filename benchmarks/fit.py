@@ -21,9 +21,9 @@ import numpy as np
 
 from launcher.config.constants import constant_entries
 from launcher.config.hardware import hardware_files
-from launcher.cost.case import Case
-from launcher.cost.constants import SHIPPED, Constants
-from launcher.cost.device import Device
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.constants import SHIPPED, Constants
+from launcher.cost.inputs.device import Device
 from launcher.cost.model import estimate
 from launcher.tables.canonical import Unanswerable, read
 from launcher.tables.cases import TableCase, table_case

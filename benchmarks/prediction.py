@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from launcher.config import compose, resolve
 from launcher.cost import predict, predict_many
-from launcher.cost.layouts import to_layout
-from launcher.search.plan import plan
+from launcher.cost.inputs.layouts import to_layout
+from launcher.planning.plan import plan
 
 REPEATS = 5
 FASTEST_PUBLIC = 2_800

@@ -27,11 +27,11 @@ import psutil
 from launcher.cli.doctor import asked
 from launcher.config import Config, compose, resolve
 from launcher.cost.calibration import hardware
-from launcher.search.contest import Contest, contest
-from launcher.search.naming import name_of, overrides_of
-from launcher.search.plan import plan
+from launcher.planning.layout_filter import columns_wanted, widen_space
+from launcher.planning.layout_names import name_of, overrides_of
+from launcher.planning.plan import plan
 from launcher.search.policy import Trial
-from launcher.search.wanted import columns_wanted, spanning
+from launcher.search.problem import SearchProblem, search_problem
 from launcher.sweep.errand import run_errand
 from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.search import Found, measurement, search
@@ -66,7 +66,7 @@ def main() -> None:
         if not arguments.hardware:
             config = measured(config)
         wanted = columns_wanted(GRID)
-        candidates = contest(config, plan(config, spanning(wanted, config.search.space), wanted))
+        candidates = search_problem(config, plan(config, widen_space(wanted, config.search.space), wanted))
         found = search("search", candidates)
         rounds = [exhaustive(candidates, number) for number in range(arguments.rounds)]
         busy = busy_steps(candidates, rounds) if arguments.busy else None
@@ -109,7 +109,7 @@ class Processor:
         """Nothing is held."""
 
 
-def exhaustive(candidates: Contest, number: int) -> Round:
+def exhaustive(candidates: SearchProblem, number: int) -> Round:
     """Run every layout once."""
     configs = [resolve(candidates.trial_config(Trial(i, True, None))) for i in range(len(candidates.candidates))]
     points = [Point(tuple(overrides_of(c.layout)), c) for c in configs]
@@ -121,7 +121,7 @@ def exhaustive(candidates: Contest, number: int) -> Round:
     return Round([result.seconds for result in results], rank_seconds, [processor.trials.get(record.id, math.nan) for record in records])
 
 
-def busy_steps(candidates: Contest, rounds: list[Round]) -> list[float]:
+def busy_steps(candidates: SearchProblem, rounds: list[Round]) -> list[float]:
     """Processor seconds of a step over the cores, by layout: those of whole trials less those of two steps."""
     run = dataclasses.replace(candidates.config.run, steps=2, warmup_steps=0)
     short = exhaustive(dataclasses.replace(candidates, config=dataclasses.replace(candidates.config, run=run)), len(rounds))
@@ -129,7 +129,7 @@ def busy_steps(candidates: Contest, rounds: list[Round]) -> list[float]:
     return [(min(each) - less) / more / cores for *each, less in zip(*(each.busy for each in rounds), short.busy, strict=True)]
 
 
-def report(candidates: Contest, found: Found, rounds: list[Round], busy: list[float] | None) -> None:
+def report(candidates: SearchProblem, found: Found, rounds: list[Round], busy: list[float] | None) -> None:
     """Every layout, then the two results side by side."""
     by_layout = list(zip(*(each.seconds for each in rounds), strict=True))
     best = [min(times) for times in by_layout]
@@ -150,7 +150,7 @@ def report(candidates: Contest, found: Found, rounds: list[Round], busy: list[fl
     )
 
 
-def compare(how: str, candidates: Contest, found: Found, seconds: list[float], words: str) -> None:
+def compare(how: str, candidates: SearchProblem, found: Found, seconds: list[float], words: str) -> None:
     """How far the layout that the search found is behind the grid's best, and how well the first predictions did."""
     best, chosen = min(range(len(seconds)), key=lambda i: seconds[i]), found.policy.ranking()[0]
     errors = [abs(predicted / one - 1) for predicted, one in zip(candidates.candidates.seconds, seconds, strict=True)]

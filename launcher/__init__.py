@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launcher.config import compose, resolve
     from launcher.cost import predict
-    from launcher.search.plan import plan
+    from launcher.planning.plan import plan
     from launcher.sweep.run import run_sweep
     from trainer.config import ConfigError
 
 _PUBLIC = {
-    "ConfigError": "trainer.config", "compose": "launcher.config", "plan": "launcher.search.plan", "predict": "launcher.cost",
+    "ConfigError": "trainer.config", "compose": "launcher.config", "plan": "launcher.planning.plan", "predict": "launcher.cost",
     "resolve": "launcher.config", "run_sweep": "launcher.sweep.run",
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ def test_shared_data_is_free_of_torch() -> None:
 
 def test_cost_search_and_ranking_do_no_input_or_output() -> None:
     io = ("os", "subprocess", "socket", "shutil", "pathlib", "tempfile", "yaml", "csv", "mlflow", "hydra", "requests", "launcher.backends")
-    pure = files("launcher/cost", "launcher/search", "launcher/results/ranking.py")
+    pure = files("launcher/cost", "launcher/planning", "launcher/search", "launcher/results/ranking.py")
     assert offenders(pure, io) == []
     assert [f"{p.relative_to(ROOT)} opens files" for p in pure if calls_open(p)] == []
 
@@ -70,9 +70,10 @@ def calls_open(path: Path) -> bool:
 
 
 ROOMS = {
-    "config": (), "cost": ("config",), "tables": ("config", "cost"), "search": ("config", "cost", "tables", "labels"),
+    "config": (), "cost": ("config",), "tables": ("config", "cost"), "planning": ("config", "cost", "labels"),
+    "search": ("config", "cost", "planning", "tables", "labels"),
     "backends": ("config", "sweep.files", "sweep.store"), "results": ("config", "cost", "labels", "sweep"),
-    "sweep": ("config", "cost", "search", "backends", "results", "labels", "interrupt"),
+    "sweep": ("config", "cost", "planning", "search", "backends", "results", "labels", "interrupt"),
 }  # fmt: skip
 """Rooms of the launcher, and what else of it each may use."""
 
@@ -80,6 +81,17 @@ ROOMS = {
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_uses_no_other_than_those_named(room: str) -> None:
     assert offenders(files(f"launcher/{room}"), ("launcher",), tuple(f"launcher.{name}" for name in (room, *ROOMS[room]))) == []
+
+
+COST = {"inputs": (), "time": ("inputs", "parts"), "memory": ("inputs", "time", "parts")}
+"""Rooms of the cost model: what is asked, then seconds, then bytes."""
+
+
+@pytest.mark.parametrize("room", COST)
+def test_inside_the_cost_model_no_arrow_runs_back(room: str) -> None:
+    assert (
+        offenders(files(f"launcher/cost/{room}"), ("launcher.cost",), tuple(f"launcher.cost.{name}" for name in (room, *COST[room]))) == []
+    )
 
 
 def test_every_room_is_named() -> None:

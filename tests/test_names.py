@@ -50,4 +50,4 @@ def test_rooms_that_predict_match_no_patterns() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import) and any(alias.name in ("re", "fnmatch") for alias in node.names)
     ]
-    assert [name for name in imports if name != "launcher/search/naming.py"] == [], "words of layouts are parsed in naming.py alone"
+    assert [name for name in imports if name != "launcher/planning/layout_names.py"] == [], "words of layouts are parsed in naming.py alone"

@@ -11,7 +11,7 @@ from benchmarks.published.model import model_cells
 from benchmarks.published.raw import RawRow
 from benchmarks.published.sources import Source, source_of
 from benchmarks.published.step_time import step_seconds
-from launcher.cost.shape import Shape
+from launcher.cost.inputs.shape import Shape
 from launcher.tables.canonical import COLUMNS, MeasuredRun, Unanswerable, written
 from launcher.tables.cases import shape_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.published.raw import RawRow
 from benchmarks.published.sources import Source
-from launcher.cost.shape import Experts, LatentAttention
+from launcher.cost.inputs.shape import Experts, LatentAttention
 
 EXPERTS = (
     # (name, experts, active, inner width, shared inner width, leading dense blocks, their inner width): public model cards

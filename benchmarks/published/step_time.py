@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from benchmarks.published.raw import RawRow
-from launcher.cost.shape import Shape
+from launcher.cost.inputs.shape import Shape
 
 PEAK_TFLOPS = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H200": 989.0, "V100": 125.0}
 """16-bit peaks that sources which print MFU divide by."""

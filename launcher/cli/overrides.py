@@ -25,7 +25,7 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
     from launcher.config.compose import plain_errors
-    from launcher.search.wanted import columns_wanted
+    from launcher.planning.layout_filter import columns_wanted
     from trainer.config import ConfigError
 
     words = [word for word in overrides if word.lstrip("+").startswith("layout.")]

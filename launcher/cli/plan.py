@@ -20,8 +20,8 @@ from trainer.config import ConfigError
 if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.cost import Prediction
-    from launcher.cost.case import Case
-    from launcher.search.plan import Plan
+    from launcher.cost.inputs.case import Case
+    from launcher.planning.plan import Plan
     from trainer.config import LayoutConfig
 
 PICTURE = "timeline.svg"
@@ -47,8 +47,8 @@ def main(argv: list[str]) -> int:
     """0 when a layout fits, 1 when none is likely to."""
     arguments = parser().parse_intermixed_args(argv)
     from launcher.config import compose
-    from launcher.search.plan import plan
-    from launcher.search.wanted import spanning
+    from launcher.planning.layout_filter import widen_space
+    from launcher.planning.plan import plan
 
     if arguments.top < 1:
         raise ConfigError(f"--top={arguments.top} must be 1 or more")
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     started = time.perf_counter()
     wanted, others = layouts_asked(arguments.overrides)
     config = limited(compose(others, arguments.config_dir), arguments.limit)
-    planned = plan(config, spanning(wanted, config.search.space), wanted)
+    planned = plan(config, widen_space(wanted, config.search.space), wanted)
     seconds = time.perf_counter() - started
     if arguments.explain is not None:
         return explain(config, planned, arguments)
@@ -95,7 +95,7 @@ def limited(config: Config, limit_gb: float | None) -> Config:
 
 def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     """The tables for people."""
-    from launcher.search.plan import AT_EDGE, FITS
+    from launcher.planning.plan import AT_EDGE, FITS
 
     console = wide_console()
     console.print(heading(config))
@@ -122,7 +122,7 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
 def heading(config: Config) -> str:
     """One line: model, batch, cluster."""
     from launcher.cost import Shape
-    from launcher.search.plan import world
+    from launcher.planning.plan import world
 
     size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
     tokens = amount(config.run.global_batch * config.model.seq)
@@ -135,7 +135,7 @@ def table(planned: Plan, rows: Any, config: Config) -> Any:
     from rich import box
     from rich.table import Table
 
-    from launcher.search.naming import name_of
+    from launcher.planning.layout_names import name_of
 
     made = Table("#", "layout", "step", "tokens/s", "MFU", "memory", "fits", "mostly", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, row in enumerate(rows, 1):
@@ -165,7 +165,7 @@ def mostly(predicted: Prediction) -> str:
 def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[str, Any]:
     """What ``--json`` prints."""
     from launcher.cost import Shape
-    from launcher.search.plan import AT_EDGE
+    from launcher.planning.plan import AT_EDGE
     from trainer.config import to_dict
 
     return {
@@ -185,7 +185,7 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
 
 def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
     """One layout and its prediction, part by part."""
-    from launcher.search.naming import name_of, overrides_of
+    from launcher.planning.layout_names import name_of, overrides_of
     from trainer.config import to_dict
 
     predicted, layout = planned.prediction(row), planned.layout(row)
@@ -204,7 +204,7 @@ def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
 
 def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int:
     """One layout: every second and byte by part, and the simulated pipeline as a picture."""
-    from launcher.search.naming import name_of
+    from launcher.planning.layout_names import name_of
 
     row = chosen(config, planned, arguments.explain)
     layout, predicted = planned.layout(row), planned.prediction(row)
@@ -237,7 +237,7 @@ def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
 def chosen(config: Config, planned: Plan, what: str) -> int:
     """The row that ``--explain`` means: a place in the list, or a layout by name."""
     from launcher.config import resolve
-    from launcher.search.naming import layout_of
+    from launcher.planning.layout_names import layout_of
 
     if what.isdecimal():
         if not 1 <= int(what) <= len(planned.order):
@@ -253,8 +253,8 @@ def chosen(config: Config, planned: Plan, what: str) -> int:
 
 def why_absent(config: Config, layout: LayoutConfig) -> str:
     """Why a layout that obeys the rules is not among those of a plan."""
-    from launcher.cost.layouts import to_table
-    from launcher.search.space import REDUNDANT, RULES, redundancies
+    from launcher.cost.inputs.layouts import to_table
+    from launcher.planning.space import REDUNDANT, RULES, redundancies
     from trainer.config import resolve_model, world_size_of
 
     used, world = world_size_of(layout), config.cluster.world_size

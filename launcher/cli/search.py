@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from launcher.config import Config
-    from launcher.search.contest import Contest
     from launcher.search.policy import Measurement, Trial
+    from launcher.search.problem import SearchProblem
     from launcher.search.replay import Replay
     from launcher.sweep.search import Found
     from launcher.sweep.store import Record
@@ -32,7 +32,7 @@ FOLDER = Path("runs") / "recipe"
 REPLAYED = (
     "search",
     "search.tolerance",
-    "search.doubt",
+    "search.stop_probability",
     "search.max_trials",
     "search.max_gpu_hours",
     "search.start_s",
@@ -90,7 +90,7 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
 
     from launcher.config import to_config
     from launcher.config.compose import plain_errors
-    from launcher.search.wanted import columns_wanted, fixed
+    from launcher.planning.layout_filter import columns_wanted, from_layout
 
     with plain_errors():
         parsed = list(zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True))
@@ -98,7 +98,7 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
         others = [text for text, o in parsed if not o.is_sweep_override()]
         config = to_config(context.config_loader.load_sweep_config(base, others))
         default = to_config(context.config_loader.load_sweep_config(base, alone(config)))
-    return run(config, default, list(arguments), fixed(config.layout, columns_wanted(swept)) if swept else None)
+    return run(config, default, list(arguments), from_layout(config.layout, columns_wanted(swept)) if swept else None)
 
 
 def run(
@@ -107,10 +107,10 @@ def run(
     """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by column."""
     from launcher.backends.pool import Backends
     from launcher.config import check_launchable, locate_data
+    from launcher.planning.layout_filter import widen_space
+    from launcher.planning.plan import plan
     from launcher.results.tracking import PATIENCE_S, MlflowMirror
-    from launcher.search.contest import contest
-    from launcher.search.plan import plan
-    from launcher.search.wanted import spanning
+    from launcher.search.problem import search_problem
     from launcher.sweep.dry_run import print_requests
     from launcher.sweep.multirun import check_tracking_of, sweep_name
     from launcher.sweep.search import first_points, search
@@ -121,8 +121,8 @@ def run(
     check_file(path, "search.recipe")
     check_folder(config.sweep.dir, "sweep.dir")
     asked, config = config, locate_data(config)
-    planned = plan(config, spanning(wanted or {}, config.search.space), wanted)
-    candidates = contest(config, planned)
+    planned = plan(config, widen_space(wanted or {}, config.search.space), wanted)
+    candidates = search_problem(config, planned)
     say(f"search {name}: {len(planned.space.table):,} layouts, {len(candidates.candidates):,} of them candidates")
     base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]
     if config.dry_run:
@@ -153,9 +153,9 @@ def alone(config: Config) -> list[str]:
     return [f"cluster={config.cluster.backend}"]
 
 
-def line(candidates: Contest, trial: Trial, record: Record, measured: Measurement) -> str:
+def line(candidates: SearchProblem, trial: Trial, record: Record, measured: Measurement) -> str:
     """One trial as it ends."""
-    from launcher.search.naming import name_of
+    from launcher.planning.layout_names import name_of
 
     predicted = float(candidates.predicted(trial)[0].sum())
     took = f"{measured.seconds:.4g} s a step" if measured.ran else measured.reason.value
@@ -163,9 +163,9 @@ def line(candidates: Contest, trial: Trial, record: Record, measured: Measuremen
     return f"{record.id}  {name_of(candidates.trial_config(trial).layout)}: {took}, predicted {predicted:.4g} s{given_up}"
 
 
-def document(name: str, candidates: Contest, found: Found, layouts: int, recipe: Path | None) -> dict[str, Any]:
+def document(name: str, candidates: SearchProblem, found: Found, layouts: int, recipe: Path | None) -> dict[str, Any]:
     """What a search found, as ``--json`` prints it: the ranking, predicted against measured, what it cost and what the grid would have."""
-    from launcher.search.naming import name_of
+    from launcher.planning.layout_names import name_of
 
     rows = []
     for index in found.policy.ranking():
@@ -235,12 +235,12 @@ def recipe_path(name: str) -> Path:
 
 
 def write_recipe(
-    path: Path, name: str, candidates: Contest, found: Found, asked: Config, default: Config, overrides: Sequence[str]
+    path: Path, name: str, candidates: SearchProblem, found: Found, asked: Config, default: Config, overrides: Sequence[str]
 ) -> None:
     """The winner of the search ``name``: ``asked`` in the layout that was measured fastest."""
     from launcher.cli import recipes
     from launcher.config.hardware import hardware_files
-    from launcher.search.recipe import recipe
+    from launcher.planning.recipe import recipe
 
     winner = found.policy.ranking()[0]
     made = recipe(dataclasses.replace(asked, layout=candidates.layout(winner)), default, hardware_files())

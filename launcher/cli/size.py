@@ -21,8 +21,8 @@ from trainer.config.schema import RECOMPUTE
 
 if TYPE_CHECKING:
     from launcher.config import Config
-    from launcher.search.baseline import Baseline
-    from launcher.search.size import Budget, Choice, Seconds
+    from launcher.planning.baseline import Baseline
+    from launcher.planning.size import Budget, Choice, Seconds
     from trainer.config import LayoutConfig
 
 FAMILIES = ("gpt", "llama", "bloom", "t5", "mt5")
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     check(arguments)
     if arguments.out is not None:
         check_file(arguments.out, "--out")
-    from launcher.search.baseline import baseline
+    from launcher.planning.baseline import baseline
 
     budget, seconds, config = basis(arguments)
     choice, others = choose(arguments, budget, seconds)
@@ -124,7 +124,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 def basis(arguments: argparse.Namespace) -> tuple[Budget | None, Seconds | None, Config | None]:
     """The budget, how long a model trains, and the cluster whose layouts are planned (None with --tflops or without GPUs)."""
-    from launcher.search.size import Budget, seconds_at
+    from launcher.planning.size import Budget, seconds_at
 
     if arguments.gpus is None:
         return None, None, None
@@ -152,7 +152,7 @@ def cluster_of(arguments: argparse.Namespace) -> Config:
 
 def planned_seconds(config: Config) -> Seconds:
     """Training time by the cost model: steps of the best layout that fits."""
-    from launcher.search.baseline import baseline
+    from launcher.planning.baseline import baseline
 
     def seconds(model: ModelConfig, tokens: float) -> float:
         start = baseline(model, max(tokens, 1e9), config.cluster.world_size)
@@ -165,7 +165,7 @@ def planned_seconds(config: Config) -> Seconds:
 
 def best_layout(config: Config) -> tuple[LayoutConfig, float]:
     """The fastest layout that fits, and its step time; the time is infinite when none fits."""
-    from launcher.search.plan import plan
+    from launcher.planning.plan import plan
 
     planned = plan(config, dataclasses.replace(config.search.space, partial_recompute=False))
     if not len(planned.order):
@@ -177,8 +177,8 @@ def best_layout(config: Config) -> tuple[LayoutConfig, float]:
 def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[Choice, list[Choice]]:
     """The model asked for, and the alternatives of the same budget."""
     from launcher.labels import plural
-    from launcher.search.shapes import count, shape_for
-    from launcher.search.size import DAY, TOKENS_PER_PARAMETER, Choice, alternatives, largest
+    from launcher.planning.shapes import count, shape_for
+    from launcher.planning.size import DAY, TOKENS_PER_PARAMETER, Choice, alternatives, largest
 
     seq = arguments.seq or 2048
     if arguments.parameters is not None:
@@ -200,7 +200,7 @@ def configuration(choice: Choice, start: Baseline, config: Config | None, argume
     """What differs from the defaults, as a recipe: model, optimizer, run, and the layout and cluster where they are planned."""
     from launcher.config import compose
     from launcher.config.hardware import hardware_files
-    from launcher.search.recipe import recipe
+    from launcher.planning.recipe import recipe
 
     ready = dataclasses.replace(config or compose([]), model=start.model, optimizer=start.optimizer, run=start.run)
     if config is not None:
@@ -224,7 +224,7 @@ def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str,
     from rich import box
     from rich.table import Table
 
-    from launcher.search.size import MEMORY
+    from launcher.planning.size import MEMORY
 
     console = wide_console()
     made = Table("", "parameters", "tokens", "days", "loss", "layers", "hidden", "heads", "ffn", box=box.SIMPLE_HEAD, pad_edge=False)

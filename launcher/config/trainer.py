@@ -84,7 +84,7 @@ class MemoryProfile:
 class RecomputeProfile:
     """What recomputation of activations means."""
 
-    selective: str = key("attention", "what layout.recompute=selective recomputes (launcher/cost/recompute.py)", choices=SELECTIVE)
+    selective: str = key("attention", "what layout.recompute=selective recomputes (launcher/cost/time/recompute.py)", choices=SELECTIVE)
     keeps_attention: bool = key(False, "where whole blocks are recomputed, attention's output is kept")
     stops_early: bool = key(False, "recomputation of a block ends with the last input that backward needs, without the product that ends it")
     sharded_inputs: bool = key(False, "stored block inputs are sharded over the tensor ranks")

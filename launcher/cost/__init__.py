@@ -1,7 +1,7 @@
 """The cost model: step time and memory of a model under a layout on a cluster. Pure, vectorised over layouts, without torch.
 
     predict(model, layout, run, cluster) -> Prediction             one layout, explained part by part
-    predict_many(model, table, run, cluster) -> Estimate           a table of layouts (launcher.cost.layouts) as arrays
+    predict_many(model, table, run, cluster) -> Estimate           a table of layouts (launcher.cost.inputs.layouts) as arrays
     Estimate: .step_time (s), .memory_total (bytes), .fits (probability), .time and .memory: dict part -> array
 
 ``trainer=`` describes another trainer than this project's own (``launcher.config.trainers.profile``). Below the front door a question
@@ -11,8 +11,8 @@ its parts and ``model`` adds them up.
 
 from __future__ import annotations
 
+from launcher.cost.inputs.shape import Shape
 from launcher.cost.model import Estimate
 from launcher.cost.prediction import Prediction, predict, predict_many
-from launcher.cost.shape import Shape
 
 __all__ = ["Estimate", "Prediction", "Shape", "predict", "predict_many"]

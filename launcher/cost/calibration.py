@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from launcher.config.schema import HardwareConfig
-from launcher.cost import collectives, matmul
-from launcher.cost.collectives import Group
-from launcher.cost.constants import SHIPPED, Constants
-from launcher.cost.device import Device
-from launcher.cost.measured import Measured, Table
+from launcher.cost.inputs.constants import SHIPPED, Constants
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.measured import Measured, Table
+from launcher.cost.time import collectives, matmul
+from launcher.cost.time.collectives import Group
 from trainer.config import ConfigError
 
 COPY = 0.87

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost import activations, block, collectives, ends, memory, pipeline, stages, states
-from launcher.cost.case import Case
+from launcher.cost.inputs import stages
+from launcher.cost.inputs.case import Case
+from launcher.cost.memory import activations, peak
 from launcher.cost.parts import Parts, add, scale, total
+from launcher.cost.time import block, collectives, data_parallel, embedding_head, pipeline
 
 EMBEDDING, HEAD = "embedding", "head and loss"
 TRANSFERS, BUBBLE = "pipeline transfers", "pipeline bubble"
@@ -37,8 +39,8 @@ class Estimate:
 def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     """Predict every layout of ``case``. ``split``: explicit blocks per chunk, for a case of one layout."""
     held = stages.held(case, split)
-    needed = memory.peak(case, held)
-    counted = sum(needed[name] for name in memory.COUNTED)
+    needed = peak.peak(case, held)
+    counted = sum(needed[name] for name in peak.COUNTED)
     possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
     return Estimate(step(case, held), needed, possible)
 
@@ -53,7 +55,7 @@ def step(case: Case, held: stages.Held) -> Parts:
     """Seconds of one step by part."""
     one = block.times(case)
     per_block = add(one.forward, one.backward, one.again)
-    embedding, head = ends.embedding(case), ends.head(case)
+    embedding, head = embedding_head.embedding(case), embedding_head.head(case)
     m, wait = case.micro_batches, blocking(case)
     kinds = stage_times(case, held, one)
     further = case.trainer.pipeline.extra_in_flight_per_stage
@@ -83,7 +85,7 @@ def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) 
 
 def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
-    blocks, (first, middle, last) = held.blocks, ends.by_stage(case)
+    blocks, (first, middle, last) = held.blocks, embedding_head.by_stage(case)
     slow = 1 + case.constants.jitter * np.log2(case.tensor * case.pipeline) if case.trainer.pipeline.lock_step else 1.0
     ways = (total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow)
     wait = blocking(case)  # 0 for a single rank
@@ -119,7 +121,7 @@ def offloading(case: Case, held: stages.Held) -> np.ndarray:
 
 def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> Parts:
     """What data parallelism and the optimizer add to a step, after what hides behind computation."""
-    work, f, c, m = states.work(case, held), case.trainer, case.constants, case.micro_batches
+    work, f, c, m = data_parallel.work(case, held), case.trainer, case.constants, case.micro_batches
     per_rank = held.blocks.most()
     back = per_rank * (total(one.backward) + total(one.again))
     ahead = per_rank * total(one.forward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.cost.shape import Number
+from launcher.cost.inputs.shape import Number
 
 Parts = dict[str, Number]
 """Seconds or bytes by part."""

@@ -10,13 +10,13 @@ from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import OWN, profile
 from launcher.cost.calibration import measured
-from launcher.cost.case import Case
-from launcher.cost.constants import SHIPPED, Constants
-from launcher.cost.device import Device
-from launcher.cost.layouts import to_table
-from launcher.cost.memory import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.constants import SHIPPED, Constants
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.layouts import to_table
+from launcher.cost.inputs.shape import Shape
+from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
-from launcher.cost.shape import Shape
 from trainer.config import LayoutConfig, ModelConfig, RunConfig
 
 
@@ -90,7 +90,7 @@ def predict_many(
     trainer: TrainerProfile | None = None,
     constants: Constants | None = None,
 ) -> Estimate:
-    """All layouts of ``table`` (``launcher.cost.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as arrays."""
+    """All layouts of ``table`` (``launcher.cost.inputs.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as arrays."""
     return estimate(case_of(model, table, run, cluster, trainer, constants))
 
 

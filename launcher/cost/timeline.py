@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost import block, model, pipeline, stages
-from launcher.cost.case import Case
+from launcher.cost import model
+from launcher.cost.inputs import stages
+from launcher.cost.inputs.case import Case
+from launcher.cost.time import block, pipeline
 from trainer.config.schema import SCHEDULES
 from trainer.layout.schedule import build
 from trainer.layout.simulate import Span, Times, simulate

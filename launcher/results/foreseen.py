@@ -10,7 +10,7 @@ from launcher.sweep.store import Record
 from trainer.config import ConfigError, LayoutConfig, TrainConfig, from_dict
 
 if TYPE_CHECKING:
-    from launcher.cost.case import Case
+    from launcher.cost.inputs.case import Case
 
 KINDS = {"send_forward": "send", "send_backward": "send", "recv_forward": "receive", "recv_backward": "receive"}
 
@@ -19,7 +19,7 @@ def foreseen(record: Record) -> Timeline | None:
     """One row per pipeline rank. None where nothing was predicted, or not any more: rates of the hardware may have gone since."""
     if not record.predicted:
         return None
-    from launcher.cost.layouts import to_table
+    from launcher.cost.inputs.layouts import to_table
     from launcher.cost.prediction import case_of
 
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.cost.case import Case
-from launcher.cost.memory import COUNTED
+from launcher.cost.inputs.case import Case
+from launcher.cost.memory.peak import COUNTED
 from launcher.cost.model import Estimate
 from launcher.cost.parts import Parts
-from launcher.search.belief import Candidates
+from launcher.search.surrogate import Candidates
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 KIND = 1.5

@@ -3,7 +3,7 @@
 Order: the candidate with the largest expected gain for its expected price, P(it fits into memory) x E[how much faster than the best it
 is] / E[GPU-hours of the trial], runs next, so that a layout at the edge of memory is tried in the order of what it could win and never
 ruled out by a hard limit; that its trial would end early counts in its favour.
-Stop: when no untried candidate fits and beats the best by more than ``tolerance`` with a probability of at least ``doubt``.
+Stop: when no untried candidate fits and beats the best by more than ``tolerance`` with a probability of at least ``stop_probability``.
 Trials on fewer nodes are followed by trials of the best ones at full size. Where noise leaves open which of the best is faster, they are
 measured once more: the luckiest of several noisy measurements is not the fastest layout.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from launcher.config.search import SearchConfig
 from launcher.labels import percent
-from launcher.search.belief import Candidates, MemoryBelief, Prior, TimeBelief, normal_cdf, normal_pdf
+from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate, normal_cdf, normal_pdf
 from trainer.config import Reason
 
 HOPELESS = 0.01
@@ -34,8 +34,8 @@ class Trial:
 
     index: int
     full: bool
-    cut_s: float | None  # a step time above this cannot win
-    again: int = 0  # how often the same has been measured before
+    prune_above_s: float | None  # a step time above this cannot win
+    repeats: int = 0  # how often the same has been measured before
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Price:
 
 
 class Policy:
-    """The search. ``next`` is a function of the measurements observed so far and of nothing else."""
+    """The search. ``ask`` is a function of the measurements observed so far and of nothing else."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Policy:
         self.candidates, self.settings = candidates, settings
         self.price = price or Price(np.ones(len(candidates)), np.full(len(candidates), 0.1))
         self.small = small or Small(candidates.parts, candidates.memory)
-        self.time = TimeBelief(candidates, prior or Prior())
-        self.memory = MemoryBelief(candidates, prior or Prior())
+        self.time = TimeSurrogate(candidates, prior or Prior())
+        self.memory = MemorySurrogate(candidates, prior or Prior())
         self.tried: dict[int, float] = {}  # candidate -> estimated full-size step time; inf: did not run
         self.verified: dict[int, float] = {}
         self.noise: dict[int, float] = {}  # relative standard error of what was measured last
@@ -104,7 +104,7 @@ class Policy:
         self.starts: list[float] = []  # measured seconds of trials besides their steps
         self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
 
-    def next(self, count: int = 1) -> list[Trial] | Stop:
+    def ask(self, count: int = 1) -> list[Trial] | Stop:
         """Up to ``count`` trials to run now, the most promising first, or the reason to stop."""
         if limit := self._limit():
             return Stop(limit)
@@ -117,7 +117,7 @@ class Policy:
             worth = np.where(untried & (fits >= HOPELESS), fits * np.exp(mean.min() - mean), 0.0)  # nothing to compare with: run something
             nothing: Trial | Stop = Stop("no layout is likely to fit into memory" if not self.tried else "no layout that may fit is left")
         else:
-            plausible = untried & (self.chances(mean, spread, fits) >= self.settings.doubt)
+            plausible = untried & (self.chances(mean, spread, fits) >= self.settings.stop_probability)
             gain = expected_gain(mean, spread, best) * fits / self.price.expected(fits)
             worth = np.where(untried, gain, 0.0) if plausible.any() else np.zeros(len(untried))
             nothing = (
@@ -129,7 +129,7 @@ class Policy:
         trials = [self._trial(int(i)) for i in order if worth[i] > 0]
         return trials or (nothing if isinstance(nothing, Stop) else [nothing])
 
-    def observe(self, trial: Trial, measured: Measurement) -> None:
+    def tell(self, trial: Trial, measured: Measurement) -> None:
         """Learn from a finished trial. Failures that are no fault of the layout teach nothing but cost what they cost."""
         index = trial.index
         parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
@@ -141,7 +141,7 @@ class Policy:
         if measured.ran or measured.reason is Reason.OUT_OF_MEMORY:
             self.memory.observe(float(memory[index]), measured.ran, measured.peak_bytes)
         seconds = measured.seconds * float(self.candidates.parts[index].sum() / parts[index].sum())
-        if trial.again:
+        if trial.repeats:
             self.repeated.add(index)
             seconds = math.sqrt(self.seconds_of(index) * seconds) if measured.ran else self.seconds_of(index)
         self.tried[index], self.noise[index] = seconds, measured.noise
@@ -207,7 +207,7 @@ class Policy:
         if min(self.noise[best], self.noise[other]) <= 0:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
-        return float(normal_cdf(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.doubt
+        return float(normal_cdf(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.stop_probability
 
     def _limit(self) -> str | None:
         limits = (
@@ -227,11 +227,11 @@ def expected_gain(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarr
     return np.asarray(spread * (z * normal_cdf(z) + normal_pdf(z)))
 
 
-def cannot_win(steps: Sequence[float], cut_s: float | None) -> bool:
-    """Whether the measured steps show that a trial cannot win: even its fastest is above ``cut_s`` and its median 1 % more.
+def cannot_win(steps: Sequence[float], prune_above_s: float | None) -> bool:
+    """Whether the measured steps show that a trial cannot win: even its fastest is above ``prune_above_s`` and its median 1 % more.
 
     The fastest of a few steps is a safe lower bound of the median that all steps would have.
     """
-    if cut_s is None or len(steps) < FEW_STEPS:
+    if prune_above_s is None or len(steps) < FEW_STEPS:
         return False
-    return min(steps) > cut_s and median(steps) > 1.01 * cut_s
+    return min(steps) > prune_above_s and median(steps) > 1.01 * prune_above_s

@@ -18,9 +18,9 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
-from launcher.search.belief import Candidates, Prior
 from launcher.search.candidates import columns, coordinates
 from launcher.search.policy import FEW_STEPS, Measurement, Policy, Price, Stop, Trial
+from launcher.search.surrogate import Candidates, Prior
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import predict_rows
@@ -115,11 +115,11 @@ def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: 
     policy = Policy(candidates, settings, price=Price(settings.start_s + steps * one, settings.start_s + one), prior=prior)
     best = float(table.cost.min())
     done: list[Step] = []
-    while not isinstance(proposed := policy.next(), Stop):
+    while not isinstance(proposed := policy.ask(), Stop):
         trial = proposed[0]
         step = _measure(table, trial, settings, steps, warmup_steps, float(candidates.seconds[trial.index]), best)
         reason = Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
-        policy.observe(trial, Measurement(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
+        policy.tell(trial, Measurement(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
         done.append(step)
     grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
     return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
@@ -157,7 +157,7 @@ def _measure(table: Table, trial: Trial, settings: SearchConfig, steps: int, war
     """What the cluster would have done with ``trial``."""
     i = trial.index
     ran = bool(np.isfinite(table.seconds[i]))
-    hopeless = bool(ran and trial.cut_s is not None and table.cost[i] > 1.01 * trial.cut_s)
+    hopeless = bool(ran and trial.prune_above_s is not None and table.cost[i] > 1.01 * trial.prune_above_s)
     hours = _gpu_hours(table, i, settings, min(steps, warmup + FEW_STEPS) if hopeless else steps, predicted)
     behind = float(table.cost[i] / best - 1) if ran else None
     measured = float(table.seconds[i]) if ran else None

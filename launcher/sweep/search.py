@@ -17,11 +17,11 @@ from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
+from launcher.planning.layout_names import overrides_of
 from launcher.results.measurements import read_steps
 from launcher.results.ranking import positive
-from launcher.search.contest import Contest
-from launcher.search.naming import overrides_of
 from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
+from launcher.search.problem import SearchProblem
 from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.store import Record, Store
 from trainer.config import ConfigError, Reason, Status
@@ -40,22 +40,22 @@ class Found:
     interrupted: Interrupted | None = None  # why it is unfinished, if it was asked to end
 
 
-def search(name: str, contest: Contest, backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None) -> Found:
+def search(name: str, problem: SearchProblem, backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None) -> Found:
     """Run the search ``name`` to its end. ``overrides`` is what every trial has besides its layout, for the record."""
-    config = contest.config
-    found = Found(contest.policy())
+    config = problem.config
+    found = Found(problem.policy())
     backends.of(config.cluster)  # the whole cluster makes the backend: the first trials may be small ones
     store = Store(config.sweep.dir)
     settings = dataclasses.replace(config.sweep, follow=True)
     try:
-        while not isinstance(proposed := found.policy.next(config.search.parallel), Stop):
-            for trial, record, measured in _measure(name, contest, proposed, overrides, settings, store, backends):
+        while not isinstance(proposed := found.policy.ask(config.search.parallel), Stop):
+            for trial, record, measured in _measure(name, problem, proposed, overrides, settings, store, backends):
                 if not record.status.final:
                     found.unfinished, found.reason = True, "the cluster does not answer; the same command goes on"
                     return found
                 if any(record.id == earlier.id for _, earlier, _ in found.trials):  # its small trial was as large as the full one
                     measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
-                found.policy.observe(trial, measured)
+                found.policy.tell(trial, measured)
                 found.trials.append((trial, record, measured))
                 tell(trial, record, measured)
     except Interrupted as request:
@@ -65,15 +65,15 @@ def search(name: str, contest: Contest, backends: Backends, overrides: Sequence[
     return found
 
 
-def first_points(contest: Contest, overrides: Sequence[str] = ()) -> list[Point]:
+def first_points(problem: SearchProblem, overrides: Sequence[str] = ()) -> list[Point]:
     """What a search would run first, for ``dry_run``."""
-    proposed = contest.policy().next(contest.config.search.parallel)
-    return [] if isinstance(proposed, Stop) else [_point(contest, trial, overrides) for trial in proposed]
+    proposed = problem.policy().ask(problem.config.search.parallel)
+    return [] if isinstance(proposed, Stop) else [_point(problem, trial, overrides) for trial in proposed]
 
 
 def _measure(
     name: str,
-    contest: Contest,
+    problem: SearchProblem,
     trials: Sequence[Trial],
     overrides: Sequence[str],
     settings: SweepConfig,
@@ -81,22 +81,22 @@ def _measure(
     backends: Backends,
 ) -> list[tuple[Trial, Record, Measurement]]:
     """Run ``trials`` side by side and say what came of each."""
-    points = [_point(contest, trial, overrides) for trial in trials]
+    points = [_point(problem, trial, overrides) for trial in trials]
     watch = _Watch(store, {})
     for trial, point in zip(trials, points):
         if point.config is not None:
-            watch.cuts[point.trial] = trial.cut_s
+            watch.cuts[point.trial] = trial.prune_above_s
     started = time.time()
     records = run_sweep(name, points, settings, backends, [watch])
     hours = (time.time() - started) / 3600 / len(records)
     return [(trial, record, measurement(record, hours)) for trial, record in zip(trials, records)]
 
 
-def _point(contest: Contest, trial: Trial, overrides: Sequence[str]) -> Point:
-    config = contest.trial_config(trial)
-    parts, memory = contest.predicted(trial)
-    words = [*overrides, *overrides_of(config.layout, contest.config.layout)]
-    if trial.again:
+def _point(problem: SearchProblem, trial: Trial, overrides: Sequence[str]) -> Point:
+    config = problem.trial_config(trial)
+    parts, memory = problem.predicted(trial)
+    words = [*overrides, *overrides_of(config.layout, problem.config.layout)]
+    if trial.repeats:
         words += [f"run.seed={config.run.seed}"]
     if not trial.full:
         words += [f"cluster.nodes={config.cluster.nodes}", f"run.global_batch={config.run.global_batch}"]

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from launcher.cost.layouts import BALANCES
+from launcher.cost.inputs.layouts import BALANCES
 from trainer.config import ConfigError
 from trainer.config.errors import listed, nearest
 from trainer.config.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES

@@ -12,11 +12,11 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import changed, profile
-from launcher.cost.constants import SHIPPED, Constants
-from launcher.cost.device import Device
-from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
+from launcher.cost.inputs.constants import SHIPPED, Constants
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
+from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
 from launcher.cost.prediction import as_run, device_of
-from launcher.cost.shape import Experts, LatentAttention, Shape
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
 from trainer.config import RunConfig
 from trainer.config.schema import RECOMPUTE, SCHEDULES

@@ -7,9 +7,9 @@ from typing import Any
 
 from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.config.trainers import OWN, profile
-from launcher.cost.device import Device
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.shape import Shape
 from launcher.cost.prediction import as_run
-from launcher.cost.shape import Shape
 from launcher.tables.canonical import COLUMNS, written
 from trainer.config import LayoutConfig, TrainConfig
 

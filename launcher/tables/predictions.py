@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from launcher.cost.case import Case
-from launcher.cost.memory import CONTEXT, FRAGMENTS
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Shape
+from launcher.cost.memory.peak import CONTEXT, FRAGMENTS
 from launcher.cost.model import estimate
-from launcher.cost.shape import Shape
 from launcher.tables.cases import TableCase
 
 LEFT_OUT: dict[str | None, tuple[str, ...]] = {"device": (), "reserved": (CONTEXT,), "allocated": (CONTEXT, FRAGMENTS), None: ()}

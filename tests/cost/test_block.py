@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from launcher.config.trainers import profile
-from launcher.cost.block import Times, times
-from launcher.cost.case import Case
-from launcher.cost.layouts import to_table
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.layouts import to_table
 from launcher.cost.parts import total
 from launcher.cost.prediction import case_of
+from launcher.cost.time.block import Times, times
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
 from trainer.config import ModelConfig
 

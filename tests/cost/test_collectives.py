@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import HARDWARE
 
-from launcher.cost import collectives
-from launcher.cost.collectives import Group
-from launcher.cost.constants import SHIPPED
-from launcher.cost.device import Device
+from launcher.cost.inputs.constants import SHIPPED
+from launcher.cost.inputs.device import Device
+from launcher.cost.time import collectives
+from launcher.cost.time.collectives import Group
 
 FILES = {"A100": "a100_80", "H200": "h200", "B200": "b200"}
 DEVICES = {name: Device.of(HARDWARE[file], 8) for name, file in FILES.items()}

@@ -26,8 +26,8 @@ from launcher.config import compose
 from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.cost import predict
 from launcher.cost.calibration import COPY, _exchange, _product, hardware, measured
-from launcher.cost.constants import SHIPPED
-from launcher.cost.device import Device
+from launcher.cost.inputs.constants import SHIPPED
+from launcher.cost.inputs.device import Device
 from trainer.config import ConfigError, ModelConfig
 from trainer.probe import groups_of, pair_of
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import HARDWARE
 
-from launcher.cost import matmul
-from launcher.cost.constants import SHIPPED
-from launcher.cost.device import Device
+from launcher.cost.inputs.constants import SHIPPED
+from launcher.cost.inputs.device import Device
+from launcher.cost.time import matmul
 
 A100 = Device.of(HARDWARE["a100_80"], 8)
 SIZES = st.integers(1, 20000)

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.config.trainers import changed, profile
-from launcher.cost import activations, memory, predict
-from launcher.cost.case import Case
-from launcher.cost.layouts import to_table
+from launcher.cost import predict
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.layouts import to_table
+from launcher.cost.memory import activations
+from launcher.cost.memory import peak as memory
 from launcher.cost.prediction import case_of
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
 from trainer.config import ConfigError, ModelConfig, ShardingConfig

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cost.pipeline import Stages, run
-from launcher.cost.stages import _by_cost
+from launcher.cost.inputs.stages import _by_cost
+from launcher.cost.time.pipeline import Stages, run
 from trainer.layout import build
 from trainer.layout.balance import by_cost
 from trainer.layout.simulate import Times, makespan, simulate

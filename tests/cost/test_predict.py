@@ -8,7 +8,7 @@ import pytest
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import profile
 from launcher.cost import Prediction, predict, predict_many
-from launcher.cost.layouts import to_table
+from launcher.cost.inputs.layouts import to_table
 from launcher.cost.prediction import case_of
 from launcher.cost.timeline import timeline
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.cost.shape import Experts, LatentAttention, Shape
+from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
 from trainer.config import ModelConfig, resolve_model
 from trainer.models.transformer import Transformer
 

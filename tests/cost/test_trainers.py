@@ -9,17 +9,22 @@ import pytest
 
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import changed, profile
-from launcher.cost import Prediction, activations, block, collectives, memory, predict, stages, states
-from launcher.cost.case import Case
-from launcher.cost.collectives import Group
-from launcher.cost.constants import SHIPPED
-from launcher.cost.device import Device
-from launcher.cost.layouts import to_table
-from launcher.cost.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+from launcher.cost import Prediction, predict
+from launcher.cost.inputs import stages
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.constants import SHIPPED
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.layouts import to_table
+from launcher.cost.inputs.shape import Experts
+from launcher.cost.memory import activations
+from launcher.cost.memory import peak as memory
+from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import BUBBLE, GATHER, OFFLOAD, REDUCE
 from launcher.cost.parts import ATTENTION, EXPERT, MATRICES, TENSOR
 from launcher.cost.prediction import case_of
-from launcher.cost.shape import Experts
+from launcher.cost.time import block, collectives
+from launcher.cost.time import data_parallel as states
+from launcher.cost.time.collectives import Group
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 from trainer.config import LayoutConfig, ModelConfig, ShardingConfig
 

@@ -13,8 +13,8 @@ from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.cost.model import GATHER, REDUCE, STEP, UPDATE
 from launcher.cost.timeline import timeline
-from launcher.search.naming import layout_of, name_of, overrides_of
-from launcher.search.plan import AT_EDGE, DOMINATED, IN, MEMORY, VERDICTS, pareto, plan
+from launcher.planning.layout_names import layout_of, name_of, overrides_of
+from launcher.planning.plan import AT_EDGE, DOMINATED, IN, MEMORY, VERDICTS, pareto, plan
 from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig
 from trainer.layout.simulate import makespan
 

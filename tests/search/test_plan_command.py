@@ -12,8 +12,8 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose, resolve
-from launcher.search.plan import world
-from launcher.search.wanted import columns_wanted, said
+from launcher.planning.layout_filter import columns_wanted, describe
+from launcher.planning.plan import world
 from trainer.config import ConfigError
 
 SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
@@ -68,7 +68,7 @@ def test_values_of_layout_keys_are_read_as_those_of_a_run(plan: Any, key: str, v
 def test_values_of_layout_keys_lead_back_to_the_words_they_were_read_from() -> None:
     given = {"layout.recompute": ["none", "full"], "layout.sharding.params": [1, 2.0, 2], "layout.recompute_layers": [None]}
     given["layout.sequence_parallel"] = [True]
-    back = [said(name, codes) for name, codes in columns_wanted(given).items()]
+    back = [describe(name, codes) for name, codes in columns_wanted(given).items()]
     assert back == [
         "layout.recompute=none,full",
         "layout.sharding.params=1,2",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from launcher.config.search import SearchConfig
-from launcher.search.belief import Candidates
 from launcher.search.policy import Measurement, Policy, Price, Small, Stop, Trial, cannot_win
+from launcher.search.surrogate import Candidates
 from trainer.config import Reason
 
 SETTINGS = SearchConfig()
@@ -39,9 +39,9 @@ def search(
     planted: Planted, settings: SearchConfig = SETTINGS, measure: object = None, policy: Policy | None = None
 ) -> tuple[Policy, Stop]:
     policy = policy or Policy(planted.candidates, settings)
-    while not isinstance(proposed := policy.next(), Stop):
+    while not isinstance(proposed := policy.ask(), Stop):
         (trial,) = proposed
-        policy.observe(trial, (measure or planted.measure)(trial))  # type: ignore[operator]
+        policy.tell(trial, (measure or planted.measure)(trial))  # type: ignore[operator]
     return policy, proposed
 
 
@@ -74,8 +74,8 @@ def test_a_borderline_layout_that_would_win_is_tried() -> None:
     some = Candidates(parts, np.array([104.0, 50.0, 50.0, 50.0]), np.arange(4.0)[:, None], 100.0)
     truth = {0: 1.0, 1: 1.5, 2: 1.6, 3: 1.7}
     policy = Policy(some, SETTINGS)
-    while not isinstance(proposed := policy.next(), Stop):
-        policy.observe(proposed[0], Measurement(truth[proposed[0].index]))
+    while not isinstance(proposed := policy.ask(), Stop):
+        policy.tell(proposed[0], Measurement(truth[proposed[0].index]))
     assert policy.ranking()[0] == 0 and policy.trials <= 2
 
 
@@ -97,8 +97,8 @@ def test_a_fault_of_the_place_teaches_nothing_about_memory() -> None:
     planted = Planted(1)
     policy = Policy(planted.candidates, SETTINGS)
     before = policy.memory.fits()
-    trial = policy.next()[0]  # type: ignore[index]
-    policy.observe(trial, Measurement(reason=Reason.NODE))
+    trial = policy.ask()[0]  # type: ignore[index]
+    policy.tell(trial, Measurement(reason=Reason.NODE))
     assert policy.memory.fits() == pytest.approx(before) and trial.index in policy.tried
 
 
@@ -112,21 +112,24 @@ def test_no_trial_is_proposed_twice_and_the_same_measurements_give_the_same_tria
             asked.append(trial.index)
             return planted.measure(trial)
 
-        search(planted, dataclasses.replace(SETTINGS, doubt=0.001), measure)
+        search(planted, dataclasses.replace(SETTINGS, stop_probability=0.001), measure)
         runs.append(asked)
     assert runs[0] == runs[1] and len(set(runs[0])) == len(runs[0]) > 3
 
 
 def test_more_doubt_means_more_trials() -> None:
     planted = Planted(3)
-    counts = [search(planted, dataclasses.replace(SETTINGS, doubt=doubt))[0].trials for doubt in (0.5, 0.1, 0.001)]
+    counts = [
+        search(planted, dataclasses.replace(SETTINGS, stop_probability=stop_probability))[0].trials
+        for stop_probability in (0.5, 0.1, 0.001)
+    ]
     assert counts == sorted(counts) and counts[0] < counts[-1]
 
 
 @pytest.mark.parametrize("limit, value, trials", [("max_trials", 3, 3), ("max_gpu_hours", 2.0, 2), ("max_hours", 0.5, 2)])
 def test_limits_end_the_search_and_are_named(limit: str, value: float, trials: int) -> None:
     planted = Planted(5, memory_factor=0.1)
-    settings = dataclasses.replace(SETTINGS, doubt=1e-9, **{limit: value})
+    settings = dataclasses.replace(SETTINGS, stop_probability=1e-9, **{limit: value})
 
     def measure(trial: Trial) -> Measurement:
         return dataclasses.replace(planted.measure(trial), hours=0.25)
@@ -137,7 +140,7 @@ def test_limits_end_the_search_and_are_named(limit: str, value: float, trials: i
 
 def test_nothing_fits_is_said() -> None:
     some = Candidates(np.ones((3, 1)), np.full(3, 300.0), np.zeros((3, 1)), 100.0)
-    assert Policy(some, SETTINGS).next() == Stop("no layout is likely to fit into memory")
+    assert Policy(some, SETTINGS).ask() == Stop("no layout is likely to fit into memory")
 
 
 def test_when_everything_runs_out_of_memory_the_search_ends() -> None:
@@ -149,10 +152,10 @@ def test_when_everything_runs_out_of_memory_the_search_ends() -> None:
 def test_several_trials_at_once_are_different_and_lead_to_the_same_best() -> None:
     planted = Planted(7)
     policy = Policy(planted.candidates, SETTINGS)
-    while not isinstance(proposed := policy.next(4), Stop):
+    while not isinstance(proposed := policy.ask(4), Stop):
         assert len({trial.index for trial in proposed}) == len(proposed) <= 4
         for trial in proposed:
-            policy.observe(trial, planted.measure(trial))
+            policy.tell(trial, planted.measure(trial))
     assert policy.best_seconds() <= 1.03 * planted.best  # type: ignore[operator]
 
 
@@ -181,8 +184,8 @@ class TestOnFewerNodes:
 
     def test_small_trials_are_scaled_by_what_the_model_predicts(self) -> None:
         policy = Policy(self.planted.candidates, SETTINGS, self.small)
-        trial = policy.next()[0]  # type: ignore[index]
-        policy.observe(trial, self.measure(trial))
+        trial = policy.ask()[0]  # type: ignore[index]
+        policy.tell(trial, self.measure(trial))
         assert policy.seconds_of(trial.index) == pytest.approx(self.planted.seconds[trial.index])
 
     def test_a_leader_that_does_not_scale_is_found_out(self) -> None:
@@ -201,11 +204,11 @@ class TestOnFewerNodes:
 def test_the_cut_is_the_best_time_in_the_trials_own_scale() -> None:
     planted = Planted(9, memory_factor=0.1)
     policy = Policy(planted.candidates, SETTINGS, Small(planted.candidates.parts * 0.5, planted.candidates.memory))
-    first = policy.next()[0]  # type: ignore[index]
-    assert first.cut_s is None
-    policy.observe(first, Measurement(1.0))
-    second = policy.next()
-    assert not isinstance(second, Stop) and second[0].cut_s == pytest.approx(1.0 * 1.02)
+    first = policy.ask()[0]  # type: ignore[index]
+    assert first.prune_above_s is None
+    policy.tell(first, Measurement(1.0))
+    second = policy.ask()
+    assert not isinstance(second, Stop) and second[0].prune_above_s == pytest.approx(1.0 * 1.02)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def test_giving_up_hopeless_trials_does_not_change_the_winner() -> None:
             if not whole.ran:
                 return whole
             steps = list(whole.seconds * np.exp(draw.normal(0, 0.02, 10)))
-            given_up = cannot_win(steps[:3], trial.cut_s)
+            given_up = cannot_win(steps[:3], trial.prune_above_s)
             return Measurement(float(np.median(steps[:3] if given_up else steps)), noise=0.01)
 
         policy, _ = search(planted, measure=measure)
@@ -250,8 +253,8 @@ def test_of_two_equal_hopes_the_one_whose_failure_is_cheap_is_tried_first() -> N
     asked = []
     for failed in (dear, cheap):
         policy = Policy(some, SETTINGS, price=Price(np.ones(3), failed))
-        policy.observe(Trial(0, False, None), Measurement(1.0))
-        asked.append(policy.next()[0].index)  # type: ignore[index]
+        policy.tell(Trial(0, False, None), Measurement(1.0))
+        asked.append(policy.ask()[0].index)  # type: ignore[index]
     assert asked == [1, 2]
 
 
@@ -268,7 +271,7 @@ class TestNoisyMeasurements:
         def measure(trial: Trial) -> Measurement:
             asked.append(trial)
             seconds = float(self.planted.seconds[trial.index])
-            if trial.index == second and not trial.again:
+            if trial.index == second and not trial.repeats:
                 seconds = 0.96 * float(self.planted.seconds[fastest])
             return Measurement(seconds, noise=noise)
 
@@ -277,20 +280,20 @@ class TestNoisyMeasurements:
 
     def test_those_that_noise_leaves_open_are_measured_once_more_and_the_mean_decides(self) -> None:
         policy, asked, fastest, second = self.lucky(0.05)
-        assert {trial.index for trial in asked if trial.again} == {fastest, second}
-        assert [trial.again for trial in asked].count(1) == 2 and all(trial.cut_s is None for trial in asked if trial.again)
+        assert {trial.index for trial in asked if trial.repeats} == {fastest, second}
+        assert [trial.repeats for trial in asked].count(1) == 2 and all(trial.prune_above_s is None for trial in asked if trial.repeats)
         both = [0.96 * self.planted.seconds[fastest], self.planted.seconds[second]]
         assert policy.seconds_of(second) == pytest.approx(np.sqrt(np.prod(both)))
 
     @pytest.mark.parametrize("noise", [0.0, 0.002])
     def test_what_is_known_exactly_enough_is_measured_once(self, noise: float) -> None:
         _, asked, _, _ = self.lucky(noise)
-        assert not any(trial.again for trial in asked)
+        assert not any(trial.repeats for trial in asked)
 
     def test_a_repetition_that_fails_leaves_what_was_known(self) -> None:
         policy, _, fastest, _ = self.lucky(0.05)
         known = policy.seconds_of(fastest)
-        policy.observe(Trial(fastest, True, None, 1), Measurement(reason=Reason.ERROR))
+        policy.tell(Trial(fastest, True, None, 1), Measurement(reason=Reason.ERROR))
         assert policy.seconds_of(fastest) == known
 
 
@@ -300,5 +303,5 @@ def test_the_grid_starts_as_its_measured_trials_did() -> None:
     policy = Policy(planted.candidates, dataclasses.replace(SETTINGS, start_s=60.0))
     assert policy.grid_gpu_hours(0, 2) == pytest.approx(200 * 60 * 2 / 3600)
     for start, index in ((1.0, 0), (math.nan, 1), (3.0, 2), (2.0, 3)):
-        policy.observe(Trial(index, True, None), Measurement(1.0, start_s=start))
+        policy.tell(Trial(index, True, None), Measurement(1.0, start_s=start))
     assert policy.grid_gpu_hours(0, 2) == pytest.approx(200 * 2 * 2 / 3600)

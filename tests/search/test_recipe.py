@@ -12,7 +12,7 @@ from launcher.cli import recipes
 from launcher.cli.search import FOLDER, alone
 from launcher.config import Config, compose, resolve
 from launcher.config.hardware import hardware_files
-from launcher.search.recipe import recipe
+from launcher.planning.recipe import recipe
 from launcher.sweep.identity import trial_id
 from trainer.config import LayoutConfig, ShardingConfig
 
@@ -31,7 +31,7 @@ RUNS = {
 def written(config: Config, name: str = "mine") -> Config:
     """``config`` as a recipe, composed again by its name."""
     made = recipe(config, compose(alone(config)), hardware_files())
-    recipes.write(FOLDER / f"{name}.yaml", made, "")
+    recipes.write(FOLDER / f"{name}.yaml", made, "", "--out")
     return compose([f"recipe={name}"])
 
 

@@ -10,8 +10,8 @@ import yaml
 from launcher.config import compose, conf_dir, resolve
 from launcher.config.trainers import profile
 from launcher.cost import predict
-from launcher.cost.shape import Shape
-from launcher.search.plan import plan
+from launcher.cost.inputs.shape import Shape
+from launcher.planning.plan import plan
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
 SIZES = {

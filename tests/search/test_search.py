@@ -25,11 +25,11 @@ from launcher.config.hardware import hardware_files
 from launcher.config.schema import LocalCluster, SweepConfig
 from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.cost import predict
+from launcher.planning.layout_filter import columns_wanted
+from launcher.planning.plan import plan
 from launcher.results import tracking
-from launcher.search.contest import Contest, contest, ladder
-from launcher.search.plan import plan
 from launcher.search.policy import Trial
-from launcher.search.wanted import columns_wanted
+from launcher.search.problem import SearchProblem, ladder, search_problem
 from launcher.sweep import loop
 from launcher.sweep.identity import trial_id
 from launcher.sweep.search import Found, measured_steps, measurement, noise_of, search
@@ -63,9 +63,9 @@ def hasty_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_MARK_SECONDS", 0.0)
 
 
-def prepared(tmp_path: Path, **changes: object) -> Contest:
+def prepared(tmp_path: Path, **changes: object) -> SearchProblem:
     config = dataclasses.replace(BASE, **({"sweep": SweepConfig(dir=str(tmp_path / "runs"))} | changes))  # type: ignore[arg-type]
-    return contest(config, plan(config))
+    return search_problem(config, plan(config))
 
 
 def truth(config: TrainConfig) -> float:
@@ -75,7 +75,7 @@ def truth(config: TrainConfig) -> float:
     return float(seconds * 1.3 ** np.log2(config.layout.tensor) * 1.4)
 
 
-def best_of(candidates: Contest) -> float:
+def best_of(candidates: SearchProblem) -> float:
     """The exhaustive grid's best."""
     configs = [resolve(candidates.trial_config(Trial(i, True, None))) for i in range(len(candidates.candidates))]
     return min(truth(config.train_config()) for config in configs)
@@ -97,7 +97,7 @@ def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(tmp_path: Path
 
 
 def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> None:
-    candidates = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=12, doubt=1e-9))
+    candidates = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=12, stop_probability=1e-9))
     found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
     stopped = [record for _, record, _ in found.trials if record.status is Status.STOPPED]
     assert stopped and all(record.reason is Reason.CANNOT_WIN for record in stopped)
@@ -190,7 +190,7 @@ class TestOnFewerNodes:
         BASE, cluster=dataclasses.replace(BASE.cluster, nodes=8), run=dataclasses.replace(BASE.run, global_batch=512)
     )
 
-    def prepared(self, tmp_path: Path) -> Contest:
+    def prepared(self, tmp_path: Path) -> SearchProblem:
         return prepared(tmp_path, cluster=self.config.cluster, run=self.config.run)
 
     def test_a_small_trial_keeps_everything_but_the_replicas(self, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_where_fewer_replicas_would_not_fit_more_are_kept(tmp_path: Path) -> Non
         run=dataclasses.replace(BASE.run, global_batch=512),
         search=dataclasses.replace(BASE.search, space=dataclasses.replace(BASE.search.space, max_pipeline=1, max_tensor=2)),
     )
-    candidates = contest(hungry, plan(hungry))
+    candidates = search_problem(hungry, plan(hungry))
     wanted = LayoutConfig(tensor=1, data=64, micro_batch=1, recompute="full", sharding=ShardingConfig(64, 64, 64))
     index = next(i for i in range(len(candidates.candidates)) if candidates.layout(i) == wanted)
     assert 8 < candidates.small_table["data"][index] <= 64
@@ -253,7 +253,7 @@ def test_where_fewer_replicas_would_not_fit_more_are_kept(tmp_path: Path) -> Non
 def test_only_the_layouts_asked_for_are_candidates(tmp_path: Path) -> None:
     config = dataclasses.replace(BASE, sweep=SweepConfig(dir=str(tmp_path)))
     wanted = columns_wanted({"layout.tensor": [1, 2], "layout.recompute": ["none"], "layout.sharding.optimizer": [1]})
-    table = contest(config, plan(config, wanted=wanted)).table
+    table = search_problem(config, plan(config, wanted=wanted)).table
     assert set(table["tensor"].tolist()) == {1, 2} and set(table["recompute"].tolist()) == {0} and set(table["optimizer"].tolist()) == {1}
     with pytest.raises(ConfigError, match="no layout that obeys the rules"):
         plan(config, wanted={"tensor": [3]})
@@ -270,12 +270,12 @@ def test_sweeps_that_cannot_be_searched_are_plain_errors(sweeps: dict[str, list[
 def test_a_budget_of_memory_is_what_runs_out(tmp_path: Path) -> None:
     """The host has no limit of its own; layouts that are likely to exceed the run's are tried later, and a run that did teaches something."""
     cluster = dataclasses.replace(BASE.cluster, hardware=hardware_files()["cpu"])
-    counted = contest(dataclasses.replace(BASE, cluster=cluster), plan(dataclasses.replace(BASE, cluster=cluster))).candidates
+    counted = search_problem(dataclasses.replace(BASE, cluster=cluster), plan(dataclasses.replace(BASE, cluster=cluster))).candidates
     assert counted.capacity == np.inf
     tight = dataclasses.replace(
         BASE, cluster=cluster, run=dataclasses.replace(BASE.run, memory_gb=float(np.median(counted.memory)) / 1e9 * 0.8)
     )
-    policy = contest(tight, plan(tight)).policy()
+    policy = search_problem(tight, plan(tight)).policy()
     before = policy.memory.fits()
     assert before.min() < 0.5 and before.max() > 0.9
     fullest = int(np.argmax(before))
@@ -287,7 +287,7 @@ def test_nothing_that_fits_is_a_plain_error(tmp_path: Path) -> None:
     hardware = dataclasses.replace(BASE.cluster.hardware, memory_gb=0.2)
     config = dataclasses.replace(BASE, cluster=dataclasses.replace(BASE.cluster, hardware=hardware))
     with pytest.raises(ConfigError, match="no layout is likely to fit into memory"):
-        contest(config, plan(config))
+        search_problem(config, plan(config))
 
 
 def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Path) -> None:

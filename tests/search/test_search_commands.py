@@ -13,8 +13,8 @@ import yaml
 from launcher.cli.main import main
 from launcher.cli.overrides import layouts_asked
 from launcher.config import compose, resolve
-from launcher.search.plan import plan
-from launcher.search.wanted import columns_wanted, fixed, spanning
+from launcher.planning.layout_filter import columns_wanted, from_layout, widen_space
+from launcher.planning.plan import plan
 from trainer.config import LayoutConfig, ShardingConfig
 
 CSV = str(Path(__file__).parent / "layouts_13b.csv")
@@ -74,9 +74,9 @@ def test_layout_keys_keep_plan_and_search_to_layouts_that_have_their_values(trir
 
 def test_a_sweep_is_searched_over_the_grid_that_it_would_run() -> None:
     layout = LayoutConfig(tensor=1, micro_batch=2, schedule="1f1b", sharding=ShardingConfig(1, 1, 2))
-    wanted = fixed(layout, columns_wanted({"layout.tensor": [1, 2], "layout.pipeline": [1, 2]}))
+    wanted = from_layout(layout, columns_wanted({"layout.tensor": [1, 2], "layout.pipeline": [1, 2]}))
     config = compose(SMALL)
-    table = plan(config, spanning(wanted, config.search.space), wanted).space.table
+    table = plan(config, widen_space(wanted, config.search.space), wanted).space.table
     assert {(row["tensor"], row["pipeline"]) for row in table} == {(1, 1), (1, 2), (2, 1), (2, 2)} and len(table) == 4
     assert {(row["micro_batch"], row["optimizer"], row["recompute"]) for row in table} == {(2, 2, 0)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.search.sharding_chains import node_levels, sharding_chains
+from launcher.planning.sharding_chains import node_levels, sharding_chains
 
 
 @pytest.mark.parametrize("data", [1, 2, 6, 12, 64])

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from launcher.planning.baseline import baseline, round_batch
+from launcher.planning.reference_models import FAMILY_DEFAULTS
+from launcher.planning.shapes import build, count, log_interpolate, shape_for
+from launcher.planning.size import DAY, Budget, alternatives, executed_flops, largest, seconds_at
 from launcher.search import encoder_decoder
-from launcher.search.anchors import HABITS
-from launcher.search.baseline import baseline, round_batch
-from launcher.search.shapes import build, count, log_interpolate, shape_for
-from launcher.search.size import DAY, Budget, alternatives, executed_flops, largest, seconds_at
 from trainer.config import ConfigError, ModelConfig, resolve_model
 
 SIZES = (5e8, 1e9, 2e9, 4e9, 8e9, 1.5e10, 2.5e10, 6e10, 1e11, 2.4e11, 4e11, 7e11, 1.5e12)
@@ -51,7 +51,7 @@ def test_more_of_anything_buys_a_larger_model() -> None:
 
 def test_the_size_fills_the_days_and_never_exceeds_them() -> None:
     for days in (1, 3, 10, 24, 30, 34, 100):
-        for family in HABITS:
+        for family in FAMILY_DEFAULTS:
             budget, seconds = Budget(256, days), seconds_at(256, 150, "none")
             choice = largest(family, budget, 300e9, seconds)
             assert 0.92 * days < choice.days <= days and choice.limit == "days" and choice.name == "largest"
@@ -123,11 +123,11 @@ def test_compute_optimal_is_twenty_tokens_per_parameter_and_no_alternative_predi
     assert min(choice.loss for choice in names.values()) < asked.loss
 
 
-@pytest.mark.parametrize("family", sorted(HABITS))
+@pytest.mark.parametrize("family", sorted(FAMILY_DEFAULTS))
 def test_published_models_keep_their_published_shape(family: str) -> None:
-    habits = HABITS[family]
-    for anchor in habits.anchors:
-        published = build(family, anchor.layers, anchor.hidden, anchor.heads, habits.vocab, 2048)
+    defaults = FAMILY_DEFAULTS[family]
+    for reference in defaults.models:
+        published = build(family, reference.layers, reference.hidden, reference.heads, defaults.vocab, 2048)
         assert shape_for(family, count(published)) == published
         assert shape_for(family, 1.02 * count(published)) == published
 
@@ -142,7 +142,7 @@ def test_nominal_sizes_mean_the_published_models(family: str, size: float, expec
     assert (model.layers, model.hidden, model.heads) == expected
 
 
-@pytest.mark.parametrize("family", sorted(HABITS))
+@pytest.mark.parametrize("family", sorted(FAMILY_DEFAULTS))
 def test_shapes_between_the_published_ones_have_the_size_asked_for_and_can_be_split(family: str) -> None:
     before = 0
     for size in SIZES:
@@ -181,7 +181,7 @@ def test_hyper_parameters_of_published_sizes_are_the_published_ones(family: str,
 
 
 def test_learning_rate_falls_and_batch_grows_with_size() -> None:
-    for family in HABITS:
+    for family in FAMILY_DEFAULTS:
         made = [baseline(shape_for(family, size), 300e9) for size in SIZES]
         rates, batches = [m.optimizer.lr for m in made], [m.run.global_batch for m in made]
         assert rates == sorted(rates, reverse=True) and batches == sorted(batches)

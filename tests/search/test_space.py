@@ -10,8 +10,8 @@ import pytest
 
 from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
-from launcher.cost.layouts import BALANCES, ORDERS, to_layout, to_table
-from launcher.search.space import RULES, space, violations
+from launcher.cost.inputs.layouts import BALANCES, ORDERS, to_layout, to_table
+from launcher.planning.space import RULES, space, violations
 from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig, check, from_dict, resolve_model
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost import collectives
-from launcher.cost.case import Case
-from launcher.cost.shape import Number
-from launcher.cost.stages import Held
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.stages import Held
+from launcher.cost.time import collectives
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from launcher.config.schema import Config
-from launcher.cost.layouts import to_layout
+from launcher.cost.inputs.layouts import to_layout
 from launcher.cost.model import estimate
-from launcher.search.belief import Candidates
+from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, columns, needed
-from launcher.search.plan import Plan
 from launcher.search.policy import HOPELESS, Policy, Price, Small, Trial
+from launcher.search.surrogate import Candidates
 from trainer.config import ConfigError, LayoutConfig
 from trainer.config.errors import divisors
 
@@ -25,7 +25,7 @@ SHARDED = ("params", "grads", "optimizer")
 
 
 @dataclass(frozen=True)
-class Contest:
+class SearchProblem:
     """The candidates of a search: rows of a plan, the small trials that stand for them, and what is predicted of both."""
 
     config: Config
@@ -47,7 +47,7 @@ class Contest:
 
     def trial_config(self, trial: Trial) -> Config:
         """The run that measures ``trial``. The same once more has another seed: it is a trial of its own and takes as long."""
-        run = dataclasses.replace(self.config.run, seed=self.config.run.seed + trial.again)
+        run = dataclasses.replace(self.config.run, seed=self.config.run.seed + trial.repeats)
         if trial.full:
             return dataclasses.replace(self.config, layout=self.layout(trial.index), run=run)
         layout, batch = to_layout(self.small_table[trial.index]), int(self.small_batch[trial.index])
@@ -64,7 +64,7 @@ class Contest:
         return self.small.parts[trial.index], float(self.small.memory[trial.index])
 
 
-def contest(config: Config, planned: Plan) -> Contest:
+def search_problem(config: Config, planned: Plan) -> SearchProblem:
     """Candidates for the layouts of ``planned``."""
     table = planned.space.table
     seconds, fits = planned.seconds, planned.estimate.fits
@@ -79,14 +79,14 @@ def contest(config: Config, planned: Plan) -> Contest:
     full = candidates(case, estimate(case))
     if config.search.nodes == "full":
         batch = np.full(len(rows), config.run.global_batch)
-        return Contest(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
+        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
     small_table, batch = shrunk(case, config.cluster.gpus_per_node, config.run.global_batch)
     if (small_table["data"] == chosen["data"]).all():
-        return Contest(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
+        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
     fewer = dataclasses.replace(case, table=small_table, global_batch=batch)
     predicted = estimate(fewer)
     small = Small(columns(predicted.time, len(rows)), needed(fewer, predicted))
-    return Contest(config, chosen, full, small_table, batch, small)
+    return SearchProblem(config, chosen, full, small_table, batch, small)
 
 
 def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
-from launcher.cost.layouts import BALANCES, LAYOUT_DTYPE
-from launcher.search.sharding_chains import node_levels, sharding_chains
+from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
+from launcher.planning.sharding_chains import node_levels, sharding_chains
 from trainer.config import ConfigError, ModelConfig, resolve_model
 from trainer.config.errors import divisors
 from trainer.config.rules import check_model

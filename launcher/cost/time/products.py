@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launcher.cost.case import Case
-from launcher.cost.shape import Number
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
 
 
 class Product(NamedTuple):

@@ -16,8 +16,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from launcher.cost.shape import Shape
-from launcher.search.anchors import GROUPED_QUERY_FROM, HABITS, Anchor, Habits
+from launcher.cost.inputs.shape import Shape
+from launcher.planning.reference_models import FAMILY_DEFAULTS, GROUPED_QUERY_FROM, FamilyDefaults, ReferenceModel
 from trainer.config import ConfigError, ModelConfig, resolve_model
 from trainer.config.errors import listed, nearest
 
@@ -26,21 +26,21 @@ HEAD_WIDTHS = (32, 64, 80, 96, 128, 160, 192, 256)
 SMALLEST, LARGEST = 1e6, 2e13
 
 
-def habits_of(family: str) -> Habits:
+def family_defaults(family: str) -> FamilyDefaults:
     """What is known of ``family``; ``ConfigError`` if it is not one of those that are trained here."""
-    if family not in HABITS:
-        raise ConfigError(f"family={family!r} is not one of {listed(HABITS)}{nearest(family, HABITS)}")
-    return HABITS[family]
+    if family not in FAMILY_DEFAULTS:
+        raise ConfigError(f"family={family!r} is not one of {listed(FAMILY_DEFAULTS)}{nearest(family, FAMILY_DEFAULTS)}")
+    return FAMILY_DEFAULTS[family]
 
 
 def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int = 2048) -> ModelConfig:
     """The model of ``family`` with about ``parameters`` parameters (counted whole: embeddings, biases and norms)."""
-    habits = habits_of(family)
+    defaults = family_defaults(family)
     if not SMALLEST <= parameters <= LARGEST:
         raise ConfigError(f"a model of {parameters:.3g} parameters is outside of what is known; ask for {SMALLEST:g} to {LARGEST:g}")
-    vocab = vocab or habits.vocab
-    for anchor in habits.anchors:
-        published = build(family, anchor.layers, anchor.hidden, anchor.heads, habits.vocab, seq)
+    vocab = vocab or defaults.vocab
+    for reference in defaults.models:
+        published = build(family, reference.layers, reference.hidden, reference.heads, defaults.vocab, seq)
         if abs(math.log(count(published) / parameters)) <= SAME_SIZE:
             return dataclasses.replace(published, vocab=vocab)
     hidden = interpolate(family, parameters, lambda a: a.hidden, beyond=1 / 3)
@@ -61,7 +61,7 @@ def count(model: ModelConfig) -> float:
 
 def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ModelConfig:
     """A model with the family's MLP width and key/value heads filled in."""
-    multiple = HABITS[family].ffn_multiple
+    multiple = FAMILY_DEFAULTS[family].ffn_multiple
     ffn = multiple * math.ceil(8 * hidden / 3 / multiple) if multiple else 4 * hidden
     model = resolve_model(ModelConfig(family, layers, hidden, heads, heads, ffn, vocab, seq))
     if family == "llama" and heads % 8 == 0 and count(model) > GROUPED_QUERY_FROM:
@@ -70,13 +70,13 @@ def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: in
     return model
 
 
-def interpolate(family: str, parameters: float, value: Callable[[Anchor], float], beyond: float = 0.0) -> float:
+def interpolate(family: str, parameters: float, value: Callable[[ReferenceModel], float], beyond: float = 0.0) -> float:
     """``value`` of the published models at ``parameters``, by straight lines over logarithms.
 
     Outside of them the nearest model's value times (its size ratio) ** ``beyond``.
     """
-    habits = HABITS[family]
-    points = [(count(build(family, a.layers, a.hidden, a.heads, habits.vocab, 2048)), value(a)) for a in habits.anchors]
+    defaults = FAMILY_DEFAULTS[family]
+    points = [(count(build(family, a.layers, a.hidden, a.heads, defaults.vocab, 2048)), value(a)) for a in defaults.models]
     return log_interpolate(points, parameters, beyond)
 
 

@@ -11,16 +11,16 @@ from functools import cached_property
 import numpy as np
 
 from launcher.config.trainer import TrainerProfile
-from launcher.cost.collectives import Group
-from launcher.cost.constants import SHIPPED, Constants
-from launcher.cost.device import BYTES, Device
-from launcher.cost.shape import Number, Shape
+from launcher.cost.inputs.constants import SHIPPED, Constants
+from launcher.cost.inputs.device import BYTES, Device
+from launcher.cost.inputs.groups import Group
+from launcher.cost.inputs.shape import Number, Shape
 from trainer.config.schema import RECOMPUTE, SCHEDULES
 
 
 @dataclass(frozen=True)
 class Case:
-    """``table`` is a structured array of layouts (launcher.cost.layouts)."""
+    """``table`` is a structured array of layouts (launcher.cost.inputs.layouts)."""
 
     shape: Shape
     table: np.ndarray

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.cost.constants import Constants
-from launcher.cost.device import BYTES, Device
-from launcher.cost.shape import Number
+from launcher.cost.inputs.constants import Constants
+from launcher.cost.inputs.device import BYTES, Device
+from launcher.cost.inputs.shape import Number
 
 TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2), (64, 64, 3))
 """Output tiles that a library chooses from: rows, columns, how often they are halved against the best."""

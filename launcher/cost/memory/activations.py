@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost.attention import FLASH, kernel, score_count
-from launcher.cost.case import Case
-from launcher.cost.pointwise import inner_width
-from launcher.cost.shape import Number
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
+from launcher.cost.time.attention import FLASH, kernel, score_count
+from launcher.cost.time.pointwise import inner_width
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost import matmul
-from launcher.cost.case import Case
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
 from launcher.cost.parts import ATTENTION, MATRICES, POINTWISE, TENSOR, Parts
-from launcher.cost.products import products
-from launcher.cost.shape import Number
+from launcher.cost.time import matmul
+from launcher.cost.time.products import products
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from launcher.search.shapes import count, habits_of, interpolate, log_interpolate
+from launcher.planning.shapes import count, family_defaults, interpolate, log_interpolate
 from trainer.config import ConfigError, ModelConfig, OptimizerConfig, RunConfig
 
 CONSTANT_END = 0.166
@@ -33,22 +33,22 @@ def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
     """Hyper-parameters for ``model`` trained on ``tokens``; ``gpus`` only rounds the batch."""
     if tokens < model.seq:
         raise ConfigError(f"tokens={tokens:g} is less than one sequence of model.seq={model.seq}")
-    habits = habits_of(model.family)
+    defaults = family_defaults(model.family)
     parameters = count(model)
-    batch_tokens = log_interpolate(list(habits.batch_tokens), parameters)
+    batch_tokens = log_interpolate(list(defaults.batch_tokens), parameters)
     batch = round_batch(batch_tokens / model.seq, gpus)
     steps = max(1, round(tokens / (batch * model.seq)))
-    lr = _two_digits(interpolate(model.family, parameters, lambda anchor: anchor.lr))
-    warmup = 0.0015 * steps if habits.warmup_tokens is None else habits.warmup_tokens / (batch * model.seq)
+    lr = _two_digits(interpolate(model.family, parameters, lambda reference: reference.lr))
+    warmup = 0.0015 * steps if defaults.warmup_tokens is None else defaults.warmup_tokens / (batch * model.seq)
     decay = steps - round(CONSTANT_END * steps) if model.family == "gpt" else steps
     return Baseline(
-        dataclasses.replace(model, dropout=habits.dropout, init_std=round(0.64 / math.sqrt(model.hidden), 6)),
+        dataclasses.replace(model, dropout=defaults.dropout, init_std=round(0.64 / math.sqrt(model.hidden), 6)),
         OptimizerConfig(
             lr=lr,
             min_lr=_two_digits(lr / 10),
             warmup_steps=min(math.ceil(warmup), steps - 1),
             decay_steps=max(1, decay),
-            weight_decay=habits.weight_decay,
+            weight_decay=defaults.weight_decay,
         ),
         RunConfig(steps=steps, warmup_steps=min(10, steps - 1), global_batch=batch, precision="bf16"),
     )

@@ -7,33 +7,12 @@ Volumes: Thakur et al. 2005 (ring); the bus-bandwidth convention is that of nccl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from launcher.cost.constants import Constants
-from launcher.cost.device import Device
-from launcher.cost.shape import Number
-
-
-@dataclass(frozen=True)
-class Group:
-    """``size`` ranks that talk to each other, ``near`` of them in one link domain, sending through ``rails`` network ports of it."""
-
-    size: Number
-    near: Number
-    rails: Number
-
-    @classmethod
-    def placed(cls, device: Device, size: Number, stride: Number, single_rail: bool = False) -> Group:
-        """A group whose neighbours are ``stride`` ranks apart; domains are filled rank by rank."""
-        near = np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1))
-        return cls(size, near, 1 if single_rail else near)
-
-    @property
-    def far(self) -> Number:
-        """Link domains that the group spans."""
-        return np.ceil(self.size / self.near)
+from launcher.cost.inputs.constants import Constants
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.groups import Group
+from launcher.cost.inputs.shape import Number
 
 
 def bus(device: Device, constants: Constants, group: Group) -> Number:

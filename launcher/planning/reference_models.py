@@ -15,7 +15,7 @@ GROUPED_QUERY_FROM = 67e9
 
 
 @dataclass(frozen=True)
-class Anchor:
+class ReferenceModel:
     """One published model: its shape and its peak learning rate."""
 
     name: str
@@ -26,10 +26,10 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Habits:
+class FamilyDefaults:
     """What the models of one family share. Batches in tokens, by parameters; interpolated between, constant outside."""
 
-    anchors: tuple[Anchor, ...]  # ascending in size
+    models: tuple[ReferenceModel, ...]  # ascending in size
     vocab: int
     dropout: float
     weight_decay: float
@@ -40,23 +40,23 @@ class Habits:
 
 M, B, T = 1e6, 1e9, 1e12
 
-GPT = Habits(
-    anchors=(
-        Anchor("126M", 12, 768, 12, 6e-4),
-        Anchor("350M", 24, 1024, 16, 3e-4),
-        Anchor("760M", 24, 1536, 16, 2.5e-4),
-        Anchor("1.3B", 24, 2048, 16, 2e-4),
-        Anchor("2.7B", 32, 2560, 32, 1.6e-4),
-        Anchor("5B", 24, 4096, 32, 1.2e-4),
-        Anchor("6.7B", 32, 4096, 32, 1.2e-4),
-        Anchor("13B", 40, 5120, 40, 1e-4),
-        Anchor("20B", 44, 6144, 48, 1e-4),
-        Anchor("40B", 48, 8192, 64, 0.8e-4),
-        Anchor("76B", 60, 10240, 80, 0.7e-4),
-        Anchor("175B", 96, 12288, 96, 0.6e-4),
-        Anchor("310B", 96, 16384, 128, 0.5e-4),
-        Anchor("530B", 105, 20480, 128, 0.4e-4),
-        Anchor("1T", 128, 25600, 160, 0.3e-4),
+GPT = FamilyDefaults(
+    models=(
+        ReferenceModel("126M", 12, 768, 12, 6e-4),
+        ReferenceModel("350M", 24, 1024, 16, 3e-4),
+        ReferenceModel("760M", 24, 1536, 16, 2.5e-4),
+        ReferenceModel("1.3B", 24, 2048, 16, 2e-4),
+        ReferenceModel("2.7B", 32, 2560, 32, 1.6e-4),
+        ReferenceModel("5B", 24, 4096, 32, 1.2e-4),
+        ReferenceModel("6.7B", 32, 4096, 32, 1.2e-4),
+        ReferenceModel("13B", 40, 5120, 40, 1e-4),
+        ReferenceModel("20B", 44, 6144, 48, 1e-4),
+        ReferenceModel("40B", 48, 8192, 64, 0.8e-4),
+        ReferenceModel("76B", 60, 10240, 80, 0.7e-4),
+        ReferenceModel("175B", 96, 12288, 96, 0.6e-4),
+        ReferenceModel("310B", 96, 16384, 128, 0.5e-4),
+        ReferenceModel("530B", 105, 20480, 128, 0.4e-4),
+        ReferenceModel("1T", 128, 25600, 160, 0.3e-4),
     ),
     vocab=51200,
     dropout=0.1,
@@ -65,15 +65,15 @@ GPT = Habits(
     warmup_tokens=None,
 )
 
-LLAMA = Habits(
-    anchors=(
-        Anchor("160M", 12, 768, 12, 3e-4),  # below 7B: GPT-3's depth and width, LLaMA's everything else
-        Anchor("1.3B", 24, 2048, 16, 3e-4),
-        Anchor("7B", 32, 4096, 32, 3e-4),
-        Anchor("13B", 40, 5120, 40, 3e-4),
-        Anchor("30B", 60, 6656, 52, 1.5e-4),
-        Anchor("65B", 80, 8192, 64, 1.5e-4),
-        Anchor("405B", 126, 16384, 128, 0.8e-4),
+LLAMA = FamilyDefaults(
+    models=(
+        ReferenceModel("160M", 12, 768, 12, 3e-4),  # below 7B: GPT-3's depth and width, LLaMA's everything else
+        ReferenceModel("1.3B", 24, 2048, 16, 3e-4),
+        ReferenceModel("7B", 32, 4096, 32, 3e-4),
+        ReferenceModel("13B", 40, 5120, 40, 3e-4),
+        ReferenceModel("30B", 60, 6656, 52, 1.5e-4),
+        ReferenceModel("65B", 80, 8192, 64, 1.5e-4),
+        ReferenceModel("405B", 126, 16384, 128, 0.8e-4),
     ),
     vocab=32000,
     dropout=0.0,
@@ -83,14 +83,14 @@ LLAMA = Habits(
     ffn_multiple=256,
 )
 
-BLOOM = Habits(
-    anchors=(
-        Anchor("560M", 24, 1024, 16, 3e-4),
-        Anchor("1.1B", 24, 1536, 16, 2.5e-4),
-        Anchor("1.7B", 24, 2048, 16, 2e-4),
-        Anchor("3B", 30, 2560, 32, 1.6e-4),
-        Anchor("7.1B", 30, 4096, 32, 1.2e-4),
-        Anchor("176B", 70, 14336, 112, 0.6e-4),
+BLOOM = FamilyDefaults(
+    models=(
+        ReferenceModel("560M", 24, 1024, 16, 3e-4),
+        ReferenceModel("1.1B", 24, 1536, 16, 2.5e-4),
+        ReferenceModel("1.7B", 24, 2048, 16, 2e-4),
+        ReferenceModel("3B", 30, 2560, 32, 1.6e-4),
+        ReferenceModel("7.1B", 30, 4096, 32, 1.2e-4),
+        ReferenceModel("176B", 70, 14336, 112, 0.6e-4),
     ),
     vocab=250880,
     dropout=0.0,
@@ -99,5 +99,5 @@ BLOOM = Habits(
     warmup_tokens=375 * M,
 )
 
-HABITS = {"gpt": GPT, "llama": LLAMA, "bloom": BLOOM}
+FAMILY_DEFAULTS = {"gpt": GPT, "llama": LLAMA, "bloom": BLOOM}
 """The families whose shape, hyper-parameters and configuration are known here."""

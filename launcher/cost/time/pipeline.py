@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost.shape import Number
+from launcher.cost.inputs.shape import Number
 
 Ways = tuple[Number, Number]
 """Seconds forward and backward."""

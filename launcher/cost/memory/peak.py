@@ -10,12 +10,12 @@ import dataclasses
 
 import numpy as np
 
-from launcher.cost import activations
-from launcher.cost.activations import Kept
-from launcher.cost.case import Case
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.stages import Held
+from launcher.cost.memory import activations
+from launcher.cost.memory.activations import Kept
 from launcher.cost.parts import Parts, total
-from launcher.cost.shape import Number
-from launcher.cost.stages import Held
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
 LOGITS, PASSING, UPDATE, BUFFERS = "logits and loss", "gradients in passing", "optimizer temporaries", "communication buffers"

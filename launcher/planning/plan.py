@@ -12,12 +12,12 @@ import numpy as np
 
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SpaceConfig
-from launcher.cost.case import Case
-from launcher.cost.layouts import to_layout, to_table
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import Prediction, case_of, explain
-from launcher.search.space import Space, space
-from launcher.search.wanted import said
+from launcher.planning.layout_filter import describe
+from launcher.planning.space import Space, space
 from trainer.config import ConfigError, LayoutConfig
 from trainer.config.errors import listed
 
@@ -98,11 +98,11 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:
     for name, values in wanted.items():
         has = np.isin(found.table[name], list(values))
         if not has.any():
-            there = [said(name, [code]).partition("=")[2] for code in np.unique(found.table[name])[:12].tolist()]
-            raise ConfigError(f"no layout that obeys the rules has {said(name, values)}; there are some with {listed(there)}")
+            there = [describe(name, [code]).partition("=")[2] for code in np.unique(found.table[name])[:12].tolist()]
+            raise ConfigError(f"no layout that obeys the rules has {describe(name, values)}; there are some with {listed(there)}")
         keep &= has
     if not keep.any():
-        asked = " and ".join(said(name, values) for name, values in wanted.items())
+        asked = " and ".join(describe(name, values) for name, values in wanted.items())
         raise ConfigError(f"no layout that obeys the rules has {asked} at once; give more values to one of them")
     return Space(found.table[keep], found.dropped | ({ASKED: int((~keep).sum())} if not keep.all() else {}))
 

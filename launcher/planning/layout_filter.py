@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.config.search import SpaceConfig
-from launcher.cost.layouts import LAYOUT_DTYPE, SHARDED, WORDS, to_table
-from launcher.search.naming import word
+from launcher.cost.inputs.layouts import LAYOUT_DTYPE, SHARDED, WORDS, to_table
+from launcher.planning.layout_names import word
 from trainer.config import ConfigError, LayoutConfig, ShardingConfig, from_dict
 from trainer.config.errors import listed, nearest
 from trainer.config.schema import RECOMPUTE, SCHEDULES
@@ -38,19 +38,19 @@ def _code(name: str, value: Any) -> Any:
     return WORDS[name].index(read) if name in WORDS else -1 if read is None else read
 
 
-def said(name: str, codes: Iterable[Any]) -> str:
+def describe(name: str, codes: Iterable[Any]) -> str:
     """What ``codes`` of column ``name`` are as an override: ``layout.recompute=none,full``."""
     read = [WORDS[name][code] if name in WORDS else None if code == -1 else code for code in codes]
     return f"{KEYS[name]}={','.join(map(word, read))}"
 
 
-def fixed(layout: LayoutConfig, wanted: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def from_layout(layout: LayoutConfig, wanted: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """``wanted``, and of all columns that it does not name the value that ``layout`` has: the grid that a sweep would run."""
     row = to_table([layout if layout.data else dataclasses.replace(layout, data=1)])[0]
     return {name: wanted.get(name, [row[name].item()]) for name in LAYOUT_DTYPE.names or () if name in wanted or name not in FREE}
 
 
-def spanning(wanted: Mapping[str, list[Any]], limits: SpaceConfig) -> SpaceConfig:
+def widen_space(wanted: Mapping[str, list[Any]], limits: SpaceConfig) -> SpaceConfig:
     """``limits`` with what ``wanted`` names in place of their own values, so that what was asked for is looked at."""
     found: dict[str, Any] = {}
     for limit, name in (("tensor", "tensor"), ("pipeline", "pipeline"), ("virtual", "virtual_pipeline"), ("micro_batch", "micro_batch")):

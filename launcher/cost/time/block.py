@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost import attention, collectives, matmul, pointwise, recompute
-from launcher.cost.case import Case
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
 from launcher.cost.parts import ATTENTION, CONTEXT, EXPERT, HOST, MATRICES, POINTWISE, TENSOR, Parts, total
-from launcher.cost.products import products
-from launcher.cost.shape import Number
+from launcher.cost.time import attention, collectives, matmul, pointwise, recompute
+from launcher.cost.time.products import products
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost.shape import Number
+from launcher.cost.inputs.shape import Number
 
 
 @dataclass(frozen=True)

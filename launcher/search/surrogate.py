@@ -62,7 +62,7 @@ class Candidates:
 
 
 @dataclass
-class TimeBelief:
+class TimeSurrogate:
     """Gaussian process over log(measured / predicted)."""
 
     candidates: Candidates
@@ -103,7 +103,7 @@ class TimeBelief:
 
 
 @dataclass
-class MemoryBelief:
+class MemorySurrogate:
     """Distribution of the log factor between needed and predicted memory, on a grid."""
 
     candidates: Candidates

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.config.schema import HardwareConfig
-from launcher.cost.measured import Measured
+from launcher.cost.inputs.measured import Measured
 from trainer.config import ConfigError
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}

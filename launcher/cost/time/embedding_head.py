@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.cost import collectives, matmul
-from launcher.cost.case import Case
-from launcher.cost.shape import Number
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
+from launcher.cost.time import collectives, matmul
 
 Ways = tuple[Number, ...]
 """Seconds forward and backward."""

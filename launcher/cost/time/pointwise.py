@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.cost.case import Case
-from launcher.cost.shape import Number
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.cost import matmul
-from launcher.cost.case import Case
-from launcher.cost.shape import Number
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Number
+from launcher.cost.time import matmul
 
 FLASH = ("flash1", "flash2")
 SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (14.0, 16.0), "math": (14.0, 16.0)}

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from launcher.cost.case import Case
-from launcher.cost.layouts import BALANCES
-from launcher.cost.shape import Number
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.layouts import BALANCES
+from launcher.cost.inputs.shape import Number
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher.cost.shape import Shape
+from launcher.cost.inputs.shape import Shape
 from launcher.labels import plural
-from launcher.search.shapes import LARGEST, SMALLEST, count, shape_for
+from launcher.planning.shapes import LARGEST, SMALLEST, count, shape_for
 from trainer.config import ConfigError, ModelConfig
 from trainer.config.errors import listed
 from trainer.config.schema import RECOMPUTE

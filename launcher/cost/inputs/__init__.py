@@ -1,0 +1,1 @@
+"""What the cost model is asked about: model, layouts, device, trainer, constants."""

@@ -1,0 +1,1 @@
+"""Bytes of the fullest rank, by part."""
