@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ class JobState:
     nodes: tuple[str, ...] = ()
     attempt: int | None = None  # the attempt that runs, where the place itself starts jobs again (Slurm's requeue)
     clearing_up: bool = False  # its processes have ended, and the place tidies up after them
+    waits_for_room: bool = False  # a gang that is not placed whole: what it holds already is idle until the rest is placed
+    yields: bool = False  # such a gang, that holds what one before it waits for
     bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempts avoid them for a while
 
 
@@ -154,6 +156,13 @@ class Backend(ABC):
     def capacity(self) -> int | None:
         """Ranks that may be alive at once over all jobs; None where a queue decides."""
         return None
+
+    def admits(self, job: Job, beside: Iterable[Job]) -> str:
+        """Why ``job`` must not be submitted now, beside those that are or are about to be; empty when it may.
+
+        For places that start the parts of a job one by one: jobs that each hold a part would wait for each other for ever.
+        """
+        return ""
 
     def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:  # noqa: B027 - optional by design
         """Bring results and logs of an ended job into its directory, where no file system is shared, and remove what is left of it.

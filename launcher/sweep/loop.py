@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
 _MARK_SECONDS = 0.5
 """How often wishes to stop, and trials that another launcher holds, are looked at."""
+_ROOM_SECONDS = 30.0
+"""How long a job may hold a part of its room in peace; twice as long each time that it has been withdrawn."""
 
 
 class Observer(Protocol):
@@ -63,6 +65,11 @@ class Flight:
     stop: tuple[Reason, str] | None = None  # why it is being ended
     first_step: int = 0  # last step known when the attempt began
     result_seen: float | None = None  # monotonic
+    position: int = 0  # in the order in which trials are submitted
+    room_wanted: float | None = None  # monotonic; since when it waits for room for all of its parts
+    room_words: str = ""  # what was said of that
+    withdrawals: int = 0
+    withdrawn: str = ""  # why its job is being ended, only to be submitted again later
 
     def job(self, max_parallel: int) -> Job:
         record = self.record
@@ -115,6 +122,8 @@ class Loop:
     def run(self, flights: Iterable[Flight]) -> None:
         """Until all have ended; with ``sweep.follow=false`` until all that may be submitted are."""
         self._waiting = sorted(flights, key=lambda flight: not flight.under_way)
+        for position, flight in enumerate(self._waiting):
+            flight.position = position
         while self._waiting or self._flying:
             self._obey()
             self._launch()
@@ -209,7 +218,7 @@ class Loop:
         """Claim and submit as many waiting trials, in order, as there is room for."""
         batch: list[Flight] = []
         for flight in list(self._waiting):
-            if not self._room(flight, batch):
+            if not self._room(flight, batch) or self._held_back(flight, batch):
                 break
             if flight.claimed and flight.under_way and not self._due(flight.backend):
                 continue  # it did not answer a moment ago
@@ -242,6 +251,11 @@ class Loop:
         if limit and len(beside) >= limit:
             return False
         return capacity is None or not beside or sum(f.record.world_size for f in (*beside, flight)) <= capacity
+
+    def _held_back(self, flight: Flight, batch: Sequence[Flight]) -> bool:
+        """Whether its place wants other jobs to find their room first."""
+        beside = (self._job(f) for f in (*self._flying, *batch) if f.backend is flight.backend)
+        return not flight.under_way and bool(flight.backend.admits(self._job(flight), beside))
 
     def _claim(self, flight: Flight) -> bool:
         """Lock the trial against other launchers and read what they have made of it."""
@@ -404,6 +418,8 @@ class Loop:
             self._flying.remove(flight)
             self._settle(flight, state)
             return True
+        if not self._reading:
+            self._watch_room(flight, state)
         if state.status is Status.SUBMITTED and record.avoided_words and not self._reading:
             self._readmit(flight)
             state = replace(state, detail="; ".join(filter(None, [state.detail, record.avoided_words])))
@@ -436,6 +452,23 @@ class Loop:
         if result is not None and result.get("status") == Status.DONE.value:
             return flight.last_step() >= (total_steps(record) or 0)
         return all_said(record.attempt, state, result, failures_in(record.directory))
+
+    def _watch_room(self, flight: Flight, state: JobState) -> None:
+        """Say so when a trial waits for room for long, and withdraw it when one that came before it waits as well."""
+        if not state.waits_for_room or flight.stop is not None or flight.withdrawn:
+            flight.room_wanted = None
+            return
+        if flight.room_wanted is None:
+            flight.room_wanted = time.monotonic()
+        if time.monotonic() - flight.room_wanted < _ROOM_SECONDS * 2 ** min(flight.withdrawals, 6):
+            return
+        words = f"trial {flight.record.id} waits for room for all of its parts ({state.detail})"
+        if words != flight.room_words:
+            flight.room_words = words
+            remedy = "it is withdrawn and submitted again later" if state.yields else "cluster.start_timeout would give it up"
+            log.warning("%s; %s", words, remedy)
+        if state.yields and self._cancel(flight):
+            flight.withdrawn, flight.withdrawals = state.detail, flight.withdrawals + 1
 
     def _lingers(self, flight: Flight, state: JobState) -> bool:
         """A job whose result has been there for a while and that does not end; it is ended, unless all that is left is its place's to do."""
@@ -470,6 +503,9 @@ class Loop:
         record = flight.record
         failures = failures_in(record.directory)
         verdict = decide(record.attempt, state, record.result(), failures)
+        if flight.withdrawn and flight.stop is None and verdict.status is not Status.DONE:
+            self._plan_again(flight)
+            return
         bad_nodes = state.bad_nodes or silent_nodes(state.nodes or record.nodes, record.world_size, verdict.attempt, failures)
         if self.interrupted and verdict.retryable and not flight.backend.outlives_launcher:
             flight.stop = flight.stop or (Reason.CANCELLED, self.interrupted)  # there is nobody to try again
@@ -487,6 +523,17 @@ class Loop:
             self._waiting.insert(0, flight)
             return
         self._finish(flight, verdict, bad_nodes)
+
+    def _plan_again(self, flight: Flight) -> None:
+        """Put a withdrawn trial back in its place. It has not run: the same attempt is submitted again."""
+        record = flight.record
+        record.attempt += 1 if record.result() is not None else 0  # unless it has, in the last moment
+        record.status, record.reason, record.detail, record.handle = Status.PLANNED, None, flight.withdrawn, None
+        record.submitted, record.started, record.nodes = None, None, ()
+        flight.withdrawn, flight.room_wanted = "", None
+        self._store.save(record)
+        self._tell(record)
+        self._waiting = sorted([*self._waiting, flight], key=lambda f: f.position)
 
     def _try_again(self, flight: Flight, verdict: Verdict) -> bool:
         """Whether another attempt is due. Attempts that an earlier launcher left, and those that moved on, are not counted."""

@@ -310,6 +310,19 @@ def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_noth
     assert not stage.left() and not list(stage.folder.iterdir())
 
 
+def test_a_cluster_that_cannot_be_used_leaves_no_planned_trial_behind(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    from launcher.cli.main import main
+
+    words = ["train", "-m", "run.seed=1,2", "cluster=kubernetes_cpu", "data=synthetic", "model=gpt_tiny", "cluster.container.image=trireme:1",
+             f"cluster.kubeconfig={stage.kubernetes.launchers[stage.namespace]}", f"cluster.namespace={stage.namespace}",
+             f"sweep.dir={stage.folder}"]  # fmt: skip
+    assert main([*words, "cluster.workload=job"]) == 2
+    assert "it drops spec.completionMode without a word" in capsys.readouterr().err
+    assert main([*words, "cluster.workload=pods", "cluster.namespace=elsewhere"]) == 2
+    assert "in namespace elsewhere you may not" in capsys.readouterr().err
+    assert not stage.left() and not list(stage.folder.iterdir())
+
+
 def test_asking_how_trials_stand_brings_results_home_and_removes_nothing(stage: Stage) -> None:
     """Nor is a trial dead because it is in another namespace than the first one."""
     settings = SweepConfig(dir=str(stage.folder), follow=False, max_parallel=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
-from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of
+from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of, unplaced
 from launcher.backends.kubernetes.client import Client, plainly
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.logs import Follower, follow_pod, together, unpack_message
@@ -41,6 +41,8 @@ _AT_ONCE = 8
 """Jobs created at the same time."""
 _QUOTA_SECONDS = 10.0
 """How often pods that met a used-up quota are tried again; a Job's controller does so by itself."""
+_YIELD_SECONDS = 120.0
+"""How long gangs of other launchers, which were there before, are given to find their room; it may not be what ours needs."""
 _QUICK = 10.0
 """Seconds a server gets to answer when there is no reason to wait for it."""
 _LOG_SECONDS = 20.0
@@ -64,6 +66,8 @@ class KubernetesBackend(Backend):
         self._over_quota: dict[str, _Waiting] = {}  # by name of the job, as below
         self._refused: dict[str, dict[str, str]] = {}
         self._cancelled: set[str] = set()
+        self._placed: set[str] = set()  # names of jobs all of whose pods have found a node
+        self._yielded = float("-inf")  # monotonic; when a gang of ours was last in the way of another launcher's
 
     # -- connections, made when first needed ------------------------------------------------------------------------------
 
@@ -140,9 +144,23 @@ class KubernetesBackend(Backend):
         """From the mirrors; a final state only after the job's objects have been read again."""
         self._try_over_quota()
         known = self._watched(handles)
+        partly = self._partly_placed()
         for handle in handles:
             self._follow(handle, known[handle["name"]].pods)
-        return [self._state(handle, known[handle["name"]]) for handle in handles]
+            if placed_whole(known[handle["name"]]):
+                self._placed.add(handle["name"])
+        return [self._in_line(self._state(handle, known[handle["name"]]), handle, known[handle["name"]], partly) for handle in handles]
+
+    def admits(self, job: Job, beside: Iterable[Job]) -> str:
+        """One gang at a time looks for room, unless a queue admits gangs whole."""
+        if self._gangs_are_admitted or pods_of(job) == 1:
+            return ""
+        looking = next((other.trial for other in beside if pods_of(other) > 1 and other.name not in self._placed), None)
+        if looking is not None:
+            return f"trial {looking} has not found room for all of its pods yet"
+        if time.monotonic() - self._yielded < _YIELD_SECONDS and self._partly_placed():
+            return "another launcher's trial in the namespace has not found room for all of its pods yet"
+        return ""
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
@@ -206,6 +224,8 @@ class KubernetesBackend(Backend):
 
     def _submit(self, request: Request) -> Handle:
         job = request.job
+        self._cancelled.discard(job.name)
+        self._placed.discard(job.name)
         try:
             self._submission.start(job, from_text(request.text))
         except ConfigError as error:
@@ -224,6 +244,30 @@ class KubernetesBackend(Backend):
                 handle = self._submit(waiting.request)
                 if "refused" in handle:
                     self._refused[name] = handle["refused"]
+
+    # -- room ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _gangs_are_admitted(self) -> bool:
+        """Whether pods of a job are placed all at once, or not at all."""
+        return self._settings.queue is not None or self._settings.workload == "volcano"
+
+    def _partly_placed(self) -> list[str]:
+        """Jobs in the namespace, of whichever launcher, that hold room and wait for more; in the order of their creation."""
+        pods = _by_job([pod for pod in self._mirrors["pods"].objects() if pod["metadata"]["uid"] not in self._mirrors["pods"].gone()])
+        born = {job_of(root): root["metadata"]["creationTimestamp"] for root in self._mirrors["roots"].objects()}
+        partly = [name for name, own in pods.items() if any(map(unplaced, own)) and not all(map(unplaced, own))]
+        return sorted(partly, key=lambda name: (born.get(name, ""), name))
+
+    def _in_line(self, state: JobState, handle: Handle, known: Observed, partly: Sequence[str]) -> JobState:
+        """``state``, with what it means for others that the gang is not placed whole."""
+        alone = handle["pods"] == 1 or self._gangs_are_admitted
+        if alone or state.status.final or not any(unplaced(pod) for pod in known.pods if pod["metadata"]["uid"] not in known.gone):
+            return state
+        yields = handle["name"] in partly[1:]
+        if yields:
+            self._yielded = time.monotonic()
+        return dataclasses.replace(state, waits_for_room=True, yields=yields)
 
     # -- observing --------------------------------------------------------------------------------------------------------------
 
@@ -348,6 +392,12 @@ def handle_of(job: Job) -> Handle:
     """Names are deterministic, so a handle needs nothing that only the server knows."""
     cluster = check_cluster(job.cluster)
     return {"namespace": cluster.namespace, "name": job.name, "pods": pods_of(job), "attempt": job.attempt, "directory": str(job.directory)}
+
+
+def placed_whole(job: Observed) -> bool:
+    """Whether every pod of a gang has found its node."""
+    there = [pod for pod in job.pods if pod["metadata"]["uid"] not in job.gone and pod["spec"].get("nodeName")]
+    return len(there) >= job.count
 
 
 def job_of(item: Object) -> str:

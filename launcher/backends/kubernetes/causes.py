@@ -107,6 +107,11 @@ def running(pod: Object) -> bool:
     return "running" in container_of(pod) and (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
 
 
+def unplaced(pod: Object) -> bool:
+    """The scheduler has looked, and found no node with room for it."""
+    return (condition(pod, "PodScheduled", "False") or {}).get("reason") == "Unschedulable" and not ended(pod)
+
+
 def begun(pod: Object) -> bool:
     """Its process has started, and perhaps ended: there is a log."""
     return any(state in container_of(pod) for state in ("running", "terminated"))
