@@ -17,7 +17,7 @@ from launcher.cli.search import FOLDER, alone
 from launcher.sweep.named_files import check_file
 from trainer.config import ConfigError, ModelConfig, to_dict
 from trainer.config.errors import listed
-from trainer.config.schema import RECOMPUTE
+from trainer.config.schema import FAMILIES, RECOMPUTE
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from launcher.planning.size import Budget, Choice, Seconds
     from trainer.config import LayoutConfig
 
-FAMILIES = ("gpt", "llama", "bloom", "t5", "mt5")
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. All else is what is chosen here, or nothing that a configuration keeps."""
 
@@ -48,8 +47,6 @@ def main(argv: list[str]) -> int:
     """Prints tables and the configuration; 0, or 2 for wrong input."""
     arguments = parser().parse_intermixed_args(argv)
     positive(arguments)
-    if arguments.family in ("t5", "mt5"):
-        return encoder_decoder(arguments)
     check(arguments)
     if arguments.out is not None:
         check_file(arguments.out, "--out")
@@ -256,29 +253,3 @@ def document(choice: Choice, others: list[Choice], start: Baseline, ready: dict[
         "run": to_dict(start.run),
         "config": ready,
     }
-
-
-def encoder_decoder(arguments: argparse.Namespace) -> int:
-    """T5 and mT5: the tool's tables; there is no trainer for them here, so no configuration either."""
-    from launcher.search.encoder_decoder import shape_for, size_for
-
-    family, parameters = arguments.family, arguments.parameters
-    if arguments.out is not None or arguments.overrides:
-        raise ConfigError(f"{family} is sized here but not trained: no configuration is written; leave out --out and KEY=VALUE")
-    budget = ("gpus", "days", "tokens", "tflops")
-    needed = budget if parameters is None else ("parameters",)
-    if missing := [name for name in needed if getattr(arguments, name) is None]:
-        wanted = listed("--" + name for name in budget).replace(" or ", " and ")
-        raise ConfigError(f"--{missing[0]} is missing; --family {family} needs {wanted} (the cost model does not know it), or --parameters")
-    for name in (*budget, "vocab", "seq", "recompute", "compute_optimal"):
-        if name not in needed and getattr(arguments, name) not in (None, False):
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(
-                f"{option} changes nothing in the table of {family}, read by {', '.join('--' + n for n in needed)}; leave it out"
-            )
-    if parameters is None:
-        parameters = size_for(family, arguments.gpus, arguments.days, arguments.tokens, arguments.tflops)
-    model = shape_for(family, parameters)
-    found = dataclasses.asdict(model) | {"parameters": model.parameters}
-    print(json.dumps(found, indent=2) if arguments.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
-    return 0

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from scipy.special import ndtr
 
 from launcher.config.search import SearchConfig
 from launcher.labels import percent
-from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate, normal_cdf, normal_pdf
+from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate, normal_pdf
 from trainer.config import Reason
 
 HOPELESS = 0.01
@@ -152,7 +153,7 @@ class Policy:
         """Probability that each candidate fits and beats the best by more than the tolerance."""
         best = self.best_seconds()
         assert best is not None, "there is a best only after a trial that ran"
-        return fits * normal_cdf((np.log(best * (1 - self.settings.tolerance)) - mean) / spread)
+        return fits * ndtr((np.log(best * (1 - self.settings.tolerance)) - mean) / spread)
 
     def ranking(self) -> list[int]:
         """Candidates that ran, fastest first; those measured at full size before those that were not."""
@@ -207,7 +208,7 @@ class Policy:
         if min(self.noise[best], self.noise[other]) <= 0:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
-        return float(normal_cdf(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.stop_probability
+        return float(ndtr(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.stop_probability
 
     def _limit(self) -> str | None:
         limits = (
@@ -224,7 +225,7 @@ class Policy:
 def expected_gain(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:
     """E[max(0, log best - log t)] of log-normal step times: expected improvement (Jones et al. 1998, equation 15)."""
     z = (np.log(best) - mean) / spread
-    return np.asarray(spread * (z * normal_cdf(z) + normal_pdf(z)))
+    return np.asarray(spread * (z * ndtr(z) + normal_pdf(z)))
 
 
 def cannot_win(steps: Sequence[float], prune_above_s: float | None) -> bool:

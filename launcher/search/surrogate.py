@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.special import ndtr
 
 
 @dataclass(frozen=True)
@@ -118,28 +119,19 @@ class MemorySurrogate:
         if peak:
             self.log_weight += -0.5 * ((np.log(peak / predicted) - self.grid) / self.prior.memory_noise) ** 2
             return
-        fits = normal_cdf(self._margin(np.array([predicted]))[0])
+        fits = ndtr(self._margin(np.array([predicted]))[0])
         self.log_weight += np.log(np.maximum(fits if ran else 1 - fits, 1e-12))
 
     def fits(self) -> np.ndarray:
         """Probability that each candidate fits into memory."""
         weight = np.exp(self.log_weight - self.log_weight.max())
-        return normal_cdf(self._margin(self.candidates.memory)) @ (weight / weight.sum())
+        return ndtr(self._margin(self.candidates.memory)) @ (weight / weight.sum())
 
     def _margin(self, predicted: np.ndarray) -> np.ndarray:
         """(candidates, grid): distance of the need from the capacity in standard deviations."""
         with np.errstate(divide="ignore"):
             need = np.log(predicted / self.candidates.capacity)
         return -(need[:, None] + self.grid[None, :]) / self.prior.memory_noise
-
-
-def normal_cdf(z: np.ndarray) -> np.ndarray:
-    """Standard normal distribution function, by Abramowitz & Stegun 7.1.26 (error below 1.5e-7)."""
-    x = np.abs(z) / np.sqrt(2)
-    t = 1 / (1 + 0.3275911 * x)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    upper = 0.5 * series * np.exp(-x * x)
-    return np.where(z >= 0, 1 - upper, upper)
 
 
 def normal_pdf(z: np.ndarray) -> np.ndarray:

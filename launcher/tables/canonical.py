@@ -219,8 +219,10 @@ def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
         raise ConfigError(f"{path} has semicolons between its columns; use commas")
     if missing := [name for name in COLUMNS if name not in columns]:
         hint = nearest(missing[0], [name for name in columns if name not in COLUMNS])
+        named = [*missing[:3], f"{len(missing) - 3} more"] if len(missing) > 4 else missing
+        words = listed(named).replace(" or ", " and ")
         raise ConfigError(
-            f"{path} has no column {listed(missing).replace(' or ', ' and ')}{hint}; a table as it was published becomes canonical with: {HOW}"
+            f"{path} has no column {words}{hint} (all: trireme validate --columns); a table as published becomes canonical with: {HOW}"
         )
 
 

@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -32,7 +34,7 @@ class Errors:
             return None
         errors = [abs(p / m - 1) for p, m in pairs]
         bias = math.exp(statistics.fmean(math.log(p / m) for p, m in pairs))
-        return cls(len(pairs), statistics.median(errors), statistics.fmean(errors), quantile(errors, 0.9), bias)
+        return cls(len(pairs), statistics.median(errors), statistics.fmean(errors), float(np.quantile(errors, 0.9)), bias)
 
 
 @dataclass(frozen=True)
@@ -81,37 +83,13 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def quantile(values: Sequence[float], fraction: float) -> float:
-    """Linear interpolation between the closest ranks."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * fraction
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal values share the mean of their ranks."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    out = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
-            end += 1
-        for place in range(start, end + 1):
-            out[order[place]] = (start + end) / 2 + 1
-        start = end + 1
-    return out
-
-
 def correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rank correlation; None where one side does not vary."""
-    if len(first) < 2:
+    from scipy.stats import spearmanr
+
+    if len(first) < 2 or len(set(first)) < 2 or len(set(second)) < 2:
         return None
-    one, two, mean = ranks(first), ranks(second), (len(first) + 1) / 2
-    spread = sum((a - mean) ** 2 for a in one) * sum((b - mean) ** 2 for b in two)
-    return sum((a - mean) * (b - mean) for a, b in zip(one, two)) / math.sqrt(spread) if spread > 0 else None
+    return float(spearmanr(first, second).statistic)
 
 
 def regret(predicted: Sequence[float], measured: Sequence[float]) -> float:
@@ -125,6 +103,7 @@ def auc(positive: Sequence[float], negative: Sequence[float]) -> float | None:
     """Probability that a positive scores above a negative; a tie counts one half."""
     if not positive or not negative:
         return None
-    order = ranks([*positive, *negative])
-    count = len(positive)
-    return (sum(order[:count]) - count * (count + 1) / 2) / (count * len(negative))
+    from scipy.stats import rankdata
+
+    order, count = rankdata([*positive, *negative]), len(positive)
+    return float((order[:count].sum() - count * (count + 1) / 2) / (count * len(negative)))

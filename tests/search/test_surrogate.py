@@ -6,9 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scipy.stats import norm
 
-from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate, normal_cdf
+from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate
 
 PRIOR = Prior()
 
@@ -117,11 +116,6 @@ def test_a_measured_peak_says_most() -> None:
 def test_unlimited_memory_always_fits() -> None:
     some = Candidates(np.ones((1, 1)), np.array([1e12]), np.zeros((1, 1)), np.inf)
     assert MemorySurrogate(some, PRIOR).fits() == pytest.approx(1.0)
-
-
-def test_the_normal_distribution_function_is_scipys() -> None:
-    z = np.linspace(-6, 6, 241)
-    assert normal_cdf(z) == pytest.approx(norm.cdf(z), abs=2e-7)
 
 
 def test_trials_unlike_the_model_widen_what_is_believed_of_the_rest() -> None:
