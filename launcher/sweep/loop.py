@@ -467,7 +467,7 @@ class Loop:
             flight.room_words = words
             remedy = "it is withdrawn and submitted again later" if state.yields else "cluster.start_timeout would give it up"
             log.warning("%s; %s", words, remedy)
-        if state.yields and self._cancel(flight):
+        if state.yields and self._cancel([flight]):
             flight.withdrawn, flight.withdrawals = state.detail, flight.withdrawals + 1
 
     def _lingers(self, flight: Flight, state: JobState) -> bool:
