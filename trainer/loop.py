@@ -41,11 +41,10 @@ def train(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
     torch.set_num_threads(config.run.threads)
     dataset = open_dataset(config.data, config.model, config.run.seed)
     world = World(place.rank, place.world_size, device, place.address, place.port, config.run.timeout_s)
-    try:
-        world.group.together(dataset.check if place.local_rank == 0 else lambda: None, (ConfigError,))
-        return Run(config, Engine(config, world, dataset), out, attempt, asked).to_the_end()
-    finally:
-        world.close()
+    world.group.together(dataset.check if place.local_rank == 0 else lambda: None, (ConfigError,))
+    status = Run(config, Engine(config, world, dataset), out, attempt, asked).to_the_end()
+    world.close()  # after a failure the end of the process does it: peers look for the reason as soon as they lose this rank
+    return status
 
 
 def choose_device(wish: str, local_rank: int) -> torch.device:
