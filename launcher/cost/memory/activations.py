@@ -112,13 +112,18 @@ def attention_core(case: Case) -> Number:
     s, w, name = case.shape, case.width, kernel(case)
     if name in FLASH:
         return case.tokens * s.heads / case.tensor * 4
-    if name == "math":  # scores and scaled queries and keys in at least 4 bytes; from 2 bytes, values in 4, and no others kept
-        wide = max(w, 4)
-        copies = 2 * s.query_width * wide + (s.kv_width * (wide - 3 * w) if wide > w else 0)
-        return score_count(case) * wide + case.tokens / case.tensor * copies
     copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies
     dropped = w + 1 if s.dropout else 0  # dropped weights and the mask
     return score_count(case) * (copies * w + dropped)
+
+
+def biases(case: Case, blocks: Number) -> Number:
+    """Linear biases that a flash kernel keeps: each block's own, shared by its micro-batches; of recomputed blocks the one that runs backward."""
+    s = case.shape
+    if not s.linear_biases or kernel(case) not in FLASH:
+        return 0.0
+    recomputed = np.where(case.recomputes("selective"), 1.0, case.recomputed_blocks)
+    return s.seq**2 * s.heads / case.tensor * case.width * (blocks * (1 - recomputed) + (recomputed > 0))
 
 
 def mlp(case: Case) -> Number:

@@ -141,7 +141,11 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     if case.trainer.memory.frees_logits:  # the newest head is gone when the first recomputed block runs backward
         again = np.maximum(again - head - logits, 0.0)
     return {
-        ACTIVATIONS: count * blocks * stored(case, kept) + entered(case, count) * entry + open_heads * head + again,
+        ACTIVATIONS: count * blocks * stored(case, kept)
+        + activations.biases(case, blocks)
+        + entered(case, count) * entry
+        + open_heads * head
+        + again,
         LOGITS: open_heads * logits,
     }
 

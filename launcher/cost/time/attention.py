@@ -14,18 +14,18 @@ from launcher.cost.inputs.shape import Number
 from launcher.cost.time import matmul
 
 FLASH = ("flash1", "flash2")
-SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (14.0, 16.0), "math": (14.0, 16.0)}
+SCORE_PASSES = {"fused_softmax": (3.0, 3.0), "unfused": (14.0, 16.0)}
 """Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted)."""
 DROPOUT_PASSES = (2.5, 2.5)
 
 
 def kernel(case: Case) -> str:
-    """The kernel that really runs. Biases leave torch its memory-efficient kernel on a GPU, and on a CPU its plain fallback, ``math``."""
+    """The kernel that really runs. With biases torch takes its memory-efficient kernel."""
     s, f = case.shape, case.trainer
     if not s.fused_attention or (s.dropout and not f.kernels.attention_dropout):
         return "unfused"
     if s.linear_biases and f.kernels.attention in FLASH:
-        return "math" if case.device.host else "flash1"
+        return "flash1"
     return f.kernels.attention
 
 
