@@ -20,7 +20,7 @@ from launcher.cli import logs
 from launcher.config import Config, locate_data, resolve
 from launcher.config.schema import ContainerConfig
 from launcher.sweep.store import Record
-from tests.backends.slurm_support import CLUSTER, run, trial
+from tests.backends.slurm_support import CLUSTER, run, squeue, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.configuration import oci_conf
 from tests.clusters.slurm.fixture import Slurm
@@ -131,6 +131,14 @@ def test_the_jobs_variables_win_over_those_of_an_apptainer_image(slurm: Slurm, t
     slurm.breakable()
     config = contained(root, "apptainer", mounts, env={"GREETING": "job, really"}, setup=[f"PATH={STAND_IN.parent}:$PATH"])
     check_variables(*run(tmp_path / "runs", config))
+
+
+def test_a_job_is_left_alone_while_its_container_is_removed(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> None:
+    """A large container takes longer to remove than the trial to run; whoever ends the job meanwhile leaves it on the node for good."""
+    (record,) = run(tmp_path / "runs", contained(image, "pyxis", mounts, env={"TEST_CONTAINER_REMOVAL_SECONDS": "20"}))
+    assert record.status is Status.DONE, record.detail
+    assert [state for name, state in squeue("Name", "State") if name == (record.handle or {})["array"]] == ["COMPLETED"]
+    assert not list(slurm.breakable().settings.containers.glob("*/*"))
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
