@@ -3,8 +3,10 @@
     python -m benchmarks.fit TABLE.csv              constants and reached matrix rates that a refit would choose, and what it gains
     python -m benchmarks.fit TABLE.csv --leave-out  for each source: the error with constants fitted to all other sources
 
-TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads it. The fitted numbers are those of conf/constants.yaml that are not set
-by hand, and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is documented, not fitted.
+TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads it. The fitted numbers are those of conf/constants.yaml
+that are not set
+by hand, and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is documented, not
+fitted.
 The fit is a Gauss-Newton step in the logarithms of the parameters over the logarithms of predicted / measured step times. Sources weigh by
 the root of their rows, rows far off count linearly (Huber), and parameters that no row determines stay where they are (ridge).
 """
@@ -30,8 +32,15 @@ from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import grouped
 
 NAMES = tuple(name for name, entry in constant_entries().items() if entry["kind"] != "set")
-CHIPS = {"A100": ("A100", "A800"), "V100": ("V100",), "H100-96": ("H100-96",), "H100": ("H100", "H200"), "B200": ("B200",), "B300": ("B300",),
-         "GB200": ("GB200",), "GB300": ("GB300",)}  # fmt: skip
+CHIPS = {
+    "A100": ("A100", "A800"),
+    "H100": ("H100-80", "H200"),
+    "B200": ("B200",),
+    "B300": ("B300",),
+    "GB200": ("GB200",),
+    "GB300": ("GB300",),
+}
+"""Names of devices that share a fitted rate; others run at 70 % of their peak."""
 LARGEST = {
     "wave_weight": 1.0,
     "tensor_hidden": 0.95,
@@ -78,7 +87,7 @@ class Problem:
 
     def names(self) -> list[str]:
         """All parameters."""
-        rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases}
+        rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases if case.device.reached}
         return [*NAMES, *sorted(rates)]
 
 

@@ -83,7 +83,8 @@ class RawRow:
 
     @property
     def schedule(self) -> str:
-        """The pipeline schedule that model, table or notes name first: "1f1b", "gpipe", "zb", "zb-1p", "zb-2p", "zb-h1" ..., or an empty string."""
+        """The pipeline schedule that model, table or notes name first: "1f1b", "gpipe", "zb", "zb-1p", "zb-2p", "zb-h1" ..., or an empty
+        string."""
         words = " ".join(map(self.text, ("model", "table_or_file", "notes"))).lower()
         found = re.search(r"\b(?:(gpipe|afab)|(1f1b)|zb-?(h?[12]p?|v)?|zero.?bubble)\b", words)
         if not found:

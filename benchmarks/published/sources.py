@@ -204,13 +204,15 @@ NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"mxfp8|rowwise|blockwise", {"numbers.block_scaled": True}),
     (r"\beager\b|aot_eager", {"kernels.pointwise": "eager"}),
     (r"eager float8", {"kernels.eager_casts": True}),
-    # torchtitan's graph trainer before its memory policies, and what it was made of: README of then, "compiled with the aot_eager backend", buckets
+    # torchtitan's graph trainer before its memory policies, and what it was made of: README of then, "compiled with the aot_eager
+    # backend", buckets
     # that make collectives overlap only on demand
     (
         r"compiler toolkit|graph trainer.*(per-op|graph pass)",
         {"kernels.pointwise": "eager", "overlap.gradients": False, "overlap.gathers": False},
     ),
-    # in the graph of a whole step tensors die after their last use; graph trainer's memory policies keep what is tagged as random: attention
+    # in the graph of a whole step tensors die after their last use; graph trainer's memory policies keep what is tagged as random:
+    # attention
     (r"graph trainer|compiler toolkit|simplefsdp", {"memory.logit_copies": 0, "memory.logit_copies_fp32": 2}),
     (r"graph trainer", {"recompute.keeps_attention": True}),
     (r"async tp", {"overlap.tensor": "all"}),

@@ -30,7 +30,9 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
 
     words = [word for word in overrides if word.lstrip("+").startswith("layout.")]
     if whole := [word for word in overrides if word.lstrip("+").startswith("layout=")]:
-        raise ConfigError(f"{whole[0]} gives one layout, where all are looked at; keep to some by their keys, as in layout.tensor=2,4")
+        raise ConfigError(
+            f"{whole[0]} selects a single layout, but this command enumerates all; restrict it with individual keys, as in layout.tensor=2,4"
+        )
     with plain_errors():
         parsed = OverridesParser.create().parse_overrides(words)
         if endless := [o for o in parsed if o.is_sweep_override() and not isinstance(o.value(), (ChoiceSweep, RangeSweep))]:

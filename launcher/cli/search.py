@@ -104,7 +104,8 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
 def run(
     config: Config, default: Config, overrides: Sequence[str], wanted: Mapping[str, list[Any]] | None = None, as_json: bool = False
 ) -> int:
-    """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by column."""
+    """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by
+    column."""
     from launcher.backends.pool import Backends
     from launcher.config import check_launchable, locate_data
     from launcher.planning.layout_filter import widen_space
@@ -306,7 +307,7 @@ def show_replays(replays: Sequence[Replay]) -> None:
     console.print(made)
     reached = [each.trials_to_best for each in replays if each.trials_to_best is not None]
     spent, grid = sum(each.gpu_hours for each in replays), sum(each.grid_gpu_hours for each in replays)
-    after = f", after {sum(reached) / len(reached):.1f} trials in the mean" if reached else ""
+    after = f", after {sum(reached) / len(reached):.1f} trials on average" if reached else ""
     console.print(
         f"{plural(len(replays), 'sweep')}; within {percent(replays[0].tolerance, digits=0)} of the best in {len(reached)}{after}; "
         f"{sum(len(each.steps) for each in replays) / len(replays):.1f} trials until the search stops; "

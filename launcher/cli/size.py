@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainer.config import LayoutConfig
 
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
-"""Keys that may be given. All else is what is chosen here, or nothing that a configuration keeps."""
+"""Keys that may be given. Other keys are outputs of this command."""
 
 DESCRIPTION = """\
 How large a model can be trained in the given days on the given tokens, with the shape, learning rate, batch and schedule that published

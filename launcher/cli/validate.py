@@ -174,7 +174,8 @@ def _memory(each: Summary) -> list[str] | None:
 
 
 def _table(title: str, summaries: dict[str, Summary], heads: Sequence[str], cells: Callable[[Summary], list[str] | None]) -> Table:
-    """One line for each source that has something to say, then the selections. In a narrow terminal the names of sources wrap, figures never do."""
+    """One line for each source that has something to say, then the selections. In a narrow terminal the names of sources wrap, figures
+    never do."""
     from rich import box
     from rich.table import Table
 

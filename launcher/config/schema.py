@@ -21,13 +21,13 @@ class HardwareConfig:
     """One kind of device and how devices are joined. Rates are peaks unless the name says otherwise; conf/hardware/*.yaml."""
 
     name: str = key("cpu", "name of the device")
-    host: bool = key(False, "the device is the host's own processor: nothing is launched, there is no driver's context")
+    host: bool = key(False, "CPU device: no kernel launches, no driver context")
     memory_gb: Optional[float] = key(None, "memory of one device in 1e9 bytes; null = the machine's, shared by its ranks", above=0)
     peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}", above=0, choices=RATED)
     reached_tflops: dict[str, float] = key(dict, "rate that large matrix products sustain in training, in TFLOP/s by precision; missing = 70 % of the peak", above=0, choices=RATED)
     older_kernels: float = key(1.0, "fraction of the matrix peak open to kernels written for the generation before", above=0)
     exponentials: float = key(1.0, "exponentials per unit and second, in those of A100, H100 and B200 (they all do 16 a clock)", above=0)
-    units: Optional[int] = key(None, "processors of a device that share out the tiles of a matrix product (SMs, CUs, cores); null = one", minimum=1)
+    units: Optional[int] = key(None, "SMs, CUs or cores (used for wave quantisation); null = one", minimum=1)
     memory_bandwidth_gbs: Optional[float] = key(None, "device memory bandwidth in 1e9 bytes/s", above=0)
     link_gbs: Optional[float] = key(None, "bandwidth inside a node, per device and direction, in 1e9 bytes/s (NVLink)", above=0)
     link_latency_us: float = key(5.0, "latency of one message inside a node", minimum=0)

@@ -1,6 +1,8 @@
-"""A trainer, as far as step time and memory depend on it: what it computes with, keeps, recomputes and overlaps. Data: conf/trainer/NAME.yaml.
+"""A trainer, as far as step time and memory depend on it: what it computes with, keeps, recomputes and overlaps. Data:
+conf/trainer/NAME.yaml.
 
-A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. What a profile leaves out is what trainers
+A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. What a profile leaves out is what
+trainers
 of today usually do. The profile of this project's own trainer is ``trireme``.
 """
 
@@ -21,10 +23,10 @@ TENSOR_OVERLAPS = ("none", "backward", "all")
 class KernelProfile:
     """How operations are computed on the device."""
 
-    attention: str = key("flash2", "attention kernel; fused_softmax fuses scale, mask and softmax between two products", choices=ATTENTION_KERNELS)
+    attention: str = key("flash2", "attention kernel; fused_softmax: scale, mask and softmax in one", choices=ATTENTION_KERNELS)
     attention_dropout: bool = key(True, "the attention kernel applies dropout; false: with dropout the scores are written to memory")
     causal_skip: bool = key(True, "the attention kernel skips the scores above the diagonal")
-    newest_attention: bool = key(False, "attention kernels for the newest devices (cuDNN, flash 3); false: at hardware.older_kernels of the peak")
+    newest_attention: bool = key(False, "attention kernels for the newest devices (cuDNN, flash 3), not hardware.older_kernels of the peak")
     fused_norm: bool = key(True, "a norm is one kernel")
     pointwise: str = key("fused", "bias, dropout and activation: eager, fused (one kernel each) or compiled", choices=POINTWISE)
     fused_loss: bool = key(False, "one kernel computes the loss from 16-bit logits")
@@ -34,7 +36,7 @@ class KernelProfile:
     cast_weights_once: bool = key(False, "weights are cast to 8 bits once per step, not for every micro-batch")
     eager_casts: bool = key(False, "8-bit casts are made of tensor operations, not of one kernel")
     launches_per_block: float = key(40, "kernels launched by a block's forward; backward launches twice as many", minimum=0)
-    launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, grouped products", minimum=0)
+    launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, products", minimum=0)
     launch_blocking: bool = key(False, "the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)")
 
 
@@ -86,7 +88,7 @@ class RecomputeProfile:
 
     selective: str = key("attention", "what layout.recompute=selective recomputes (launcher/cost/time/recompute.py)", choices=SELECTIVE)
     keeps_attention: bool = key(False, "where whole blocks are recomputed, attention's output is kept")
-    stops_early: bool = key(False, "recomputation of a block ends with the last input that backward needs, without the product that ends it")
+    stops_early: bool = key(False, "recomputation of a block leaves out the product that ends it, which backward does not need")
     sharded_inputs: bool = key(False, "stored block inputs are sharded over the tensor ranks")
     inputs_on_host: bool = key(False, "stored block inputs travel to host memory and back")
 
@@ -104,7 +106,7 @@ class PipelineProfile:
     blocking_sends: bool = key(False, "a rank stands still while it sends activations")
     split_sends: bool = key(False, "each tensor rank sends a part of an activation that all of them hold")
     lock_step: bool = key(False, "pipeline ranks meet their neighbours before and after every micro-batch")
-    whole_parameters: bool = key(False, "under a pipeline sharded parameters stay gathered for a step, and gradients are reduced at its end")
+    whole_parameters: bool = key(False, "under a pipeline sharded parameters stay gathered for a step, gradients are reduced at its end")
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class OverlapProfile:
     reduce_every_micro_batch: bool = key(False, "sharded gradients are reduce-scattered after every micro-batch (FSDP without no_sync)")
     single_rail: bool = key(False, "data-parallel collectives use one network port of a node, however many ranks take part")
     experts: bool = key(False, "dispatch and return of tokens overlap the computation of another micro-batch")
-    dispatch_by_domain: bool = key(False, "a token travels to each link domain once, however many of its experts live there (DeepEP, HybridEP)")
+    dispatch_by_domain: bool = key(False, "a token travels to each link domain once, whatever experts it has there (DeepEP, HybridEP)")
     reads_every_step: bool = key(True, "the host waits for the loss of every step, to log it or to look for overflows")
 
 

@@ -5,7 +5,7 @@
     Estimate: .step_time (s), .memory_total (bytes), .fits (probability), .time and .memory: dict part -> array
 
 ``trainer=`` describes another trainer than this project's own (``launcher.config.trainers.profile``). Below the front door a question
-is a ``Case`` (a ``Shape``, a table, a ``Device``, a ``TrainerProfile``); ``block``, ``ends``, ``pipeline``, ``states`` and ``memory`` answer
+is a ``Case`` (a ``Shape``, a table, a ``Device``, a ``TrainerProfile``); ``time`` and ``memory`` answer
 its parts and ``model`` adds them up.
 """
 

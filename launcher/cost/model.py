@@ -74,8 +74,7 @@ def step(case: Case, held: stages.Held) -> Parts:
 
 
 def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) -> Parts:
-    """Ranks that share the cores of a host. While one waits another computes, so that a step takes as long as all its work on all cores;
-    only a path of computations that need each other, one after the other at the pace of a whole core, can take longer."""
+    """More ranks than cores: a step takes all its work over all cores, or its critical path at one core per rank if that is longer."""
     stages, turns = case.pipeline, case.device.turns
     handed = 4 * case.micro_batches * case.chunks * (stages - 1) / stages * transfer(case)  # sent and received, both ways
     busy = scale(parts | {TRANSFERS: handed}, turns)
@@ -99,7 +98,8 @@ def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Sta
 
 
 def blocking(case: Case) -> np.ndarray:
-    """Seconds per micro-batch and direction for which a rank waits for its transfers: all of them where sends block, else what is not hidden."""
+    """Seconds per micro-batch and direction for which a rank waits for its transfers: all of them where sends block, else what is not
+    hidden."""
     shown = 1.0 if case.trainer.pipeline.blocking_sends else 1 - case.constants.sends_hidden
     return shown * transfer(case) * case.chunks
 
@@ -146,7 +146,8 @@ def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> P
 
 
 def step_overhead(case: Case) -> float:
-    """Seconds per step for data, logging and scalar reductions: of this machine, if it was measured (with this project's trainer: of others it
+    """Seconds per step for data, logging and scalar reductions: of this machine, if it was measured (with this project's trainer: of
+    others it
     says nothing on a GPU); a small one does less of it, and so does a trainer that reads nothing back."""
     if case.device.measured is not None and (case.device.host or case.trainer.launch is not None):
         return case.device.measured.step_s

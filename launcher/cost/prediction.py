@@ -90,7 +90,8 @@ def predict_many(
     trainer: TrainerProfile | None = None,
     constants: Constants | None = None,
 ) -> Estimate:
-    """All layouts of ``table`` (``launcher.cost.inputs.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as arrays."""
+    """All layouts of ``table`` (``launcher.cost.inputs.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as
+    arrays."""
     return estimate(case_of(model, table, run, cluster, trainer, constants))
 
 

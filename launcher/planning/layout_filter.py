@@ -20,7 +20,8 @@ FREE = ("data", "balance")
 
 
 def columns_wanted(sweeps: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """``{"layout.recompute": ["none", "full"]}`` as ``{"recompute": [0, 2]}``. ``ConfigError`` for what is not searched and for wrong values."""
+    """``{"layout.recompute": ["none", "full"]}`` as ``{"recompute": [0, 2]}``. ``ConfigError`` for what is not searched and for wrong
+    values."""
     known = {key: name for name, key in KEYS.items()}
     found = {}
     for key, values in sweeps.items():

@@ -1,4 +1,5 @@
-"""The {params, grads, optimizer} sharding factors that a data-parallel degree allows (AMSP, Chen et al. 2023, arXiv 2311.00257, section III)."""
+"""The {params, grads, optimizer} sharding factors that a data-parallel degree allows (AMSP, Chen et al. 2023, arXiv 2311.00257, section
+III)."""
 
 from __future__ import annotations
 

@@ -184,5 +184,6 @@ def _nothing_left(world_size: int, global_batch: int, dropped: Counter[str]) -> 
     reason = max(dropped, key=(RULES + REDUNDANT).index)
     return (
         f"no layout fits {world_size} ranks with run.global_batch={global_batch}: of {sum(dropped.values())} combinations those that come "
-        f"nearest ({dropped[reason]}) break '{reason}'; change cluster.nodes, run.global_batch, model.heads or model.layers, or widen search.space"
+        f"nearest ({dropped[reason]}) break '{reason}'; change cluster.nodes, run.global_batch, "
+        "model.heads or model.layers, or widen search.space"
     )

@@ -131,7 +131,7 @@ class Policy:
         return trials or (nothing if isinstance(nothing, Stop) else [nothing])
 
     def tell(self, trial: Trial, measured: Measurement) -> None:
-        """Learn from a finished trial. Failures that are no fault of the layout teach nothing but cost what they cost."""
+        """Learn from a finished trial. Infrastructure failures do not update the model but count against the budget."""
         index = trial.index
         parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
         self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
@@ -204,7 +204,8 @@ class Policy:
         return next((Trial(i, True, None, 1) for i in (best, *rivals) if rivals and i not in self.repeated), None)
 
     def _open(self, best: int, other: int) -> bool:
-        """Whether the one that measured slower may well be faster by more than the tolerance. A trial that was given up has too few steps to say."""
+        """Whether the one that measured slower may well be faster by more than the tolerance. A trial that was given up has too few steps
+        to say."""
         if min(self.noise[best], self.noise[other]) <= 0:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))

@@ -39,7 +39,7 @@ class Table:
     name: str
     cases: list[TableCase]
     seconds: np.ndarray  # measured step time per row; inf: did not run
-    out_of_memory: np.ndarray  # whether that was for want of memory
+    out_of_memory: np.ndarray  # true if the run failed with too little memory
     tokens: np.ndarray  # tokens of a step and device, per row
 
     def __len__(self) -> int:

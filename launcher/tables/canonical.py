@@ -1,4 +1,5 @@
-"""Tables of measured runs in canonical columns: one line per run, every cell explicit, words from closed lists, ``unknown`` where it is not known.
+"""Tables of measured runs in canonical columns: one line per run, every cell explicit, words from closed lists, ``unknown`` where it is
+not known.
 
 ``trireme rank --csv`` writes the trials of a sweep in this form. Tables of other forms are turned into it before they get here.
 """

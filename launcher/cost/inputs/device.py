@@ -51,7 +51,8 @@ class Device:
         """The device of a hardware file, on nodes of ``per_node`` devices; missing cells fall back on what is known."""
         if not hardware.peak_tflops:
             raise ConfigError(
-                f"cluster.hardware={hardware.name} has no peak_tflops; choose a file of conf/hardware (hardware=NAME), or measure this machine with 'trireme doctor'"
+                f"cluster.hardware={hardware.name} has no peak_tflops; choose a file of conf/hardware (hardware=NAME), "
+                "or measure this machine with 'trireme doctor'"
             )
         bandwidth = (hardware.memory_bandwidth_gbs or 50.0) * 1e9
         link = (hardware.link_gbs or 5.0) * 1e9

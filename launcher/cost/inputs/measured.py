@@ -1,4 +1,4 @@
-"""What a machine was measured to do besides what the mechanisms say of it: factors by size, and what its host takes for an operation."""
+"""Measured correction factors on top of the analytic model, by size; and what a machine's host takes for an operation."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Shape:
 
     @property
     def parameters(self) -> Number:
-        """All parameters: V h + positions + L blocks + final norm (+ V h untied). facts/trainer.md section 7."""
+        """All parameters: V h + positions + L blocks + final norm (+ V h untied)."""
         head = 0 if self.tied else self.vocab * self.hidden
         return self.embedding_parameters + self.layers * self.block_parameters + self.norm_parameters + head
 

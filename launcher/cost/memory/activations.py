@@ -22,7 +22,7 @@ class Kept:
 
     everything: Number  # nothing recomputed
     chosen: Number  # as the layout recomputes, averaged over the blocks
-    again: Number  # beside what is kept, while what was recomputed of one block runs backward
+    again: Number  # further bytes that live while one recomputed block runs backward
 
 
 def block(case: Case) -> Kept:

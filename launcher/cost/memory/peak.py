@@ -82,7 +82,8 @@ def states(case: Case, dense: Number, expert: Number) -> Parts:
 
 
 def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
-    """Sharded parameters are whole while they are computed with, and the next unit's are gathered; so are gradients before they are scattered.
+    """Sharded parameters are whole while they are computed with, and the next unit's are gathered; so are gradients before they are
+    scattered.
 
     The project's trainer keeps buffers of every size of unit: two blocks, embedding, head; a tied matrix gets two gradients.
     """
@@ -158,7 +159,8 @@ def stored(case: Case, kept: Kept) -> Number:
 
 
 def entered(case: Case, count: Number) -> Number:
-    """Micro-batches that have entered the model and not left it, of ``count`` in flight on the first rank: interleaved, its first chunk has taken
+    """Micro-batches that have entered the model and not left it, of ``count`` in flight on the first rank: interleaved, its first chunk
+    has taken
     up a second round of them before the first one's backward."""
     return np.where(case.chunks > 1, np.minimum(2 * case.pipeline - 1, case.micro_batches), count)
 
@@ -176,12 +178,14 @@ def in_flight(case: Case, kind: str) -> Number:
 
 
 def passing(case: Case) -> Number:
-    """Gradients of activations while one block runs backward: of the hidden state and of the MLP's inner width, before and after an operation."""
+    """Gradients of activations while one block runs backward: of the hidden state and of the MLP's inner width, before and after an
+    operation."""
     return 2 * case.width * case.tokens * (case.shape.hidden + activations.inner_width(case) / case.tensor)
 
 
 def update(case: Case, parts: Parts, freed: Number, copies: Number) -> None:
-    """What the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward allocates them while it
+    """What the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward allocates them
+    while it
     frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are filled only then."""
     f = case.trainer
     size = np.zeros_like(case.tokens) if f.memory.pooled_buffers else f.memory.bucket_bytes * (case.data > 1)

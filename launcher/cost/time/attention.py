@@ -20,7 +20,7 @@ DROPOUT_PASSES = (2.5, 2.5)
 
 
 def kernel(case: Case) -> str:
-    """The kernel that really runs. With biases torch takes its memory-efficient kernel."""
+    """The attention kernel actually used. With an additive bias (ALiBi) torch takes its memory-efficient kernel, not flash attention."""
     s, f = case.shape, case.trainer
     if not s.fused_attention or (s.dropout and not f.kernels.attention_dropout):
         return "unfused"

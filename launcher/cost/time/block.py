@@ -41,12 +41,14 @@ def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
 
 
 EAGER_CAST = 35 / 6
-"""Bytes that tensor operations move per element, of those that one kernel moves: 2 + 2, 2, 2 + 4, 4 + 4, 4 + 4, 4 + 1 and the copy's 1 + 1."""
+"""Bytes that tensor operations move per element, of those that one kernel moves: 2 + 2, 2, 2 + 4, 4 + 4, 4 + 4, 4 + 1 and the copy's 1 +
+1."""
 
 
 def casts(case: Case) -> Number:
     """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the product's
-    transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4 bytes, times the
+    transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4 bytes,
+    times the
     scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
@@ -57,7 +59,8 @@ def casts(case: Case) -> Number:
 
 
 def _accumulate(case: Case, elements: Number) -> Number:
-    """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own that reads both."""
+    """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own that reads
+    both."""
     buffer = case.trainer.numbers.gradient_bytes
     moved = 2 * buffer if case.trainer.kernels.accumulate_fused else case.width + 2 * buffer
     repeated = np.where(case.micro_batches > 1, 1.0, 0.5)

@@ -100,13 +100,14 @@ def _cycles(stages: Stages, p: Number, size: Number, more: Number) -> Number:
 
 
 def _one_by_one(rank: Ways, more: Number, ahead: Number) -> Number:
-    """``more`` micro-batches pass through one rank; of its quicker way, those that it runs ahead are off the path."""
+    """``more`` micro-batches pass through one rank. Its cheaper direction only counts for micro-batches beyond the run-ahead window."""
     return more * np.maximum(*rank) + np.maximum(more + 1 - ahead, 0.0) * np.minimum(*rank)
 
 
 def interleaved(stages: Stages, p: Number, v: Number, m: Number) -> Number:
     """Interleaved 1F1B: the bubble of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2). Sends do not block, so a
-    step waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks. Ranks take turns with groups of
+    step waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks. Ranks take turns with
+    groups of
     ``p`` micro-batches: where the last group is smaller, its later chunks wait for their first micro-batch to come round."""
     forward, backward = (stages.traversal(p, way) / (p * v) for way in (0, 1))
     steady = m * stages.slowest(p, 0, 1) + (p - 1) * (forward + backward) + 2 * stages.send * (p * v - 1)
