@@ -19,7 +19,7 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import Device
-from launcher.cost.inputs.measured import Measured, Table
+from launcher.cost.inputs.measured import FactorTable, Measured
 from launcher.cost.time import collectives, matmul
 from launcher.cost.time.collectives import Group
 from trainer.config import ConfigError
@@ -154,14 +154,14 @@ def _kind(one: Figures) -> tuple[str, bool]:
     return one["operation"], one["near"] < one["size"]
 
 
-def _by_payload(device: Device, some: Sequence[Figures], constants: Constants) -> Table:
+def _by_payload(device: Device, some: Sequence[Figures], constants: Constants) -> FactorTable:
     """measured / mechanism of one collective, by group size and payload."""
     rows: dict[int, list[tuple[float, float]]] = {}
     for one in some:
         missed = float(np.log(one["seconds"] / _exchange(device, one, constants)))
         rows.setdefault(one["size"], []).append((float(np.log2(one["bytes"])), missed))
     sizes = sorted(rows)
-    return Table(
+    return FactorTable(
         np.log2(sizes), tuple((np.array([p[0] for p in sorted(rows[s])]), np.array([p[1] for p in sorted(rows[s])])) for s in sizes)
     )
 

@@ -51,7 +51,7 @@ def fits(case: Case, needed: np.ndarray, capacity: float | None = None) -> np.nd
     return 1 / (1 + np.exp(-1.7 * np.clip(distance, -50, 50)))
 
 
-def step(case: Case, held: stages.Held) -> Parts:
+def step(case: Case, held: stages.StageShare) -> Parts:
     """Seconds of one step by part."""
     one = block.times(case)
     per_block = add(one.forward, one.backward, one.again)
@@ -82,13 +82,13 @@ def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) 
     return busy | scale(once_parts, turns)
 
 
-def stage_times(case: Case, held: stages.Held, one: block.Times) -> pipeline.Stages:
+def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> pipeline.StageTimes:
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
     blocks, (first, middle, last) = held.blocks, embedding_head.by_stage(case)
     slow = 1 + case.constants.jitter * np.log2(case.tensor * case.pipeline) if case.trainer.pipeline.lock_step else 1.0
     ways = (total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow)
     wait = blocking(case)  # 0 for a single rank
-    return pipeline.Stages(
+    return pipeline.StageTimes(
         first=tuple(blocks.first * way + first[i] + wait / 2 for i, way in enumerate(ways)),
         middle=tuple(blocks.middle * way + middle[i] + wait for i, way in enumerate(ways)),
         typical=tuple(blocks.typical * way + middle[i] + wait for i, way in enumerate(ways)),
@@ -112,14 +112,14 @@ def transfer(case: Case) -> np.ndarray:
     return np.where(case.pipeline > 1, sent, 0.0)
 
 
-def offloading(case: Case, held: stages.Held) -> np.ndarray:
+def offloading(case: Case, held: stages.StageShare) -> np.ndarray:
     """Seconds to copy stored block inputs to the host and back, and gradients and weights of the optimizer's shard."""
     f, inputs = case.trainer, case.micro_batches * held.blocks.most() * case.recomputed_blocks * activations.stored_input(case)
     shard = (held.dense.most() + held.expert.most()) / case.shards("optimizer") * case.width
     return 2 * (inputs * f.recompute.inputs_on_host + shard * f.memory.optimizer_on_host) / case.constants.host_link
 
 
-def once(case: Case, held: stages.Held, one: block.Times, busy: np.ndarray) -> Parts:
+def once(case: Case, held: stages.StageShare, one: block.BlockTimes, busy: np.ndarray) -> Parts:
     """What data parallelism and the optimizer add to a step, after what hides behind computation."""
     work, f, c, m = data_parallel.work(case, held), case.trainer, case.constants, case.micro_batches
     per_rank = held.blocks.most()

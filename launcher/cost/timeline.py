@@ -39,7 +39,7 @@ def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SP
     return Timeline(simulate(schedule, _per_stage(times, p, v)), v, shown, m)
 
 
-def _per_stage(times: pipeline.Stages, p: int, v: int) -> Times:
+def _per_stage(times: pipeline.StageTimes, p: int, v: int) -> Times:
     """Seconds of each global stage: a rank's blocks are spread evenly over its chunks; embedding and head are in the outermost stages."""
     forward, backward = (_column(_number(times.first[w]), _number(times.middle[w]), _number(times.last[w]), p, v) for w in (0, 1))
     weight = [times.weight_share * seconds for seconds in backward]

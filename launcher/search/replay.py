@@ -33,7 +33,7 @@ ATTENTION = ("unfused", "fused_softmax", "flash1", "flash2", "flash3")
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasuredSweep:
     """The rows of one search."""
 
     name: str
@@ -91,7 +91,7 @@ class Replay:
         return sum(step.gpu_hours for step in self.steps)
 
 
-def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[Table]:
+def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[MeasuredSweep]:
     """The searches that ``rows`` contain: groups with at least ``MIN_ROWS`` rows that ran and three different layouts. ``trainer``
     replaces the rows' own."""
     groups: dict[tuple[Any, ...], list[MeasuredRun]] = defaultdict(list)
@@ -108,7 +108,7 @@ def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], tra
     return found
 
 
-def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, prior: Prior | None = None) -> Replay:
+def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, prior: Prior | None = None) -> Replay:
     """Search ``table`` with trials of ``steps`` steps, ``warmup_steps`` of them not measured."""
     candidates = _candidates(table)
     one = candidates.seconds * table.tokens
@@ -125,7 +125,7 @@ def replay(table: Table, settings: SearchConfig, steps: int = 10, warmup_steps: 
     return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
 
 
-def _table(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None) -> Table:
+def _table(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None) -> MeasuredSweep:
     """The rows that the cost model can express."""
     found, kept = [], []
     for row in rows:
@@ -138,10 +138,10 @@ def _table(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], tra
     tokens = np.array([case.global_batch * case.shape.seq / case.row["gpus"] for case in found])
     first = rows[0]
     name = f"{short(first['source'])}: {first['model']} seq {first['seq']} {first['gpus']} x {first['hardware']}"
-    return Table(name, found, seconds, np.array([row["oom"] is True for row in kept]), tokens)
+    return MeasuredSweep(name, found, seconds, np.array([row["oom"] is True for row in kept]), tokens)
 
 
-def _candidates(table: Table) -> Candidates:
+def _candidates(table: MeasuredSweep) -> Candidates:
     predicted = predict_rows(table.cases)
     parts = np.array([columns({k: np.array([v]) for k, v in a.time.items()}, 1)[0] for a in predicted])
     layouts = np.array([q.layout for q in table.cases], dtype=table.cases[0].layout.dtype)
@@ -153,7 +153,7 @@ def _candidates(table: Table) -> Candidates:
     return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory)
 
 
-def _measure(table: Table, trial: Trial, settings: SearchConfig, steps: int, warmup: int, predicted: float, best: float) -> Step:
+def _measure(table: MeasuredSweep, trial: Trial, settings: SearchConfig, steps: int, warmup: int, predicted: float, best: float) -> Step:
     """What the cluster would have done with ``trial``."""
     i = trial.index
     ran = bool(np.isfinite(table.seconds[i]))
@@ -164,7 +164,7 @@ def _measure(table: Table, trial: Trial, settings: SearchConfig, steps: int, war
     return Step(table.cases[i].row.number, predicted * float(table.tokens[i]), measured, behind, hours, hopeless)
 
 
-def _gpu_hours(table: Table, i: int, settings: SearchConfig, steps: int, predicted: float) -> float:
+def _gpu_hours(table: MeasuredSweep, i: int, settings: SearchConfig, steps: int, predicted: float) -> float:
     """GPU-hours of a trial of ``steps`` steps; one that does not run ends within its first, as long as it is predicted to take."""
     one = table.seconds[i] if np.isfinite(table.seconds[i]) else predicted * table.tokens[i]
     gpus = table.cases[i].row["gpus"] or 1

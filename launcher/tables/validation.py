@@ -48,7 +48,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class RankedSweep:
     """Rows that differ in layout only, ranked."""
 
     name: str
@@ -67,7 +67,7 @@ class Summary:
     time: Errors | None
     memory: Errors | None
     verdicts: Verdicts | None
-    sweeps: tuple[Sweep, ...]
+    sweeps: tuple[RankedSweep, ...]
 
     @property
     def correlation(self) -> float | None:
@@ -123,7 +123,7 @@ def unanswered(judged: Sequence[Judged]) -> Counter[str]:
     return Counter(j.reason for j in judged if j.prediction is None)
 
 
-def sweeps(judged: Sequence[Judged]) -> list[Sweep]:
+def sweeps(judged: Sequence[Judged]) -> list[RankedSweep]:
     """Groups of one model, sequence length and cluster with enough measured rows and three different layouts."""
     groups: dict[tuple[Any, ...], list[Judged]] = defaultdict(list)
     keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "hardware", "memory_gb", "gpus")
@@ -144,7 +144,7 @@ def short(source: str | None) -> str:
     return (source or "(no source)").split(" (")[0]
 
 
-def _ranked(members: list[Judged]) -> Sweep | None:
+def _ranked(members: list[Judged]) -> RankedSweep | None:
     if len({(j.case.layout.tobytes(), j.case.global_batch, j.case.trainer.kernels.attention) for j in members if j.case}) < 3:
         return None
     measured = [j.step_seconds / _tokens(j) for j in members if j.step_seconds]
@@ -153,7 +153,7 @@ def _ranked(members: list[Judged]) -> Sweep | None:
     name = f"{short(row['source'])}: {row['model']} seq {row['seq']} on {row['gpus']} {row['hardware']}"
     errors = Errors.of(list(zip(predicted, measured)))
     assert errors is not None
-    return Sweep(name, len(members), correlation(predicted, measured), regret(predicted, measured), errors)
+    return RankedSweep(name, len(members), correlation(predicted, measured), regret(predicted, measured), errors)
 
 
 def _tokens(judged: Judged) -> float:

@@ -10,7 +10,7 @@ from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.parts import total
 from launcher.cost.prediction import case_of
-from launcher.cost.time.block import Times, times
+from launcher.cost.time.block import BlockTimes, times
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
 from trainer.config import ModelConfig
 
@@ -28,7 +28,7 @@ def case(model: ModelConfig, sequence: bool, recompute: str, micro_batch: int = 
     return case_of(model, table, mixed(micro_batch, "fp16"), cluster(8), profile("megatron_lm_2022"))
 
 
-def both_ways(t: Times) -> tuple[float, float]:
+def both_ways(t: BlockTimes) -> tuple[float, float]:
     return float(total(t.forward)[0]), float((total(t.backward) + total(t.again))[0])
 
 

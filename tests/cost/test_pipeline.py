@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cost.inputs.stages import _by_cost
-from launcher.cost.time.pipeline import Stages, run
+from launcher.cost.time.pipeline import StageTimes, run
 from trainer.layout import build
 from trainer.layout.balance import by_cost
 from trainer.layout.simulate import Times, makespan, simulate
@@ -27,7 +27,7 @@ def closed(name: str, p: int, v: int, m: int, forward: list[float], backward: li
     ranks = [(sum(forward[r::p]), sum(backward[r::p])) for r in range(p)]
     middle = ranks[1:-1] or [(0.0, 0.0)]
     slowest, typical = max(middle, key=sum), tuple(np.mean(middle, axis=0))
-    stages = Stages(ranks[0], slowest, typical, ranks[-1], send)  # type: ignore[arg-type]
+    stages = StageTimes(ranks[0], slowest, typical, ranks[-1], send)  # type: ignore[arg-type]
     one = [np.array([float(x)]) for x in (p, v, m)]
     return float(run(stages, *one, np.array([name == "gpipe"]), np.array([name == "zero_bubble"])).total[0])
 
@@ -100,14 +100,14 @@ def test_zero_bubble_with_twice_the_micro_batches_in_flight_leaves_the_bubble_of
     """Qi et al. 2023, table 2: (p - 1)(F + B - 2 W), B and W being the halves of backward."""
     m, backward = 2 * p - 1 + more, 2.0
     ways = forward, backward
-    stages = Stages(ways, ways, ways, ways, 0.0)
+    stages = StageTimes(ways, ways, ways, ways, 0.0)
     one = [np.array([float(x)]) for x in (p, 1, m)]
     found = run(stages, *one, np.array([False]), np.array([True]), further=1.0).total[0]
     assert found == pytest.approx(m * (forward + backward) + (p - 1) * (forward + backward / 2 - backward))
 
 
 def test_transfers_are_what_they_add() -> None:
-    stages = Stages((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 0.1)
+    stages = StageTimes((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 0.1)
     p, v, m, no = (np.array([x]) for x in (4.0, 1.0, 8.0, False))
     found = run(stages, p, v, m, no, no)
     assert found.total[0] - found.transfers[0] == pytest.approx((8 + 3) * 3.0)

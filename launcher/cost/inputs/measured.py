@@ -10,7 +10,7 @@ from launcher.cost.inputs.shape import Number
 
 
 @dataclass(frozen=True)
-class Table:
+class FactorTable:
     """Logarithms of factors of one collective: for each group size, over the payload."""
 
     sizes: np.ndarray  # log2 of group sizes, ascending
@@ -32,7 +32,7 @@ class Measured:
     """Factors on the mechanisms, and seconds of the host for a block's operations (both ways), a micro-batch's and a step's."""
 
     products: dict[str, tuple[np.ndarray, np.ndarray]]  # precision -> (log2 of m n k, log of the factor)
-    collectives: dict[tuple[str, bool], Table]  # (collective, crosses the network) -> factors
+    collectives: dict[tuple[str, bool], FactorTable]  # (collective, crosses the network) -> factors
     block_s: float
     micro_batch_s: float
     step_s: float

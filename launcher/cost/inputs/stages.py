@@ -33,7 +33,7 @@ class Blocks(PerStage):
 
 
 @dataclass(frozen=True)
-class Held:
+class StageShare:
     """What ranks hold, by kind of stage."""
 
     blocks: Blocks
@@ -103,7 +103,7 @@ def _by_cost(p: Number, v: Number, layers: Number, head: Number) -> tuple[Number
     return of_rank(0, v), of_rank(np.maximum(p - 2, 0), v), of_rank(p - 1, v - 1) + last
 
 
-def held(case: Case, split: Sequence[int] | None = None) -> Held:
+def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
     """Blocks and parameters of the ranks of each kind of stage."""
     s, t, p = case.shape, case.tensor, case.pipeline
     counts = blocks(case, split)
@@ -117,7 +117,7 @@ def held(case: Case, split: Sequence[int] | None = None) -> Held:
     alone = p == 1
     shared = (embedding + head) / p
     ends = (shared, shared, shared) if case.trainer.pipeline.spreads_vocabulary else (embedding, 0.0, head)
-    return Held(
+    return StageShare(
         counts,
         PerStage(
             np.where(alone, single, counts.first * dense + ends[0]),

@@ -17,7 +17,7 @@ from launcher.cost.time.pointwise import inner_width
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Bytes of one block."""
 
     everything: Number  # nothing recomputed
@@ -25,7 +25,7 @@ class Kept:
     again: Number  # further bytes that live while one recomputed block runs backward
 
 
-def block(case: Case) -> Kept:
+def block(case: Case) -> SavedActivations:
     """What a block keeps."""
     hidden, heads, core, inner = norms(case), projections(case), attention_core(case), mlp(case)
     everything = hidden + heads + core + inner + dispatched(case) + dropped(case)
@@ -48,7 +48,7 @@ def block(case: Case) -> Kept:
         everything - kept - (inner + hidden / 2 + dropped(case) + case.tokens * case.shape.query_width / case.tensor * narrow(case))
     )
     again = np.maximum(np.where(full > 0, block_again, core_again), 0.0)
-    return Kept(everything, full * stored + (1 - full) * kept, again)
+    return SavedActivations(everything, full * stored + (1 - full) * kept, again)
 
 
 def stored_input(case: Case) -> Number:

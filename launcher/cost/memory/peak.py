@@ -12,9 +12,9 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Number
-from launcher.cost.inputs.stages import Held
+from launcher.cost.inputs.stages import StageShare
 from launcher.cost.memory import activations
-from launcher.cost.memory.activations import Kept
+from launcher.cost.memory.activations import SavedActivations
 from launcher.cost.parts import Parts, total
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
@@ -25,7 +25,7 @@ COUNTED = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
 KINDS = ("first", "middle", "last")
 
 
-def peak(case: Case, held: Held) -> Parts:
+def peak(case: Case, held: StageShare) -> Parts:
     """Bytes of the rank that needs most, by part."""
     kept = {kind: activations.block(_of_stage(case, held, kind)) for kind in (KINDS if case.recomputes_some else KINDS[:1])}
     stages = [_stage(case, held, kind, kept.get(kind, kept["first"])) for kind in KINDS]
@@ -35,12 +35,12 @@ def peak(case: Case, held: Held) -> Parts:
     return {name: np.choose(worst, [np.broadcast_to(parts[name], case.tokens.shape) for parts in stages]) for name in stages[0]}
 
 
-def _of_stage(case: Case, held: Held, kind: str) -> Case:
+def _of_stage(case: Case, held: StageShare, kind: str) -> Case:
     """The case as a rank of this kind has it, where ranks differ in what they recompute."""
     return dataclasses.replace(case, stage_blocks=getattr(held.blocks, kind)) if case.recomputes_some else case
 
 
-def _stage(case: Case, held: Held, kind: str, kept: Kept) -> Parts:
+def _stage(case: Case, held: StageShare, kind: str, kept: SavedActivations) -> Parts:
     blocks, dense, expert = (getattr(part, kind) for part in (held.blocks, held.dense, held.expert))
     parts = states(case, dense, expert)
     _add_whole(case, parts, held, kind)
@@ -81,7 +81,7 @@ def states(case: Case, dense: Number, expert: Number) -> Parts:
     return parts
 
 
-def _add_whole(case: Case, parts: Parts, held: Held, kind: str) -> None:
+def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
     """Sharded parameters are whole while they are computed with, and the next unit's are gathered; so are gradients before they are
     scattered.
 
@@ -126,7 +126,7 @@ def _ends(case: Case, kind: str) -> Number:
     return first + np.where(alone & ~np.asarray(s.tied) | ~alone & (kind == "last"), matrix, 0.0)
 
 
-def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
+def flying(case: Case, kind: str, blocks: Number, kept: SavedActivations) -> Parts:
     """Activations and logits of the micro-batches in flight."""
     count, alone = in_flight(case, kind), case.pipeline == 1
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
@@ -151,7 +151,7 @@ def flying(case: Case, kind: str, blocks: Number, kept: Kept) -> Parts:
     }
 
 
-def stored(case: Case, kept: Kept) -> Number:
+def stored(case: Case, kept: SavedActivations) -> Number:
     """Bytes of a block that stay on the device until its backward."""
     f = case.trainer
     here = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if f.recompute.inputs_on_host else kept.chosen

@@ -18,7 +18,7 @@ from launcher.cost.time.products import products
 
 
 @dataclass(frozen=True)
-class Times:
+class BlockTimes:
     """Seconds of one block and micro-batch by part."""
 
     forward: Parts
@@ -67,7 +67,7 @@ def _accumulate(case: Case, elements: Number) -> Number:
     return elements * moved * repeated / (case.device.bandwidth * case.constants.streaming)
 
 
-def times(case: Case) -> Times:
+def times(case: Case) -> BlockTimes:
     """Seconds of one block and micro-batch."""
     forward, inputs, weights = matrix_seconds(case)
     attention_forward, attention_backward = attention.seconds(case)
@@ -87,7 +87,7 @@ def times(case: Case) -> Times:
     kernels = case.trainer.kernels.launches_per_block + sparse * case.trainer.kernels.launches_per_mixture
     ahead[HOST] = launching(case, kernels, total(ahead))
     back[HOST] = launching(case, 2 * kernels, total(back))
-    return Times(ahead, back, recompute.again(case, ahead))
+    return BlockTimes(ahead, back, recompute.again(case, ahead))
 
 
 MEASURED_LAUNCHES = 3 * 40

@@ -12,12 +12,12 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Number
-from launcher.cost.inputs.stages import Held
+from launcher.cost.inputs.stages import StageShare
 from launcher.cost.time import collectives
 
 
 @dataclass(frozen=True)
-class Work:
+class DataParallelTimes:
     """Seconds before anything is hidden behind computation."""
 
     gather: Number  # parameters, once per block pass (sharded parameters): per micro-batch, forward and backward together
@@ -28,7 +28,7 @@ class Work:
     optimizer: Number  # update, norm: once per step
 
 
-def work(case: Case, held: Held) -> Work:
+def work(case: Case, held: StageShare) -> DataParallelTimes:
     """Communication and update time of the rank that holds most."""
     dense, expert, f = held.dense.most(), held.expert.most(), case.trainer
     weights = case.width
@@ -48,7 +48,7 @@ def work(case: Case, held: Held) -> Work:
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
     refresh = _all(case, between, dense / params * weights) + _all(case, further, dense / grads * weights)
     updated = 0 if case.shape.frozen else case.shard("optimizer", dense, expert)
-    return Work(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
+    return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 
 
 def _level(case: Case, shards: Number, before: Number) -> collectives.Group:

@@ -1,7 +1,7 @@
 """How long a pipeline takes for one step: closed forms of the schedules, for many layouts at once.
 
 ``trainer.layout.simulate`` runs the very action lists of the trainer, one layout at a time; these formulas are its answer for
-whole spaces, and tests hold the two against each other. Pipeline ranks are of three kinds: the first (embedding), the middle
+whole spaces, and tests hold the two against each other. PipelineTimes ranks are of three kinds: the first (embedding), the middle
 ones, the last (head and loss).
 
 A 1F1B step is the longest path through its computations: one traversal of all stages, plus for the other m - 1 micro-batches
@@ -24,7 +24,7 @@ Ways = tuple[Number, Number]
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageTimes:
     """Seconds of one micro-batch on a pipeline rank, all its chunks together, by kind of rank; and of one transfer between ranks."""
 
     first: Ways
@@ -53,7 +53,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineTimes:
     """Seconds of one step's pipeline, and what they consist of."""
 
     total: Number
@@ -61,29 +61,29 @@ class Pipeline:
 
 
 def run(
-    stages: Stages, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number, further: float = 0.0
-) -> Pipeline:
+    stages: StageTimes, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number, further: float = 0.0
+) -> PipelineTimes:
     """One step. ``gpipe`` and ``zero_bubble`` say which layouts have that schedule; all others run (interleaved) 1F1B. With ``zero_bubble``
     ranks may hold ``further`` micro-batches per stage, beyond those of 1F1B."""
     total = _step(stages, ranks, chunks, micro_batches, gpipe, zero_bubble, further)
     instant = dataclasses.replace(stages, send=np.zeros_like(total))
-    return Pipeline(total, total - _step(instant, ranks, chunks, micro_batches, gpipe, zero_bubble, further))
+    return PipelineTimes(total, total - _step(instant, ranks, chunks, micro_batches, gpipe, zero_bubble, further))
 
 
-def _step(stages: Stages, p: Number, v: Number, m: Number, gpipe: Number, zero_bubble: Number, further: float) -> Number:
+def _step(stages: StageTimes, p: Number, v: Number, m: Number, gpipe: Number, zero_bubble: Number, further: float) -> Number:
     plain = one_forward_one_backward(stages, p, m)
     others = [fill_drain(stages, p, m), split_backward(stages, p, m, plain, further), interleaved(stages, p, v, m)]
     return np.select([gpipe, zero_bubble, v > 1], others, plain)
 
 
-def fill_drain(stages: Stages, p: Number, m: Number) -> Number:
+def fill_drain(stages: StageTimes, p: Number, m: Number) -> Number:
     """GPipe: all forwards, then all backwards, each at the pace of its slowest rank or transfer. Exact."""
     once = stages.traversal(p, 0, 1) + 2 * (p - 1) * stages.send
     pace = [np.maximum(stages.slowest(p, way), np.where(p > 1, stages.send, 0.0)) for way in (0, 1)]
     return once + (m - 1) * (pace[0] + pace[1])
 
 
-def one_forward_one_backward(stages: Stages, p: Number, m: Number) -> Number:
+def one_forward_one_backward(stages: StageTimes, p: Number, m: Number) -> Number:
     """1F1B. Exact for equal ranks and for a slow last rank; a few per cent low where a slow first rank meets long transfers."""
     more = np.ceil(m) - 1
     paths = [_cycles(stages, p, size, more) for size in (p, np.maximum(p - 1, 1), np.minimum(p, 2), np.ones_like(p))]
@@ -93,7 +93,7 @@ def one_forward_one_backward(stages: Stages, p: Number, m: Number) -> Number:
     return np.maximum(once + np.max(np.broadcast_arrays(*paths), axis=0), np.ceil(m) * stages.slowest(p, 0, 1))
 
 
-def _cycles(stages: Stages, p: Number, size: Number, more: Number) -> Number:
+def _cycles(stages: StageTimes, p: Number, size: Number, more: Number) -> Number:
     """``more`` micro-batches pass in cycles of ``size``, the rest in one smaller cycle."""
     rounds = np.floor(more / size)
     return rounds * stages.cycle(p, size) + stages.cycle(p, more - rounds * size)
@@ -104,7 +104,7 @@ def _one_by_one(rank: Ways, more: Number, ahead: Number) -> Number:
     return more * np.maximum(*rank) + np.maximum(more + 1 - ahead, 0.0) * np.minimum(*rank)
 
 
-def interleaved(stages: Stages, p: Number, v: Number, m: Number) -> Number:
+def interleaved(stages: StageTimes, p: Number, v: Number, m: Number) -> Number:
     """Interleaved 1F1B: the bubble of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2). Sends do not block, so a
     step waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks. Ranks take turns with
     groups of
@@ -116,7 +116,7 @@ def interleaved(stages: Stages, p: Number, v: Number, m: Number) -> Number:
     return np.maximum(steady + waits, m * v * stages.send)
 
 
-def split_backward(stages: Stages, p: Number, m: Number, plain: Number, further: float = 0.0) -> Number:
+def split_backward(stages: StageTimes, p: Number, m: Number, plain: Number, further: float = 0.0) -> Number:
     """ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3): the weight gradients of all but the last rank leave the way back, and up to
     p - 1 more forwards find the time that they left. Exact for equal ranks. With one ``further`` micro-batch per stage it is ZB-H2: as many
     forwards again start while ranks would wait for the first backward."""
