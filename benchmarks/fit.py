@@ -4,11 +4,10 @@
     python -m benchmarks.fit TABLE.csv --leave-out  for each source: the error with constants fitted to all other sources
 
 TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads it. The fitted numbers are those of conf/constants.yaml
-that are not set
-by hand, and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is documented, not
-fitted.
-The fit is a Gauss-Newton step in the logarithms of the parameters over the logarithms of predicted / measured step times. Sources weigh by
-the root of their rows, rows far off count linearly (Huber), and parameters that no row determines stay where they are (ridge).
+that are not set by hand, and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is
+documented, not fitted. The fit is a Gauss-Newton step in the logarithms of the parameters over the logarithms of predicted / measured
+step times. Sources weigh by the root of their rows, rows far off count linearly (Huber), and parameters that no row determines stay where
+they are (ridge).
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ PCIE = 25
 
 OMNI_PATH = 0.28
 """Fraction of four 100 Gb/s Omni-Path ports that collectives of GPU memory reached on the cluster of the BigScience notes: its
-all-reduces of
-4 GB (collectives.csv, algorithm rates 7.5 and 4.9 GB/s) are bus rates of 14 GB/s of 50 on 4 nodes of V100 and 9.6 on 16; those of its
-A100 nodes were measured before a repair."""
+all-reduces of 4 GB (collectives.csv, algorithm rates 7.5 and 4.9 GB/s) are bus rates of 14 GB/s of 50 on 4 nodes of V100 and 9.6 on 16;
+those of its A100 nodes were measured before a repair."""
 
 INFINIBAND = {"FDR": 56, "EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
 """Gb/s of a port of four lanes, by generation."""

@@ -2,8 +2,7 @@
 conf/trainer/NAME.yaml.
 
 A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. What a profile leaves out is what
-trainers
-of today usually do. The profile of this project's own trainer is ``trireme``.
+trainers of today usually do. The profile of this project's own trainer is ``trireme``.
 """
 
 from __future__ import annotations

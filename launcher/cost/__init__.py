@@ -4,9 +4,9 @@
     predict_many(model, table, run, cluster) -> Estimate           a table of layouts (launcher.cost.inputs.layouts) as arrays
     Estimate: .step_time (s), .memory_total (bytes), .fits (probability), .time and .memory: dict part -> array
 
-``trainer=`` describes another trainer than this project's own (``launcher.config.trainers.profile``). Below the front door a question
-is a ``Case`` (a ``Shape``, a table, a ``Device``, a ``TrainerProfile``); ``time`` and ``memory`` answer
-its parts and ``model`` adds them up.
+``trainer=`` describes another trainer than this project's own (``launcher.config.trainers.profile``). Below the front door a question is
+a ``Case`` (a ``Shape``, a table, a ``Device``, a ``TrainerProfile``); ``time`` and ``memory`` answer its parts and ``model`` adds them
+up.
 """
 
 from __future__ import annotations

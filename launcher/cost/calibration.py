@@ -1,11 +1,9 @@
 """From what ``trainer.probe`` measured to a description of the machine, and what the mechanisms still miss of it.
 
 Peaks and memory of a known device are kept, since the mechanisms are fitted to data sheets; what was measured replaces what a machine
-really
-reaches: rates of large products, bandwidth of memory, links and network. Of an unknown device everything is measured. What remains
-between a mechanism and a
-measurement, by the size of a product or by the collective, its group and its payload, is a factor that is interpolated over logarithms
-and constant outside of what was measured.
+really reaches: rates of large products, bandwidth of memory, links and network. Of an unknown device everything is measured. What remains
+between a mechanism and a measurement, by the size of a product or by the collective, its group and its payload, is a factor that is
+interpolated over logarithms and constant outside of what was measured.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Order: the candidate with the largest expected gain for its expected price, P(it fits into memory) x E[how much faster than the best it
 is] / E[GPU-hours of the trial], runs next, so that a layout at the edge of memory is tried in the order of what it could win and never
-ruled out by a hard limit; that its trial would end early counts in its favour.
-Stop: when no untried candidate fits and beats the best by more than ``tolerance`` with a probability of at least ``stop_probability``.
-Trials on fewer nodes are followed by trials of the best ones at full size. Where noise leaves open which of the best is faster, they are
-measured once more: the luckiest of several noisy measurements is not the fastest layout.
+ruled out by a hard limit; that its trial would end early counts in its favour. Stop: when no untried candidate fits and beats the best by
+more than ``tolerance`` with a probability of at least ``stop_probability``. Trials on fewer nodes are followed by trials of the best ones
+at full size. Where noise leaves open which of the best is faster, they are measured once more: the luckiest of several noisy measurements
+is not the fastest layout.
 """
 
 from __future__ import annotations

@@ -160,8 +160,7 @@ def stored(case: Case, kept: SavedActivations) -> Number:
 
 def entered(case: Case, count: Number) -> Number:
     """Micro-batches that have entered the model and not left it, of ``count`` in flight on the first rank: interleaved, its first chunk
-    has taken
-    up a second round of them before the first one's backward."""
+    has taken up a second round of them before the first one's backward."""
     return np.where(case.chunks > 1, np.minimum(2 * case.pipeline - 1, case.micro_batches), count)
 
 
@@ -185,8 +184,8 @@ def passing(case: Case) -> Number:
 
 def update(case: Case, parts: Parts, freed: Number, copies: Number) -> None:
     """What the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward allocates them
-    while it
-    frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are filled only then."""
+    while it frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are filled only
+    then."""
     f = case.trainer
     size = np.zeros_like(case.tokens) if f.memory.pooled_buffers else f.memory.bucket_bytes * (case.data > 1)
     late = np.where(f.memory.buckets_at_end & (case.pipeline > 1), size, 0.0)

@@ -46,10 +46,9 @@ EAGER_CAST = 35 / 6
 
 
 def casts(case: Case) -> Number:
-    """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the product's
-    transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4 bytes,
-    times the
-    scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8)."""
+    """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the
+    product's transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4
+    bytes, times the scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
     once = 1 / case.micro_batches if case.trainer.kernels.cast_weights_once else 1.0

@@ -53,8 +53,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
 
 def _level(case: Case, shards: Number, before: Number) -> collectives.Group:
     """The ranks over which a state is cut into ``shards``, ``before`` of which an inner level has cut: replicas, and where all of them
-    share,
-    the context ranks of each."""
+    share, the context ranks of each."""
     apart = case.data_stride / case.context  # ranks between neighbours on the axis of replicas and context ranks
     whole = shards == case.data * case.context
     stride = np.where(whole & (before == 1), 1, before * case.context)

@@ -40,8 +40,7 @@ def _added_up(case: Case) -> Number:
 
 def issued(case: Case, busy: Number) -> Number:
     """Seconds of the host for an end's operations, one way, where they were measured: a fourth of what they take in a micro-batch. A
-    device that
-    they keep ``busy`` for longer does not wait for them."""
+    device that they keep ``busy`` for longer does not wait for them."""
     if case.device.measured is None:
         return 0.0
     host = case.device.measured.micro_batch_s / 4

@@ -105,10 +105,9 @@ def _one_by_one(rank: Ways, more: Number, ahead: Number) -> Number:
 
 
 def interleaved(stages: StageTimes, p: Number, v: Number, m: Number) -> Number:
-    """Interleaved 1F1B: the bubble of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2). Sends do not block, so a
-    step waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks. Ranks take turns with
-    groups of
-    ``p`` micro-batches: where the last group is smaller, its later chunks wait for their first micro-batch to come round."""
+    """Interleaved 1F1B: the bubble of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2). Sends do not block, so a step
+    waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks. Ranks take turns with groups
+    of ``p`` micro-batches: where the last group is smaller, its later chunks wait for their first micro-batch to come round."""
     forward, backward = (stages.traversal(p, way) / (p * v) for way in (0, 1))
     steady = m * stages.slowest(p, 0, 1) + (p - 1) * (forward + backward) + 2 * stages.send * (p * v - 1)
     short = -np.ceil(m) % p  # of a whole group

@@ -23,8 +23,7 @@ class Product(NamedTuple):
 
 def products(case: Case) -> list[Product]:
     """Weight matrix products of a block's forward: ``queries`` (keys and values too), ``output`` of attention, ``gates`` and ``down`` of
-    a dense
-    MLP, ``experts``."""
+    a dense MLP, ``experts``."""
     s, t, tokens = case.shape, case.tensor, case.tokens
     out: list[Product] = []
     if s.latent is None:
