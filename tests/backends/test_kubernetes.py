@@ -188,6 +188,7 @@ def overrides(cluster: KubernetesCluster) -> list[str]:
         "cluster=kubernetes_cpu", "cluster.workload=pods", f"cluster.kubeconfig={cluster.kubeconfig}", f"cluster.namespace={cluster.namespace}",
         f"cluster.container.image={quoted(container.image)}", f"cluster.container.workdir={container.workdir}", f"cluster.python={cluster.python}",
         f"cluster.container.mounts=[{','.join(map(quoted, container.mounts))}]", "cluster.grace_seconds=5", "cluster.cpu=null", "cluster.memory=null",
+        "cluster.spread=false",  # there is one real node
         f"cluster.user={cluster.user}", f"cluster.restricted={str(cluster.restricted).lower()}", *selector,
     ]  # fmt: skip
 

@@ -183,7 +183,5 @@ def test_the_processes_of_all_trials_are_limited_by_the_cluster(limit: int | Non
 def test_a_missing_package_of_a_backend_is_a_plain_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "launcher.backends.slurm", None)
     monkeypatch.setattr("launcher.backends._BACKENDS", {"slurm": ("not_installed_here", "X")})
-    with pytest.raises(
-        ConfigError, match=r"cluster\.backend=slurm needs the Python package 'not_installed_here'.*pip install '\.\[slurm\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"cluster\.backend=slurm needs the Python package 'not_installed_here'.*pip install 'submitit"):
         backend_for(ClusterConfig(backend="slurm"))

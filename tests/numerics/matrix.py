@@ -117,7 +117,7 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
         cuts = sorted(dice.randint(0, model["layers"]) for _ in range(chunks - 1))
         layout["stage_layers"] = [high - low for low, high in itertools.pairwise([0, *cuts, model["layers"]])]
     if dice.random() < 0.5:
-        model |= {"hidden": dice.choice([4, 8]), "ffn": dice.choice([4, 64])}
+        model |= {"hidden": dice.choice([8, 16]), "ffn": dice.choice([4, 64])}
     if dice.random() < 0.5:
         layout["data"], layout["micro_batch"], batch = MOST_RANKS // (layout["tensor"] * layout["pipeline"]), 1, 8
         layout["sharding"] = dict.fromkeys(("params", "grads", "optimizer"), layout["data"]) | {"params": dice.choice([1, layout["data"]])}

@@ -122,7 +122,7 @@ def _indexed_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> li
 
 def _pods(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
     """Pods with the hostnames that an Indexed Job's would have. Kueue takes them as one group."""
-    count, template = pods_of(job), merge(template, {"spec": _deadline(cluster)})
+    count, template = pods_of(job), _ended_in_time(template, cluster)
     pods = []
     for index in range(count):
         head = merge(template["metadata"], {**metadata(job, cluster, f"{job.name}-{index}")})
@@ -173,7 +173,7 @@ def _train_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list
 
 def _volcano_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
     """Gang-scheduled by ``minAvailable``; the svc plugin gives the pods their hostnames, the env plugin their index."""
-    count, template = pods_of(job), merge(template, {"spec": _deadline(cluster)})
+    count, template = pods_of(job), _ended_in_time(template, cluster)
     spec: Manifest = {
         "minAvailable": count,
         "schedulerName": cluster.scheduler or "volcano",
@@ -210,6 +210,11 @@ def _indexed_spec(job: Job, cluster: KubernetesCluster, template: Manifest) -> M
     count = pods_of(job)
     head = {"completionMode": "Indexed", "completions": count, "parallelism": count, "backoffLimit": 0, **_deadline(cluster)}
     return head | {"template": template}
+
+
+def _ended_in_time(template: Manifest, cluster: KubernetesCluster) -> Manifest:
+    """The pods' template with a deadline, unless a patch has given it one of its own."""
+    return template if "activeDeadlineSeconds" in template["spec"] else merge(template, {"spec": _deadline(cluster)})
 
 
 def _deadline(cluster: KubernetesCluster) -> Manifest:
