@@ -1,0 +1,26 @@
+"""What users copy from ``examples/`` works as its page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import main
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+COMMANDS = re.findall(r"`(trireme [^`]+)`", (EXAMPLES / "README.md").read_text())
+
+
+def test_every_command_of_the_examples_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    assert len(COMMANDS) == 4
+    for command in COMMANDS:
+        words = shlex.split(command)[1:]
+        if words[0] == "train" and "--dry-run" not in words:
+            words += ["run.steps=3", "cluster.gpus_per_node=1"]
+        assert main(words) == 0, command
