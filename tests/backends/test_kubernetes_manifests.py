@@ -182,16 +182,18 @@ def test_launchers_of_different_folders_can_tell_their_jobs_apart() -> None:
     assert here != there
 
 
-def test_nodes_that_were_at_fault_are_left_out_of_every_alternative() -> None:
+def test_nodes_that_were_at_fault_are_shunned_without_a_demand_that_may_be_impossible() -> None:
+    own = {"weight": 1, "preference": {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h100"]}]}}
     terms = [{"matchExpressions": [{"key": "gpu", "operator": "In", "values": [kind]}]} for kind in ("a100", "h100")]
-    word = "requiredDuringSchedulingIgnoredDuringExecution"
-    cluster = dataclasses.replace(PLAIN, affinity={"nodeAffinity": {word: {"nodeSelectorTerms": terms}}})
-    out = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n3"]}
-    for chosen, count in ((cluster, 2), (PLAIN, 1)):
-        found = pod_of(rendered(chosen, avoid=("n3",)))["affinity"]["nodeAffinity"][word]["nodeSelectorTerms"]
-        assert len(found) == count and all(out in term["matchExpressions"] for term in found)
+    affinity = {"nodeAffinity": {PREFERRED: [own], REQUIRED: {"nodeSelectorTerms": terms}}}
+    out = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n3"]}]}
+    for chosen, before in ((dataclasses.replace(PLAIN, affinity=affinity), affinity["nodeAffinity"]), (PLAIN, {})):
+        found = pod_of(rendered(chosen, avoid=("n3",)))["affinity"]["nodeAffinity"]
+        assert found[PREFERRED] == [*before.get(PREFERRED, []), {"weight": 100, "preference": out}]
+        assert found.get(REQUIRED) == before.get(REQUIRED)
 
 
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 

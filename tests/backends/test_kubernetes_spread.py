@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from launcher.backends import backend_for
 from tests.backends.conformance import LONG, Ground, closing
 from tests.clusters.kubernetes.fixture import Kubernetes
-from tests.clusters.kubernetes.stage import Stage
+from tests.clusters.kubernetes.stage import Gang, Stage
 from trainer.config import Reason, Status
 
 
@@ -44,6 +45,18 @@ def test_a_trial_that_may_share_nodes_says_so_in_its_record(stage: Stage) -> Non
     gang = stage.submit(nodes=2, gpu_resource=None, spread=False, node_selector=one)
     state = gang.end()
     assert (state.status, state.detail) == (Status.DONE, "its 2 pods share 1 node")
+
+
+@pytest.mark.parametrize("only", [True, False], ids=["the only node", "others are free"])
+def test_a_node_at_fault_is_shunned_where_others_are_free_and_used_where_it_is_the_only_one(stage: Stage, only: bool) -> None:
+    bad = node_of(stage)
+    cluster = stage.cluster(
+        {"run": "-1"}, nodes=1, gpu_resource=None, **({"node_selector": {"kubernetes.io/hostname": bad}} if only else {})
+    )
+    job, backend = dataclasses.replace(stage.job(cluster), avoid=(bad,)), stage.backend(cluster)
+    (handle,) = backend.submit([backend.render(job)])
+    state = Gang(stage, backend, job, handle).until(lambda state: state.status is Status.RUNNING)
+    assert (bad in state.nodes) is only
 
 
 def test_a_trial_past_its_deadline_is_ended_by_the_cluster_and_says_so(real_node: Kubernetes, tmp_path: Path) -> None:

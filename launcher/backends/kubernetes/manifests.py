@@ -39,6 +39,7 @@ CONFIG_DIR, OUT_DIR = "/trireme", "/trials"
 HOSTNAME = "kubernetes.io/hostname"
 """Label of every node: its name."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 CODE_DIR = "/trireme-code"
 ENTRY = Path(__file__).with_name("entry.py")
 PROGRAMS = (ENTRY, ENTRY.with_name("provision.py"))
@@ -318,17 +319,15 @@ def _together(job: Job, topology: str, required: bool) -> Manifest:
     term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": topology}
     if required:
         return {_REQUIRED: [term]}
-    return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    return {_PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}
 
 
 def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
-    """Node selector terms are alternatives: each of them has to leave the nodes out."""
-    selector = affinity.get("nodeAffinity", {}).get(_REQUIRED, {})
-    others = {"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}
-    terms = [
-        {**term, "matchExpressions": [*term.get("matchExpressions", []), others]} for term in selector.get("nodeSelectorTerms") or [{}]
-    ]
-    return dict(merge(affinity, {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}))
+    """A preference, not a demand: where not enough other nodes are free, a node that may be bad is better than none, and once it is the only
+    one left the scheduler may take it without another submission."""
+    others = {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}]}
+    own = affinity.get("nodeAffinity", {})
+    return {**affinity, "nodeAffinity": {**own, _PREFERRED: [*own.get(_PREFERRED, []), {"weight": 100, "preference": others}]}}
 
 
 def _security(cluster: KubernetesCluster) -> Manifest:
