@@ -163,7 +163,7 @@ def test_a_pod_that_is_drained_or_deleted_is_worth_another_attempt(stage: Stage,
 
 def test_the_loss_of_a_node_fails_the_gang_and_names_the_node(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causes, "_CONFIRMATION", 1.0)  # of the half minute that a real node gets
-    core, node = stage.kubernetes.core(), {"node_selector": {"kubernetes.io/hostname": "played-3"}}
+    core, node = stage.kubernetes.core(), {"node_selector": {"kubernetes.io/hostname": "played-3"}, "spread": False}
     gang = stage.submit({"run": "-1"}, unreachable_seconds=1, **node).running()
     core.patch_node("played-3", {"metadata": {"annotations": {"played/silent": "true"}}})
     gang.until(lambda state: "does not answer" in state.detail)
@@ -233,7 +233,7 @@ def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage)
 
 def test_an_indexed_job_is_refused_by_a_server_that_would_forget_its_index(stage: Stage) -> None:
     cluster = stage.cluster(workload="job")
-    words = "is too old for cluster.workload=job: of the Job it drops spec.completionMode without a word; use cluster.workload=pods"
+    words = "is too old for cluster.workload=job: of the Job it drops spec.completionMode, spec.ttlSecondsAfterFinished without a word; use cluster.workload=pods"
     with pytest.raises(ConfigError, match=words):
         stage.backend(cluster).check()
     gang = stage.submit(workload="job")
