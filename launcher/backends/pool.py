@@ -26,10 +26,11 @@ class Backends:
         self._make = make
         self._open: dict[str, Backend] = {}
         self._checked: set[str] = set()
+        self._keys: dict[int, tuple[ClusterConfig, str]] = {}  # by identity: the jobs of a sweep share few objects
 
     def of(self, cluster: ClusterConfig) -> Backend:
         """The backend of ``cluster``. ``ConfigError`` when a package that it needs is not installed."""
-        key = _key(cluster)
+        key = self._key(cluster)
         if key not in self._open:
             self._open[key] = self._make(cluster)
         return self._open[key]
@@ -37,10 +38,16 @@ class Backends:
     def checked(self, cluster: ClusterConfig) -> Backend:
         """The same, checked once before it is used; ``ConfigError`` if the cluster cannot be used at all."""
         backend = self.of(cluster)
-        if _key(cluster) not in self._checked:
+        if self._key(cluster) not in self._checked:
             backend.check()
-            self._checked.add(_key(cluster))
+            self._checked.add(self._key(cluster))
         return backend
+
+    def _key(self, cluster: ClusterConfig) -> str:
+        known = self._keys.get(id(cluster))
+        if known is None or known[0] is not cluster:
+            known = self._keys[id(cluster)] = cluster, _content(cluster)
+        return known[1]
 
     def __enter__(self) -> Backends:
         return self
@@ -50,6 +57,6 @@ class Backends:
             self._open.popitem()[1].close()
 
 
-def _key(cluster: ClusterConfig) -> str:
+def _content(cluster: ClusterConfig) -> str:
     content = {name: value for name, value in to_dict(cluster).items() if name not in _OF_A_TRIAL}
     return json.dumps(content, sort_keys=True)

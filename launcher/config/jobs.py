@@ -95,6 +95,7 @@ class _Typed:
 
     sections: dict[str, Any]
     config: Config
+    _made: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)  # sections by what was set in them
 
     @classmethod
     def of(cls, base: Any) -> _Typed | None:
@@ -110,22 +111,40 @@ class _Typed:
 
     def with_values(self, values: dict[str, Any]) -> Config | None:
         """The configuration with plain values in place of plain values; None where that is not all that ``values`` asks for."""
-        changed: dict[str, Any] = {}
+        wanted: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
-            section, *path, last = key.split(".")
-            node = changed.setdefault(section, copy.deepcopy(self.sections.get(section)))
-            for name in path:
-                node = node.get(name) if isinstance(node, dict) else None
-            if not isinstance(node, dict) or not _is_plain(node.get(last, ...)) or not _is_plain(value):
-                return None
-            node[last] = value
+            section, _, rest = key.partition(".")
+            wanted.setdefault(section, {})[rest] = value
         made: dict[str, Any] = {}
-        for section in sorted(changed, key=lambda name: (name == "cluster", [*self.sections].index(name))):  # the first error is the same
-            if section == "cluster":
-                made[section] = cluster_from_dict(changed[section])
-            else:
-                made[section] = from_dict(type(getattr(self.config, section)), changed[section], f"{section}.")
+        for section in sorted(wanted, key=lambda name: (name == "cluster", [*self.sections, name].index(name))):  # the first error is the same
+            # Values as they are written: 1, 1.0 and True are one key of a dictionary and three values.
+            known = section, repr(wanted[section])
+            if known not in self._made:
+                data = _with(self.sections.get(section), wanted[section])
+                self._made[known] = None if data is None else self._typed_section(section, data)
+            made[section] = self._made[known]
+            if made[section] is None:
+                return None
         return dataclasses.replace(self.config, **made)
+
+    def _typed_section(self, section: str, data: dict[str, Any]) -> Any:
+        if section == "cluster":
+            return cluster_from_dict(data)
+        return from_dict(type(getattr(self.config, section)), data, f"{section}.")
+
+
+def _with(section: Any, values: dict[str, Any]) -> dict[str, Any] | None:
+    """A copy of a section with plain values in place of plain values, by dotted key; None where they cannot simply be put there."""
+    changed = copy.deepcopy(section)
+    for key, value in values.items():
+        *path, last = key.split(".")
+        node = changed
+        for name in path:
+            node = node.get(name) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or not _is_plain(node.get(last, ...)) or not _is_plain(value):
+            return None
+        node[last] = value
+    return changed if isinstance(changed, dict) else None
 
 
 def _is_plain(value: Any) -> bool:

@@ -45,8 +45,7 @@ def look_again(folder: Path) -> None:
 @contextmanager
 def _beside(path: Path, text: str, durable: bool = False) -> Iterator[str]:
     """A file with ``text`` in the folder of ``path``, under a name of its own; removed at the end if it is still there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -57,6 +56,15 @@ def _beside(path: Path, text: str, durable: bool = False) -> Iterator[str]:
         yield temporary
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """An open file with a name of its own in the folder of ``path``, which is made when it is missing."""
+    try:
+        return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
 
 
 def _put_first(source: str, path: Path) -> bool:
