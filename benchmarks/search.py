@@ -32,10 +32,10 @@ from launcher.planning.layout_names import name_of, overrides_of
 from launcher.planning.plan import plan
 from launcher.search.policy import Trial
 from launcher.search.problem import SearchProblem, search_problem
-from launcher.sweep.errand import run_errand
+from launcher.sweep.oneoff import run_errand
 from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.search import Found, measurement, search
-from launcher.sweep.store import Record
+from launcher.trials.store import Record
 
 GRID = {
     "layout.tensor": [1, 2, 4],

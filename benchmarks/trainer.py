@@ -178,9 +178,9 @@ def measure(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, 
 
 
 def flops_per_step() -> float:
-    """Model FLOPs of a step on GPU, as ``trainer.meter`` counts them."""
-    from trainer.config import ModelConfig, from_dict
-    from trainer.meter import model_flops
+    """Model FLOPs of a step on GPU, as ``trainer.measure.meter`` counts them."""
+    from trainer.measure.meter import model_flops
+    from trainer.spec import ModelConfig, from_dict
 
     return model_flops(from_dict(ModelConfig, MODELS["cuda"]), BATCHES["cuda"][0])
 
@@ -235,7 +235,7 @@ def device_of(order: dict[str, Any]) -> Any:
 
 
 def run_config(order: dict[str, Any]) -> Any:
-    from trainer.config import TrainConfig, from_dict, resolve
+    from trainer.spec import TrainConfig, from_dict, resolve
 
     device = order["device"]
     global_batch, micro_batch = BATCHES[device]
@@ -249,10 +249,10 @@ def run_config(order: dict[str, Any]) -> Any:
 
 
 def ours(order: dict[str, Any]) -> Callable[[int], Any]:
+    from trainer.comm.collectives import World
     from trainer.data import open_dataset
     from trainer.engine import Engine
-    from trainer.parallel.collectives import World
-    from trainer.place import discover
+    from trainer.launch.rank_env import discover
 
     config, place = run_config(order), discover(os.environ)
     world = World(place.rank, place.world_size, device_of(order), place.address, place.port, 300.0)

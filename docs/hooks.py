@@ -7,7 +7,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from launcher.cli.train import key_docs
-from trainer.config.outcome import MEANINGS, Reason
+from trainer.spec.outcome import MEANINGS, Reason
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -1,6 +1,6 @@
 """The nursery that tests share: it runs configurations through the trainer, or any function of a test module on some ranks.
 
-As a program it is ``trainer.nursery`` with one more kind of request: where a trial has a configuration, a JSON file
+As a program it is ``trainer.fork_server`` with one more kind of request: where a trial has a configuration, a JSON file
 ``{"call": "module:function", "arguments": {...}}`` runs ``function(place, out, **arguments)`` in every rank.
 """
 
@@ -136,8 +136,8 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     from trainer.__main__ import main as entry
     from trainer.__main__ import preload
-    from trainer.nursery import Nursery, reply
-    from trainer.place import discover
+    from trainer.fork_server import Nursery, reply
+    from trainer.launch.rank_env import discover
 
     def run(argv: list[str]) -> int:
         if not argv[0].endswith(".json"):

@@ -3,14 +3,75 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers")
+
+TRAINER = {
+    "spec": (),
+    "launch": ("spec",),
+    "data": ("spec",),
+    "models": ("spec",),
+    "comm": ("spec", "launch"),
+    "state": ("spec", "comm", "models"),
+    "tensor": ("comm", "models", "state"),
+    "measure": ("spec", "launch", "comm"),
+    "pipeline": ("spec", "comm", "models", "state", "tensor", "measure"),
+    "checkpoint": ("spec", "comm", "state"),
+    "convert": ("spec", "models", "checkpoint"),
+    "engine": ("spec", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
+    "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine"),
+    "probe": ("spec", "launch", "data", "comm", "engine", "loop"),
+    "health": ("launch",),
+    "__main__": ("spec", "launch", "measure", "loop", "probe"),
+    "fork_server": ("spec", "__main__"),
+}
+"""Rooms of the trainer (folders, and files at its top), and what else of it each may use."""
+
+LAUNCHER = {
+    "labels": (),
+    "console": (),
+    "interrupt": (),
+    "config": (),
+    "named_files": (),
+    "cost": ("config",),
+    "tables": ("config", "cost"),
+    "planning": ("config", "cost", "labels"),
+    "trials": ("config", "labels"),
+    "search": ("config", "cost", "planning", "tables", "labels"),
+    "backends": ("config", "trials"),
+    "results": ("config", "cost", "trials", "labels"),
+    "tracking": ("trials", "results", "labels", "console"),
+    "sweep": ("config", "cost", "planning", "trials", "search", "backends", "tracking", "console", "interrupt", "named_files"),
+    "cli": (
+        *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep"),
+        *("labels", "interrupt", "named_files"),
+    ),
+    "__main__": ("cli",),
+}  # fmt: skip
+"""Rooms of the launcher, likewise."""
+
+COST = {
+    "inputs": (),
+    "parts": ("inputs",),
+    "time": ("inputs", "parts"),
+    "memory": ("inputs", "time", "parts"),
+    "calibration": ("inputs", "time"),
+    "model": ("inputs", "time", "memory", "parts"),
+    "prediction": ("inputs", "memory", "model", "calibration"),
+    "timeline": ("inputs", "time", "model"),
+}
+"""Rooms of the cost model: what is asked, then seconds, then bytes."""
+
+ORDERS = {"trainer": TRAINER, "launcher": LAUNCHER, "launcher/cost": COST}
 
 
 def imports(path: Path) -> set[str]:
@@ -25,34 +86,130 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def files(*places: str) -> list[Path]:
-    found = [p for place in places for p in ([ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py")))]
+def files(*places: str, root: Path = ROOT) -> list[Path]:
+    found = [p for place in places for p in ([root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py")))]
     assert found, f"no source in {places}"
     return found
 
 
-def offenders(paths: list[Path], forbidden: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
-    def hit(name: str, prefixes: tuple[str, ...]) -> bool:
-        return any(name == p or name.startswith(p + ".") for p in prefixes)
+def inside(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
 
+
+def offenders(paths: list[Path], forbidden: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
     return [
-        f"{path.relative_to(ROOT)} imports {name}"
+        f"{path.name} imports {name}"
         for path in paths
         for name in sorted(imports(path))
-        if hit(name, forbidden) and not hit(name, allowed)
+        if inside(name, forbidden) and not inside(name, allowed)
     ]
 
 
-def test_launcher_uses_only_the_trainers_data_types() -> None:
-    assert offenders(files("launcher", "hydra_plugins"), ("trainer",), ("trainer.config", "trainer.layout")) == []
+def rooms_of(package: str, root: Path = ROOT) -> dict[str, list[Path]]:
+    """The files of each room of a package: a folder is a room, a file at the top is one too. The package's own face is none."""
+    rooms: dict[str, list[Path]] = {}
+    for path in files(package, root=root):
+        parts = path.relative_to(root / package).with_suffix("").parts
+        if parts != ("__init__",):
+            rooms.setdefault(parts[0], []).append(path)
+    return rooms
+
+
+def broken_arrows(package: str, order: Mapping[str, tuple[str, ...]], root: Path = ROOT) -> list[str]:
+    """Uses of a room that ``order`` does not name, and rooms that it does not know."""
+    dotted = package.replace("/", ".")
+    rooms = rooms_of(package, root)
+    unknown = [f"{room} is a room without arrows" for room in rooms.keys() - order.keys()]
+    known = {room: tuple(f"{dotted}.{name}" for name in (room, *order.get(room, ()))) for room in rooms}
+    return unknown + [words for room, paths in rooms.items() for words in offenders(paths, (dotted,), known[room])]
+
+
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Some nodes that lead back to the first; empty when there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def file_graph(package: str, root: Path = ROOT) -> dict[str, set[str]]:
+    """Which file of a package imports which, by module. A package's ``__init__`` only gathers names, and is left out."""
+    modules = {
+        ".".join(path.relative_to(root).with_suffix("").parts): path for path in files(package, root=root) if path.name != "__init__.py"
+    }
+    named = {module: imports(path) for module, path in modules.items()}
+    return {
+        module: {other for other in modules if other != module and any(inside(name, (other,)) for name in named[module])}
+        for module in modules
+    }
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_the_rooms_of_a_package_are_in_a_strict_partial_order(package: str) -> None:
+    assert circle(ORDERS[package]) == []
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_no_room_uses_another_than_those_named(package: str) -> None:
+    assert broken_arrows(package, ORDERS[package]) == []
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_every_arrow_that_is_named_is_used(package: str) -> None:
+    """An arrow that nobody uses would let somebody in unseen."""
+    dotted = package.replace("/", ".")
+    used = {room: {name for path in paths for name in imports(path)} for room, paths in rooms_of(package).items()}
+    unused = {
+        f"{room} -> {other}"
+        for room, others in ORDERS[package].items()
+        for other in others
+        if not any(inside(name, (f"{dotted}.{other}",)) for name in used.get(room, ()))
+    }
+    assert unused == set()
+
+
+@pytest.mark.parametrize("package", ["trainer", "launcher"])
+def test_no_files_import_each_other_in_a_circle(package: str) -> None:
+    assert circle(file_graph(package)) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "line"),
+    [
+        ("trainer", "trainer/comm/groups.py", "from trainer.pipeline.runtime import Pipeline"),
+        ("trainer", "trainer/spec/grid.py", "import trainer.engine"),
+        ("launcher", "launcher/trials/store.py", "from launcher.sweep.run import run_sweep"),
+        ("launcher", "launcher/backends/contract.py", "from launcher.tracking import mirror"),
+        ("launcher/cost", "launcher/cost/inputs/case.py", "from launcher.cost.memory.peak import peak_memory"),
+    ],
+)
+def test_a_planted_back_arrow_is_found(tmp_path: Path, package: str, file: str, line: str) -> None:
+    shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.yaml"))
+    assert broken_arrows(package, ORDERS[package], tmp_path) == []
+    with (tmp_path / file).open("a") as stream:
+        stream.write(f"\n\ndef _later():\n    {line}\n")
+    assert len(broken_arrows(package, ORDERS[package], tmp_path)) == 1
+
+
+def test_a_planted_circle_of_files_is_found(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "trainer", tmp_path / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "trainer/spec/errors.py").open("a") as stream:
+        stream.write("\n\ndef _later():\n    from trainer.spec.rules import check\n")
+    assert circle(file_graph("trainer", tmp_path)) != []
+
+
+def test_launcher_uses_only_the_language_that_it_shares_with_the_trainer() -> None:
+    assert offenders(files("launcher", "hydra_plugins"), ("trainer",), ("trainer.spec",)) == []
 
 
 def test_trainer_knows_nothing_of_the_launcher() -> None:
     assert offenders(files("trainer"), ("launcher", "hydra", "omegaconf", "hydra_plugins")) == []
 
 
-def test_shared_data_is_free_of_torch() -> None:
-    assert offenders(files("trainer/config", "trainer/layout"), (*HEAVY, "trainer.parallel", "trainer.models", "trainer.data")) == []
+def test_the_shared_language_needs_the_standard_library_and_yaml_alone() -> None:
+    allowed = (*sys.stdlib_module_names, "yaml", "trainer.spec")
+    assert [f"{path.name} imports {name}" for path in files("trainer/spec") for name in imports(path) if not inside(name, allowed)] == []
 
 
 def test_cost_search_and_ranking_do_no_input_or_output() -> None:
@@ -67,40 +224,6 @@ def calls_open(path: Path) -> bool:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
         for node in ast.walk(ast.parse(path.read_text()))
     )
-
-
-ROOMS = {
-    "config": (), "cost": ("config",), "tables": ("config", "cost"), "planning": ("config", "cost", "labels"),
-    "search": ("config", "cost", "planning", "tables", "labels"),
-    "backends": ("config", "sweep.files", "sweep.store"), "results": ("config", "cost", "labels", "sweep"),
-    "sweep": ("config", "cost", "planning", "search", "backends", "results", "labels", "interrupt"),
-}  # fmt: skip
-"""Rooms of the launcher, and what else of it each may use."""
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_uses_no_other_than_those_named(room: str) -> None:
-    assert offenders(files(f"launcher/{room}"), ("launcher",), tuple(f"launcher.{name}" for name in (room, *ROOMS[room]))) == []
-
-
-COST = {"inputs": (), "time": ("inputs", "parts"), "memory": ("inputs", "time", "parts")}
-"""Rooms of the cost model: what is asked, then seconds, then bytes."""
-
-
-@pytest.mark.parametrize("room", COST)
-def test_inside_the_cost_model_no_arrow_runs_back(room: str) -> None:
-    assert (
-        offenders(files(f"launcher/cost/{room}"), ("launcher.cost",), tuple(f"launcher.cost.{name}" for name in (room, *COST[room]))) == []
-    )
-
-
-def test_every_room_is_named() -> None:
-    assert {path.name for path in (ROOT / "launcher").iterdir() if (path / "__init__.py").exists()} == {*ROOMS, "cli"}
-
-
-def test_cost_model_knows_no_backend_and_ranking_no_slurm() -> None:
-    assert offenders(files("launcher/cost"), ("launcher.backends", "launcher.sweep", "launcher.cli", "launcher.results")) == []
-    assert offenders(files("launcher/results/ranking.py"), ("launcher.backends", "launcher.cli", "submitit")) == []
 
 
 def test_no_verb_loads_a_heavy_library_before_it_is_used() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from launcher.cli.train import key_docs
-from trainer.config.outcome import MEANINGS, Reason
+from trainer.spec.outcome import MEANINGS, Reason
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,13 +13,11 @@ import sys
 import traceback
 from pathlib import Path
 
-from trainer.config import ConfigError, Status, load, resolve
-from trainer.failure import classify, root_cause, write_failure
-from trainer.files import write_outcome
-from trainer.place import Place, discover
-from trainer.tracking import forwarding
-
-EXIT_STOPPED = 75
+from trainer.launch.failure import classify, root_cause, write_failure
+from trainer.launch.rank_env import Place, discover
+from trainer.measure.forwarder import forwarding
+from trainer.spec import ConfigError, Status, load, resolve
+from trainer.spec.records import EXIT_FAILED, EXIT_STOPPED, RESULT, write_outcome
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,7 +67,7 @@ def _fail(error: Exception, place: Place, out: Path, attempt: int) -> int:
     if place.rank == 0:
         cause = root_cause(out, attempt, failure)
         write_outcome(
-            out / "result.json",
+            out / RESULT,
             {
                 "status": Status.FAILED.value,
                 "reason": cause.reason.value,
@@ -78,7 +76,7 @@ def _fail(error: Exception, place: Place, out: Path, attempt: int) -> int:
                 "world_size": place.world_size,
             },
         )
-    return ConfigError.exit_code if wrong_input else 1
+    return ConfigError.exit_code if wrong_input else EXIT_FAILED
 
 
 if __name__ == "__main__":

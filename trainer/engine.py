@@ -9,30 +9,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.clock import Clock
-from trainer.config import TrainConfig, micro_batches
+from trainer.comm.clock import Clock
+from trainer.comm.collectives import Group, World
+from trainer.comm.groups import Groups
 from trainer.data import Dataset
-from trainer.failure import NonFinite
-from trainer.layout import Factors, blocks_per_chunk, build
-from trainer.memory import ActivationMeter, check_room
-from trainer.meter import Recorder, recomputed_flops
+from trainer.launch.failure import NonFinite
+from trainer.measure.memory import ActivationMeter, check_room
+from trainer.measure.meter import Recorder, recomputed_flops
 from trainer.models.transformer import Transformer
-from trainer.nonfinite import find
-from trainer.optimizer import AdamW, learning_rate, squared_norm, sum_partial
-from trainer.parallel.bucket import Common, Precision
-from trainer.parallel.collectives import Group, World
-from trainer.parallel.compiling import compile_blocks
-from trainer.parallel.flight import Chain, Pool
-from trainer.parallel.gathering import Gathering
-from trainer.parallel.groups import Groups
-from trainer.parallel.loss import vocabulary_cross_entropy
-from trainer.parallel.noise import Noise, Place
-from trainer.parallel.pipeline import Boundary, Chunk, Pipeline
-from trainer.parallel.plan import Parallelizer
-from trainer.parallel.recompute import apply_recompute, chosen_blocks
-from trainer.parallel.sharding import ShardedState
-from trainer.parallel.tensor import Region
-from trainer.scaling import LossScale
+from trainer.pipeline.compile import compile_blocks
+from trainer.pipeline.nonfinite import find
+from trainer.pipeline.recompute import apply_recompute, chosen_blocks
+from trainer.pipeline.runtime import Boundary, Chunk, Pipeline
+from trainer.spec import Factors, TrainConfig, blocks_per_chunk, build, micro_batches
+from trainer.state.bucket import Common, Precision
+from trainer.state.buffers import Chain, Pool
+from trainer.state.gathering import Gathering
+from trainer.state.loss_scale import LossScale
+from trainer.state.optimizer import AdamW, learning_rate, squared_norm, sum_partial
+from trainer.state.sharding import ShardedState
+from trainer.tensor.cross_entropy import vocabulary_cross_entropy
+from trainer.tensor.dropout import Noise, Place
+from trainer.tensor.layers import Region
+from trainer.tensor.parallelize import Parallelizer
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step computes on (``trainer.parallel.pipeline.Batch``)."""
+    """What one step computes on (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor | None  # [micro-batches, s + 1, b]
     step: int

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.place import Place, discover
+from trainer.launch.rank_env import Place, discover
 
 if TYPE_CHECKING:
     import torch

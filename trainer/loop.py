@@ -12,7 +12,6 @@ import platform
 import signal
 import socket
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,16 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import Checkpoints, DataOrder
-from trainer.config import ConfigError, Reason, Status, TrainConfig, to_dict
+from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine, StepResult
-from trainer.failure import NonFinite
-from trainer.files import finite, write_outcome
-from trainer.meter import mean_split, model_flops, spread, stragglers
-from trainer.parallel.collectives import World
-from trainer.place import Place
-from trainer.timeline import align, write_timeline
+from trainer.launch.failure import NonFinite
+from trainer.launch.rank_env import Place
+from trainer.measure.meter import mean_split, model_flops, spread, stragglers
+from trainer.measure.timeline import align, write_timeline
+from trainer.spec import ConfigError, Reason, Status, TrainConfig, to_dict
+from trainer.spec.files import finite
+from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
 
 GARBAGE_STEPS = 50
 """Steps between collections, which all ranks make at the same place."""
@@ -94,15 +94,9 @@ class History:
     splits: list[dict[str, float]] = field(default_factory=list)  # of this attempt only
 
     @classmethod
-    def read(cls, metrics: Path, steps: int) -> History:
+    def read(cls, folder: Path, steps: int) -> History:
         """The first ``steps`` steps as an earlier attempt recorded them; of a step done twice the later line."""
-        lines: dict[int, dict[str, Any]] = {}
-        if steps and metrics.exists():
-            for line in metrics.read_text().splitlines():
-                with suppress(ValueError):  # a line that a kill cut short
-                    record = json.loads(line)
-                    lines[record["step"]] = record
-        known = [lines[step] for step in range(1, steps + 1) if step in lines]
+        known = [line for line in read_steps(folder) if 1 <= line["step"] <= steps]
         losses, norms = ([math.nan if r[name] is None else r[name] for r in known] for name in ("loss", "grad_norm"))
         return cls(losses, norms, [r["step_time_s"] for r in known])
 
@@ -126,7 +120,7 @@ class Run:
     def to_the_end(self) -> Status:
         """Every step that is left."""
         run, first = self.config.run, self._resume()
-        self.history = History.read(self.out / "metrics.jsonl", first)
+        self.history = History.read(self.out, first)
         clock_offset = align(self.world)
         drawn = min(run.warmup_steps + 1, run.steps - 1)
         status = Status.DONE
@@ -193,7 +187,7 @@ class Run:
             "time": time.time(),
         }
         self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / "metrics.jsonl").open("a") as file:
+        with (self.out / METRICS).open("a") as file:
             file.write(json.dumps(finite(line)) + "\n")
         done = f"step {step + 1}/{self.config.run.steps}"
         print(f"{done}  loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  {seconds:.3f} s", flush=True)
@@ -211,7 +205,7 @@ class Run:
         reason = Reason.PREEMPTED.value if status is Status.STOPPED else None
         fullest = max(ranks, key=lambda r: sum(r["memory"].values()))  # parts of one rank add up; the largest of each part would not
         write_outcome(
-            self.out / "result.json",
+            self.out / RESULT,
             {
                 "status": status.value,
                 "reason": reason,

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.clock import Clock
-from trainer.config import LayoutConfig, ModelConfig, Status, TrainConfig, resolve
+from trainer.comm.clock import Clock
+from trainer.comm.collectives import Group, Pending, World
 from trainer.data.dataset import Synthetic
 from trainer.engine import Engine
-from trainer.files import write_outcome
+from trainer.launch.rank_env import Place
 from trainer.loop import choose_device
-from trainer.parallel.collectives import Group, Pending, World
-from trainer.place import Place
+from trainer.spec import LayoutConfig, ModelConfig, Status, TrainConfig, resolve
+from trainer.spec.records import METRICS, RESULT, write_outcome
 
 Figures = dict[str, Any]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -77,7 +77,7 @@ def probe(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
         probing = Probe(world, config.run.threads, out, attempt)
         result = {"status": Status.DONE.value, "attempt": attempt, "world_size": world.size, "probe": probing.run()}
         if world.rank == 0:
-            write_outcome(out / "result.json", result)
+            write_outcome(out / RESULT, result)
     finally:
         world.close()
     return Status.DONE
@@ -124,7 +124,7 @@ class Probe:
     def tell(self, done: int, of: int, what: str) -> None:
         """One line of progress, from rank 0."""
         if self.world.rank == 0:
-            with (self.out / "metrics.jsonl").open("a") as stream:
+            with (self.out / METRICS).open("a") as stream:
                 stream.write(json.dumps({"attempt": self.attempt, "step": done, "of": of, "what": what, "time": time.time()}) + "\n")
 
     # -- one rank ------------------------------------------------------------------------------------------------------

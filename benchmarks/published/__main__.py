@@ -14,7 +14,7 @@ import sys
 from benchmarks.published.convert import canonical
 from benchmarks.published.raw import read
 from launcher.tables.canonical import write
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 
 def main(argv: list[str] | None = None) -> int:

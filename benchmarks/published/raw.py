@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config import ConfigError
-from trainer.config.errors import listed, nearest
+from trainer.spec import ConfigError
+from trainer.spec.errors import listed, nearest
 
 REQUIRED = ("model", "layers", "hidden", "seq", "gpu", "gpus", "tp", "pp", "mbs", "gbs")
 """Columns that a table must have; of some, such as ``mbs``, a row's cell may be blank."""

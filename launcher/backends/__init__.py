@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from launcher.config.packages import install_command
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
-    from launcher.backends.base import Backend
+    from launcher.backends.contract import Backend
     from launcher.config.schema import ClusterConfig
 
 _BACKENDS = {
-    "local": ("launcher.backends.local", "LocalBackend"),
+    "local": ("launcher.backends.local.backend", "LocalBackend"),
     "slurm": ("launcher.backends.slurm", "SlurmBackend"),
     "kubernetes": ("launcher.backends.kubernetes", "KubernetesBackend"),
 }

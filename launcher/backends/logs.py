@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.backends.base import Job
+    from launcher.trials.job import Job
 
 _FOLLOW_SECONDS = 0.2
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import TracebackType
 
 from launcher.backends import backend_for
-from launcher.backends.base import Backend
+from launcher.backends.contract import Backend
 from launcher.config.schema import ClusterConfig
-from trainer.config import to_dict
+from trainer.spec import to_dict
 
 _OF_A_TRIAL = ("nodes", "gpus_per_node", "hardware", "start_timeout", "avoid_s", "linger_s")
 """Keys that say how large a trial is and how patient the sweep is with it, not where it runs."""

@@ -12,7 +12,7 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 PACKAGES = ("trainer", "launcher")
 LARGEST_BYTES = 64 * 2**20

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 from launcher.backends.pool import Backends
-from launcher.sweep.attend import catch_up
-from launcher.sweep.store import Store, Sweep
+from launcher.sweep.reconcile import catch_up
+from launcher.trials.store import Store, Sweep
 
 
 def sweep_parser(verb: str, description: str) -> argparse.ArgumentParser:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 from launcher.backends.pool import Backends
-from launcher.sweep.attend import stop
-from launcher.sweep.store import Record, Store
-from trainer.config import Status
+from launcher.sweep.reconcile import stop
+from launcher.trials.store import Record, Store
+from trainer.spec import Status
 
 _PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
-from launcher.sweep.named_files import check_file, write_named
-from trainer.config import ConfigError
+from launcher.named_files import check_file, write_named
+from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
-    from launcher.backends.base import JobState
     from launcher.config import Config
     from launcher.config.schema import HardwareConfig
+    from launcher.trials.job import JobState
 
 DESCRIPTION = """\
 Measures, in a minute or so, what ranks really get: matrix products by shape and precision, memory bandwidth, what issuing an operation
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     from launcher.config import compose
     from launcher.config.hardware import shipped_hardware
     from launcher.cost.calibration import hardware
-    from launcher.sweep.errand import ErrandError, run_errand
+    from launcher.sweep.oneoff import ErrandError, run_errand
 
     path = target(arguments.name)
     check_file(path, "--name")
@@ -97,7 +97,7 @@ def target(name: str) -> Path:
 def asked(config: Config) -> Config:
     """The run that measures: one replica per rank, so that every rank of the cluster takes part."""
     from launcher.config import resolve
-    from trainer.config import DataConfig, LayoutConfig, ModelConfig
+    from trainer.spec import DataConfig, LayoutConfig, ModelConfig
 
     world = config.cluster.world_size
     run = dataclasses.replace(config.run, task="probe", global_batch=world)
@@ -132,7 +132,7 @@ def write(path: Path, found: HardwareConfig, figures: dict[str, Any], config: Co
     """The file as Hydra composes it: whole or not at all."""
     import yaml
 
-    from trainer.config import to_dict
+    from trainer.spec import to_dict
 
     default = type(found)()
     values = {key: value for key, value in to_dict(found).items() if value != getattr(default, key) or key == "name"}
@@ -148,7 +148,7 @@ def write(path: Path, found: HardwareConfig, figures: dict[str, Any], config: Co
 
 def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from trainer.config import to_dict
+    from trainer.spec import to_dict
 
     return {"file": str(path), "seconds": round(seconds, 1), "hardware": to_dict(found)}
 

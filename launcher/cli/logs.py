@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.backends import backend_for
-from launcher.backends.base import Backend, Job
+from launcher.backends.contract import Backend
 from launcher.backends.logs import log_attempts
 from launcher.config.clusters import cluster_from_dict
-from launcher.sweep.store import Record, Store
-from trainer.config import ConfigError
-from trainer.config.errors import listed
+from launcher.trials.job import Job
+from launcher.trials.store import Record, Store
+from trainer.spec import ConfigError
+from trainer.spec.errors import listed
 
 _WAIT_SECONDS = 0.5
 

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 
 from launcher.interrupt import Interrupted, asked, leave
-from trainer.config.errors import ConfigError, nearest
+from trainer.spec.errors import ConfigError, nearest
 
 VERBS = {
     "prepare": "make a tokenizer and a token file from text",

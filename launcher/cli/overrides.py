@@ -26,7 +26,7 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
 
     from launcher.config.compose import plain_errors
     from launcher.planning.layout_filter import columns_wanted
-    from trainer.config import ConfigError
+    from trainer.spec import ConfigError
 
     words = [word for word in overrides if word.lstrip("+").startswith("layout.")]
     if whole := [word for word in overrides if word.lstrip("+").startswith("layout=")]:

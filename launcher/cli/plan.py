@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, layouts_asked
 from launcher.labels import amount, memory, percent
-from launcher.sweep.named_files import check_file, write_named
-from trainer.config import ConfigError
+from launcher.named_files import check_file, write_named
+from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.cost import Prediction
     from launcher.cost.inputs.case import Case
     from launcher.planning.plan import Plan
-    from trainer.config import LayoutConfig
+    from trainer.spec import LayoutConfig
 
 PICTURE = "timeline.svg"
 DRAWN = 160
@@ -166,7 +166,7 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
     """What ``--json`` prints."""
     from launcher.cost import Shape
     from launcher.planning.plan import AT_EDGE
-    from trainer.config import to_dict
+    from trainer.spec import to_dict
 
     return {
         "model": to_dict(config.model),
@@ -186,7 +186,7 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
 def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
     """One layout and its prediction, part by part."""
     from launcher.planning.layout_names import name_of, overrides_of
-    from trainer.config import to_dict
+    from trainer.spec import to_dict
 
     predicted, layout = planned.prediction(row), planned.layout(row)
     return {
@@ -225,7 +225,7 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
 def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
     """The simulated pipeline as a picture of its own, in the colours of the report."""
     from launcher import results
-    from launcher.results.foreseen import simulated
+    from launcher.results.predicted_timeline import simulated
     from launcher.results.timeline import picture
 
     drawn = simulated(case, layout, DRAWN)
@@ -255,7 +255,7 @@ def why_absent(config: Config, layout: LayoutConfig) -> str:
     """Why a layout that obeys the rules is not among those of a plan."""
     from launcher.cost.inputs.layouts import to_table
     from launcher.planning.space import REDUNDANT, RULES, redundancies
-    from trainer.config import resolve_model, world_size_of
+    from trainer.spec import resolve_model, world_size_of
 
     used, world = world_size_of(layout), config.cluster.world_size
     if used != world:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from launcher.cli.main import VERBS
 from launcher.config.compose import compose
-from trainer.config import save
+from trainer.spec import save
+from trainer.spec.records import CONFIG
 
 EPILOG = """\
 overrides (Hydra's grammar):
@@ -37,6 +38,6 @@ def main(argv: list[str]) -> int:
     flags = [flag for flag, given in (("--force", arguments.force), ("--json", arguments.json)) if given]
     run = compose(arguments.overrides).train_config()
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.yaml"
+        config = Path(folder) / CONFIG
         save(run, config)
         return subprocess.run([sys.executable, "-m", "trainer.data", str(config), *flags]).returncode

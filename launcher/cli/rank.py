@@ -12,9 +12,9 @@ from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
-from launcher.sweep.labels import heading, trial_labels
-from launcher.sweep.store import Sweep
-from trainer.config import Status
+from launcher.trials.labels import heading, trial_labels
+from launcher.trials.store import Sweep
+from trainer.spec import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,7 @@ def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     from launcher.config.hardware import hardware_files
     from launcher.tables.canonical import write
     from launcher.tables.own import own_row
-    from trainer.config import Reason, TrainConfig, from_dict
+    from trainer.spec import Reason, TrainConfig, from_dict
 
     hardware, records, rows = hardware_files(), {record.id: record for record in sweep.records}, []
     for m in ranked:

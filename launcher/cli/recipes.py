@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from launcher.sweep.named_files import write_named
+from launcher.named_files import write_named
 
 HEADER = "# @package _global_\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
-from launcher.sweep.named_files import check_file, write_named
+from launcher.named_files import check_file, write_named
 
 
 def main(argv: list[str]) -> int:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
-from launcher.sweep.named_files import check_file, check_folder
-from trainer.config import ConfigError
-from trainer.config.errors import listed
+from launcher.named_files import check_file, check_folder
+from trainer.spec import ConfigError
+from trainer.spec.errors import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from launcher.search.problem import SearchProblem
     from launcher.search.replay import Replay
     from launcher.sweep.search import Found
-    from launcher.sweep.store import Record
+    from launcher.trials.store import Record
 
 FOLDER = Path("runs") / "recipe"
 """Where ``recipe=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml), whatever folder the trials are in."""
@@ -110,11 +110,11 @@ def run(
     from launcher.config import check_launchable, locate_data
     from launcher.planning.layout_filter import widen_space
     from launcher.planning.plan import plan
-    from launcher.results.tracking import PATIENCE_S, MlflowMirror
     from launcher.search.problem import search_problem
     from launcher.sweep.dry_run import print_requests
     from launcher.sweep.multirun import check_tracking_of, sweep_name
     from launcher.sweep.search import first_points, search
+    from launcher.tracking.process import PATIENCE_S, MlflowMirror
 
     check_launchable(config)
     name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")

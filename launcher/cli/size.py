@@ -14,16 +14,16 @@ from launcher.cli import recipes
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of
 from launcher.cli.search import FOLDER, alone
-from launcher.sweep.named_files import check_file
-from trainer.config import ConfigError, ModelConfig, to_dict
-from trainer.config.errors import listed
-from trainer.config.schema import FAMILIES, RECOMPUTE
+from launcher.named_files import check_file
+from trainer.spec import ConfigError, ModelConfig, to_dict
+from trainer.spec.errors import listed
+from trainer.spec.schema import FAMILIES, RECOMPUTE
 
 if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.planning.baseline import Baseline
     from launcher.planning.size import Budget, Choice, Seconds
-    from trainer.config import LayoutConfig
+    from trainer.spec import LayoutConfig
 
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. Other keys are outputs of this command."""

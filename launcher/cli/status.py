@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 from launcher.backends.pool import Backends
 from launcher.backends.snapshot import Snapshot
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.labels import one_line
-from launcher.sweep.attend import catch_up
-from launcher.sweep.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
-from launcher.sweep.store import Record, Store, Sweep
-from trainer.config import Status
+from launcher.sweep.reconcile import catch_up
+from launcher.trials.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
+from launcher.trials.store import Record, Store, Sweep
+from trainer.spec import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.compose import check_overrides, conf_dir, plain_errors, register_schema
-from trainer.config.errors import ConfigError
+from trainer.spec.errors import ConfigError
 
 
 def main(argv: list[str]) -> int:
@@ -111,7 +111,7 @@ def key_docs() -> dict[str, tuple[Any, str]]:
     """``{key: (default, meaning)}`` of the whole configuration with ``cluster=local``, and of the other backends' clusters."""
     from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
     from launcher.config.schema import Config
-    from trainer.config import field_docs, flatten
+    from trainer.spec import field_docs, flatten
 
     docs, defaults = field_docs(Config), flatten(Config())
     of_all, owners = set(docs), dict[str, list[str]]()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.interrupt import asked, leave
-from launcher.results.database import owner_of
-from launcher.results.mirror import Mirror, attempt, tracking_of
-from launcher.results.server import LocalServer, PortLost, ServerError, free_port, runs_page
-from launcher.results.tracked import view_name
-from launcher.sweep.store import Store, Sweep
-from trainer.config import ConfigError
+from launcher.tracking.mirror import Mirror, attempt, tracking_of
+from launcher.tracking.names import view_name
+from launcher.tracking.server import LocalServer, PortLost, ServerError, free_port, runs_page
+from launcher.trials.owner import owner_of
+from launcher.trials.store import Store, Sweep
+from trainer.spec import ConfigError
 
 PORT = 5000
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of
 from launcher.labels import percent, plural
-from launcher.sweep.named_files import check_file, write_named
-from trainer.config import ConfigError
+from launcher.named_files import check_file, write_named
+from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 
 def refuse_base60(path: Path) -> None:

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from launcher.config.schema import BACKENDS, ClusterConfig
-from trainer.config import ConfigError, from_dict
-from trainer.config.errors import listed, nearest
+from trainer.spec import ConfigError, from_dict
+from trainer.spec.errors import listed, nearest
 
 CLUSTER_CLASSES = {
     "local": "launcher.config.schema:LocalCluster",

@@ -1,7 +1,7 @@
 """From override strings to one typed ``Config``: Hydra composes, we check strictly and speak plainly.
 
 Hydra is given the schema as plain data: it knows every key, and every value is converted and checked by
-``trainer.config.from_dict``, so that there is one place and one wording for wrong values.
+``trainer.spec.from_dict``, so that there is one place and one wording for wrong values.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from launcher.config.base60 import refuse_base60
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
 from launcher.config.schema import Config
 from launcher.config.secrets import refuse_secrets
-from trainer.config import ConfigError, from_dict, to_dict
-from trainer.config.errors import listed, nearest
+from trainer.spec import ConfigError, from_dict, to_dict
+from trainer.spec.errors import listed, nearest
 
 PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
 """Groups whose files hold keys of other sections, and of which."""

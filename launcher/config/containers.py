@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import ContainerConfig
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 """Folders that belong to the image, with all that is in them."""

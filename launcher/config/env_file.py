@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*")
 

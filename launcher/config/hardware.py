@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.config.compose import conf_dir
 from launcher.config.schema import HardwareConfig
-from trainer.config import ConfigError, from_dict
+from trainer.spec import ConfigError, from_dict
 
 
 class HardwareFiles(dict[str, HardwareConfig]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.clusters import cluster_from_dict
 from launcher.config.compose import to_config
 from launcher.config.schema import Config
-from trainer.config import from_dict
+from trainer.spec import from_dict
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
 from launcher.config.schema import Config
-from trainer.config import ConfigError
-from trainer.config.errors import listed, nearest
+from trainer.spec import ConfigError
+from trainer.spec.errors import listed, nearest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
 from launcher.config.secrets import refuse_secrets
-from trainer.config import ConfigError, DataConfig
-from trainer.config.errors import listed
-from trainer.config.schema import key
+from trainer.spec import ConfigError, DataConfig
+from trainer.spec.errors import listed
+from trainer.spec.schema import key
 
 WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
 SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")

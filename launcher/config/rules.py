@@ -1,4 +1,4 @@
-"""Rules that concern the cluster, on top of the run's own (``trainer.config.rules``); and the values derived from it."""
+"""Rules that concern the cluster, on top of the run's own (``trainer.spec.rules``); and the values derived from it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
 from launcher.config.schema import Config
-from trainer.config import ConfigError
-from trainer.config import resolve as resolve_run
-from trainer.config.corpus import check_corpus
+from trainer.spec import ConfigError
+from trainer.spec import resolve as resolve_run
+from trainer.spec.corpus import check_corpus
 
 
 def resolve(config: Config) -> Config:

@@ -1,4 +1,4 @@
-"""What the launcher adds to a run: cluster, hardware, sweep, search. The run itself is ``trainer.config.TrainConfig``.
+"""What the launcher adds to a run: cluster, hardware, sweep, search. The run itself is ``trainer.spec.TrainConfig``.
 
 ``Config`` is the whole of what Hydra composes. A trial is its ``train_config()`` on its ``cluster``.
 """
@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Optional
 
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
-from trainer.config import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
-from trainer.config.schema import RATED, key
+from trainer.spec import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
+from trainer.spec.schema import RATED, key
 
 BACKENDS = ("local", "slurm", "kubernetes")
 

@@ -14,7 +14,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from launcher.config.schema import ClusterConfig
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 _NAMES = ("env", "environment", "labels", "annotations", "data", "stringData", "matchLabels", "nodeSelector", "node_selector")
 """Mappings whose keys people choose."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
-from trainer.config import ConfigError
-from trainer.config.schema import key
+from trainer.spec import ConfigError
+from trainer.spec.schema import key
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from trainer.config.schema import key
+from trainer.spec.schema import key
 
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash1", "flash2")
 POINTWISE = ("eager", "fused", "compiled")

@@ -9,8 +9,8 @@ from typing import Any
 
 from launcher.config.compose import group_folders
 from launcher.config.trainer import TrainerProfile
-from trainer.config import ConfigError, from_dict
-from trainer.config.errors import listed, nearest
+from trainer.spec import ConfigError, from_dict
+from trainer.spec.errors import listed, nearest
 
 OWN = "trireme"
 """The profile of this project's trainer."""

@@ -20,7 +20,7 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.measured import FactorTable, Measured
 from launcher.cost.time import collectives, matmul
 from launcher.cost.time.collectives import Group
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 COPY = 0.87
 """Part of the data sheet's memory bandwidth that a plain copy reaches on a GPU."""

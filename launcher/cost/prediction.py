@@ -17,7 +17,7 @@ from launcher.cost.inputs.layouts import to_table
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
-from trainer.config import LayoutConfig, ModelConfig, RunConfig
+from trainer.spec import LayoutConfig, ModelConfig, RunConfig
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def predict(
 ) -> Prediction:
     """Step time and memory of one layout whose ``data`` degree is known, under this project's trainer or another ``trainer``.
 
-    Rules are not checked here (``trainer.config.rules``).
+    Rules are not checked here (``trainer.spec.rules``).
     """
     case = case_of(model, to_table([layout]), run, cluster, trainer, constants)
     return explain(estimate(case, layout.stage_layers), 0, case)
@@ -121,7 +121,7 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerPr
     """The embedded trainer as ``run`` configures it; any other trainer as it is."""
     if trainer.launch is None:
         return trainer
-    compiled = not device.host if run.compile is None else run.compile  # as trainer.parallel.compiling decides
+    compiled = not device.host if run.compile is None else run.compile  # as trainer.pipeline.compile decides
     kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager")
     return replace(trainer, kernels=kernels, memory=replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20))
 

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from launcher.labels import layout_label
-from trainer.config import ConfigError, LayoutConfig, flatten, from_dict, to_dict
-from trainer.config.schema import RECOMPUTE, SCHEDULES
+from trainer.spec import ConfigError, LayoutConfig, flatten, from_dict, to_dict
+from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "mb": "micro_batch"}
 

@@ -18,8 +18,8 @@ from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import Prediction, case_of, explain
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
-from trainer.config import ConfigError, LayoutConfig
-from trainer.config.errors import listed
+from trainer.spec import ConfigError, LayoutConfig
+from trainer.spec.errors import listed
 
 FITS, EDGE = 0.5, 0.02
 """A layout with a smaller chance to fit than FITS is at the edge of memory, with a smaller one than EDGE it is out."""

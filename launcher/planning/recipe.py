@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.schema import Config, HardwareConfig
-from trainer.config import ModelConfig, resolve_model, to_dict
+from trainer.spec import ModelConfig, resolve_model, to_dict
 
 SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "cluster")
 """What a trial is; all else says how it is looked for."""

@@ -1,1 +1,1 @@
-"""What the trials showed: the order of the measured, the MLflow mirror, the report."""
+"""What the trials showed: measurements, their order, the report."""

@@ -5,21 +5,17 @@ Files may be missing, half written or damaged (a trial may die at any moment): w
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.results.ranking import Measurement, measurement, positive
-from launcher.sweep.files import read_json
+from launcher.results.ranking import Measurement, measurement
+from trainer.spec.files import read_json
+from trainer.spec.records import TIMELINE, attempt_of, failures_in, positive, read_steps
 
 if TYPE_CHECKING:
-    from launcher.sweep.store import Record
-
-
-LAST_STEP = 1 << 53
-"""No run has so many steps; a line that says so is damaged."""
+    from launcher.trials.store import Record
 
 
 def measure(records: Iterable[Record]) -> list[Measurement]:
@@ -46,45 +42,14 @@ def summary(record: Record) -> dict[str, Any]:
 
 def read_timeline(directory: Path) -> dict[str, Any]:
     """``timeline.json``, or an empty dict."""
-    return read_json(directory / "timeline.json") or {}
-
-
-def read_failures(directory: Path) -> list[dict[str, Any]]:
-    """What each rank said when it failed, newest attempt first, then by rank."""
-    found = [read_json(path) for path in directory.glob("failure-*.json")]
-    return sorted([f for f in found if f], key=lambda f: (-_whole(f, "attempt"), _whole(f, "rank")))
-
-
-def read_steps(directory: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` in order of step. Of a step that was run twice (resumption) the later line counts."""
-    lines, _ = read_lines(directory / "metrics.jsonl", 0)
-    steps = {line["step"]: line for line in lines}
-    return [steps[step] for step in sorted(steps)]
-
-
-def read_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a JSONL file after byte ``offset``, and the offset after the last of them.
-
-    A last line without its end is left for the next call. A file that is missing or shorter than ``offset`` was started anew
-    and is read from its beginning. Lines that are not an object with a ``step`` are passed over.
-    """
-    try:
-        with path.open("rb") as file:
-            file.seek(offset if offset <= path.stat().st_size else 0)
-            start = file.tell()
-            data = file.read()
-    except OSError:
-        return [], 0
-    whole = data[: data.rfind(b"\n") + 1]
-    objects = [_parse(line) for line in whole.splitlines()]
-    return [o for o in objects if isinstance(step := o.get("step"), int) and 0 <= step < LAST_STEP], start + len(whole)
+    return read_json(directory / TIMELINE) or {}
 
 
 def newest_logs(directory: Path) -> list[Path]:
     """The logs of the newest attempt, those of ranks that say they failed first, then by rank."""
     logs = list(directory.glob("logs/attempt*.rank*.log"))
     newest = max((_attempt_and_rank(log)[0] for log in logs), default=0)
-    failed = {_whole(f, "rank") for f in read_failures(directory) if _whole(f, "attempt") == newest}
+    failed = {f.get("rank") for f in failures_in(directory) if attempt_of(f) == newest}
     chosen = [log for log in logs if _attempt_and_rank(log)[0] == newest]
     return sorted(chosen, key=lambda log: (_attempt_and_rank(log)[1] not in failed, _attempt_and_rank(log)[1]))
 
@@ -102,16 +67,3 @@ def tail(path: Path, at_most: int) -> str:
 def _attempt_and_rank(log: Path) -> tuple[int, int]:
     numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in log.name.split(".")[:2]]
     return numbers[0], numbers[-1]
-
-
-def _whole(data: dict[str, Any], name: str) -> int:
-    value = data.get(name)
-    return value if isinstance(value, int) else -1
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.results.interval import median_interval
-from trainer.config import Reason, Status
+from trainer.spec import Reason, Status
+from trainer.spec.records import MOST, positive
 
 if TYPE_CHECKING:
-    from launcher.sweep.store import Record
-
-MOST = 1e18
-"""Above all seconds, bytes and rates of a run, and far below what floating-point numbers can be added and multiplied at."""
+    from launcher.trials.store import Record
 
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
 """Order of trials that have no place: nearest to a measurement first."""
@@ -135,23 +133,6 @@ def interval(m: Measurement) -> tuple[float, float]:
 def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
     """The best and all that tie with it; empty when nothing was measured."""
     return [m for m in ranked if m.place == 1 or m.tied_with_best]
-
-
-def positive(value: Any) -> float | None:
-    """``value`` if it is a number above zero that a run can have: what is as large as ``MOST`` was never measured."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
-        return None
-    return float(value)
-
-
-def number(value: Any) -> float | None:
-    """``value`` if it is a number that floating point can hold; it may be infinite or none (NaN)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
 
 
 def _measured_times(step_times: Any, warmup: int) -> list[float]:

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import labels
 from launcher.results import plots, timeline
-from launcher.results.foreseen import foreseen
-from launcher.results.measurements import measure, newest_logs, read_failures, read_steps, read_timeline, tail
+from launcher.results.measurements import measure, newest_logs, read_timeline, tail
 from launcher.results.plots import Series
-from launcher.results.ranking import Measurement, leaders, number, positive, rank
+from launcher.results.predicted_timeline import foreseen
+from launcher.results.ranking import Measurement, leaders, rank
 from launcher.results.timeline import Timeline
-from launcher.sweep.labels import trial_labels
-from launcher.sweep.store import Record, Sweep
-from trainer.config import Status
+from launcher.trials.labels import trial_labels
+from launcher.trials.store import Record, Sweep
+from trainer.spec import Status
+from trainer.spec.records import failures_in, number, positive, read_steps
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -149,7 +150,7 @@ def counts(trials: Sequence[Trial]) -> str:
 
 def said(record: Record) -> dict[str, Any]:
     """What an unsuccessful trial left: the ranks' own words, and the ends of their logs."""
-    words = [f"rank {f.get('rank')}: {f.get('message')}" for f in read_failures(record.directory) if f.get("attempt") == record.attempt]
+    words = [f"rank {f.get('rank')}: {f.get('message')}" for f in failures_in(record.directory) if f.get("attempt") == record.attempt]
     failures = [line for line in words if line != record.detail]
     logs = {log.name: "\n".join(tail(log, TAIL_BYTES).splitlines()[-TAIL_LINES:]) for log in newest_logs(record.directory)[:TAIL_FILES]}
     return {"failures": failures, "logs": logs}

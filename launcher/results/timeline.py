@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from launcher import labels
-from launcher.results.ranking import positive
 from launcher.results.svg import WIDTH, Scale, across_axis, boxes, element, figure, number, text
+from trainer.spec.records import positive
 
 COMPUTE = ("forward", "backward", "input_grad", "weight_grad", "optimizer")
 COMMUNICATION = ("send", "receive", "reduce", "gather", "communication")

@@ -9,7 +9,7 @@ from launcher.cost.memory.peak import COUNTED
 from launcher.cost.model import Estimate
 from launcher.cost.parts import Parts
 from launcher.search.surrogate import Candidates
-from trainer.config.schema import RECOMPUTE, SCHEDULES
+from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 KIND = 1.5
 """Distance between two kinds of recomputation or schedules, in doublings of a degree."""

@@ -21,7 +21,7 @@ from scipy.special import ndtr
 from launcher.config.search import SearchConfig
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate, normal_pdf
-from trainer.config import Reason
+from trainer.spec import Reason
 
 HOPELESS = 0.01
 """A candidate less likely than this to fit is not tried."""

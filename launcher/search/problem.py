@@ -16,8 +16,8 @@ from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, columns, needed
 from launcher.search.policy import HOPELESS, Policy, Price, Small, Trial
 from launcher.search.surrogate import Candidates
-from trainer.config import ConfigError, LayoutConfig
-from trainer.config.errors import divisors
+from trainer.spec import ConfigError, LayoutConfig
+from trainer.spec.errors import divisors
 
 HOPELESSLY_SLOW = 3.0
 """Layouts predicted this many times slower than the fastest are not candidates: no model is that wrong between two layouts."""

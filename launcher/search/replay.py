@@ -25,7 +25,7 @@ from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import short
-from trainer.config import Reason
+from trainer.spec import Reason
 
 MIN_ROWS = 5
 """Rows that ran which a table needs to be worth a search."""

@@ -15,11 +15,11 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
     ``mode`` is ``client``, or ``server`` for backends that can ask their server whether it would accept the request.
     """
     from launcher.backends import backend_for
-    from launcher.backends.base import Job
-    from launcher.sweep.identity import trial_id
-    from launcher.sweep.store import Store
-    from trainer.config import to_dict, world_size_of
-    from trainer.layout.grid import Grid
+    from launcher.trials.identity import trial_id
+    from launcher.trials.job import Job
+    from launcher.trials.store import Store
+    from trainer.spec import to_dict, world_size_of
+    from trainer.spec.grid import Grid
 
     for point in points:
         if point.config is None:

@@ -13,16 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
+from launcher.backends.contract import Backend, BackendError, Request
 from launcher.config.schema import ClusterConfig, SweepConfig
-from launcher.sweep import exclusion
-from launcher.sweep.exclusion import Exclusion
-from launcher.sweep.files import look_again, remove_if, write_json_first, write_text
-from launcher.sweep.labels import total_steps
-from launcher.sweep.lock import Locks
-from launcher.sweep.outcome import Verdict, all_said, decide, failures_in, silent_nodes
-from launcher.sweep.store import Record, Store, attempt_of
-from trainer.config import ConfigError, Reason, Status
+from launcher.trials import exclusion
+from launcher.trials.exclusion import Exclusion
+from launcher.trials.job import Handle, Job, JobState
+from launcher.trials.labels import total_steps
+from launcher.trials.lock import Locks
+from launcher.trials.outcome import Verdict, all_said, decide, silent_nodes
+from launcher.trials.store import Record, Store
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import look_again, remove_if, write_json_first, write_text
+from trainer.spec.records import RESULT, attempt_of, failures_in
 
 log = logging.getLogger(__name__)
 
@@ -560,7 +562,7 @@ class Loop:
         if verdict.status is Status.DONE or record.result() is not None:
             return verdict
         outcome = {"status": verdict.status.value, "reason": verdict.reason and verdict.reason.value, "message": verdict.detail}
-        path = record.directory / "result.json"
+        path = record.directory / RESULT
         for _ in range(3):
             if write_json_first(path, outcome | {"attempt": verdict.attempt, "world_size": record.world_size}):
                 break

@@ -14,22 +14,22 @@ from launcher.config import Config, check_launchable, locate_data, resolve, to_c
 from launcher.config.compose import plain_errors
 from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
+from launcher.console import say
 from launcher.cost import Prediction, predict
-from launcher.results.ranking import positive
-from launcher.results.reachable import check_tracking
-from launcher.results.tracking import PATIENCE_S, MlflowMirror
-from launcher.sweep.named_files import check_folder
-from launcher.sweep.progress import say
+from launcher.named_files import check_folder
 from launcher.sweep.run import Point, run_sweep
-from launcher.sweep.store import Store
-from trainer.config import ConfigError, Reason, Status
-from trainer.layout.grid import Grid
+from launcher.tracking.process import PATIENCE_S, MlflowMirror
+from launcher.tracking.reachable import check_tracking
+from launcher.trials.store import Store
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.grid import Grid
+from trainer.spec.records import positive
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
-    from launcher.sweep.store import Record
+    from launcher.trials.store import Record
 
 
 CANNOT_FIT = 0.02

@@ -10,17 +10,13 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from launcher.sweep.labels import newest_step, outcome, step, total_steps, trial_labels
+from launcher.console import say
 from launcher.sweep.loop import Flight, Observer
-from launcher.sweep.store import Record
-from trainer.config import Status
+from launcher.trials.labels import newest_step, outcome, step, total_steps, trial_labels
+from launcher.trials.store import Record
+from trainer.spec import Status
 
 _REFRESH_SECONDS = 0.25
-
-
-def say(text: str) -> None:
-    """One line to the person."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 def progress_for(name: str, records: Sequence[Record], flights: Sequence[Flight]) -> Observer:

@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends.base import Backend, BackendError, Job
+from launcher.backends.contract import Backend, BackendError
 from launcher.backends.pool import Backends
 from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.console import say
 from launcher.interrupt import WORDS, Interrupted, asked, part_from_terminal
-from launcher.sweep.lock import Locks
 from launcher.sweep.loop import Flight, Loop, Observer
-from launcher.sweep.progress import progress_for, say
-from launcher.sweep.store import Point, Record, Store, check_name, cluster_of
-from trainer.config import ConfigError, Status, world_size_of
+from launcher.sweep.progress import progress_for
+from launcher.trials.job import Job
+from launcher.trials.lock import Locks
+from launcher.trials.store import Point, Record, Store, check_name, cluster_of
+from trainer.spec import ConfigError, Status, world_size_of
 
 __all__ = ["Point", "Record", "run_sweep"]
 

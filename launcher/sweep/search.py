@@ -18,13 +18,12 @@ from launcher.config import resolve
 from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
 from launcher.planning.layout_names import overrides_of
-from launcher.results.measurements import read_steps
-from launcher.results.ranking import positive
 from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
 from launcher.search.problem import SearchProblem
 from launcher.sweep.run import Point, run_sweep
-from launcher.sweep.store import Record, Store
-from trainer.config import ConfigError, Reason, Status
+from launcher.trials.store import Record, Store
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.records import positive, read_steps
 
 Tell = Callable[[Trial, Record, Measurement], None]
 

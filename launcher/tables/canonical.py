@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cost.inputs.layouts import BALANCES
-from trainer.config import ConfigError
-from trainer.config.errors import listed, nearest
-from trainer.config.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES
+from trainer.spec import ConfigError
+from trainer.spec.errors import listed, nearest
+from trainer.spec.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES
 
 UNKNOWN = "unknown"
 MOST = 1e9

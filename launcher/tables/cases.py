@@ -18,8 +18,8 @@ from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
 from launcher.cost.prediction import as_run, device_of
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
-from trainer.config import RunConfig
-from trainer.config.schema import RECOMPUTE, SCHEDULES
+from trainer.spec import RunConfig
+from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 LAYOUT = ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert", "micro_batch", "sequence_parallel", "recompute_every")
 SHARDS = ("params", "grads", "optimizer")

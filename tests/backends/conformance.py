@@ -22,11 +22,13 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.base import Backend, Handle, Job, JobState
+from launcher.backends.contract import Backend
 from launcher.config.schema import ClusterConfig
-from launcher.sweep.files import read_json
-from launcher.sweep.outcome import decide, failures_in
-from trainer.config import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status, TrainConfig, resolve, save
+from launcher.trials.job import Handle, Job, JobState
+from launcher.trials.outcome import decide
+from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status, TrainConfig, resolve, save
+from trainer.spec.files import read_json
+from trainer.spec.records import failures_in
 
 MODEL = ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8)
 SHORT = RunConfig(steps=3, warmup_steps=1, global_batch=2, timeline=False, device="cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from trainer import health
-from trainer.place import Place
+from trainer.launch.rank_env import Place
 
 
 def main(argv: list[str]) -> int:

@@ -14,8 +14,8 @@ from launcher.config import resolve
 from launcher.config.schema import Config, SweepConfig
 from launcher.config.slurm import SlurmCluster
 from launcher.sweep.run import Point, run_sweep
-from launcher.sweep.store import Record
-from trainer.config import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
+from launcher.trials.store import Record
+from trainer.spec import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 PROJECT = Path(__file__).parents[2]
 CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2, code="image", start_timeout=120, visibility_s=1)

@@ -17,17 +17,18 @@ import pytest
 import yaml
 
 from launcher.backends import backend_for
-from launcher.backends.base import Handle, Job, JobState
 from launcher.cli.main import main
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
-from launcher.results.mirror import Mirror
-from launcher.sweep.files import read_json
-from launcher.sweep.outcome import Verdict, decide, failures_in
-from launcher.sweep.store import Store
+from launcher.tracking.mirror import Mirror
+from launcher.trials.job import Handle, Job, JobState
+from launcher.trials.outcome import Verdict, decide
+from launcher.trials.store import Store
 from tests.backends.conformance import LONG, Conformance, Ground, closing
 from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
 from tests.clusters.slurm.process import wait_for
-from trainer.config import Reason, RunConfig, Status
+from trainer.spec import Reason, RunConfig, Status
+from trainer.spec.files import read_json
+from trainer.spec.records import failures_in
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.cli import doctor
 from launcher.config import Config
 from launcher.config.schema import SweepConfig
-from launcher.sweep.errand import run_errand
+from launcher.sweep.oneoff import run_errand
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.process import wait_for
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import backend_for
-from launcher.backends.base import Job
 from launcher.backends.kubernetes.workloads import KINDS
-from launcher.sweep.files import read_json
+from launcher.trials.job import Job
 from tests.backends.conformance import LONG, Ground, closing
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.kubernetes.indexed import GROUP, PLURAL, VERSION, IndexedJobs, kind
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.config import Reason, Status
+from trainer.spec import Reason, Status
+from trainer.spec.files import read_json
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launcher.backends.base import Job
 from launcher.backends.kubernetes.errors import dropped
 from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, merge, pods_of
 from launcher.backends.kubernetes.provision import digest
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig, check_cluster
 from launcher.config.schema import Config, ContainerConfig
-from trainer.config import ConfigError, from_dict, to_dict
+from launcher.trials.job import Job
+from trainer.spec import ConfigError, from_dict, to_dict
 
 PROJECT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden") / "kubernetes"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes import causes, states
 from launcher.config.kubernetes import VolumeConfig
-from launcher.sweep.files import read_json
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.config import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import read_json
 
 # -- the life of a gang ----------------------------------------------------------------------------------------------------------
 

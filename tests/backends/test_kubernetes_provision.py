@@ -14,19 +14,20 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import backend_for
-from launcher.backends.base import JobState
 from launcher.backends.kubernetes.logs import Unpacker
 from launcher.backends.kubernetes.manifests import PROGRAMS, config_map
 from launcher.backends.kubernetes.provision import archive, digest
 from launcher.config import Config, locate_data
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
 from launcher.config.schema import ContainerConfig
-from launcher.sweep.files import read_json
-from launcher.sweep.outcome import decide, failures_in
+from launcher.trials.job import JobState
+from launcher.trials.outcome import decide
 from tests.backends.conformance import MODEL, SHORT, Ground, closing
 from tests.backends.test_kubernetes_manifests import CONFIG, PLAIN, PROJECT, job
 from tests.clusters.kubernetes.fixture import Kubernetes
-from trainer.config import ConfigError, DataConfig, LayoutConfig, Reason, Status, TrainConfig, resolve, save
+from trainer.spec import ConfigError, DataConfig, LayoutConfig, Reason, Status, TrainConfig, resolve, save
+from trainer.spec.files import read_json
+from trainer.spec.records import failures_in
 
 RESULT = """
 import json, os, sys

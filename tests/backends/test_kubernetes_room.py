@@ -16,11 +16,11 @@ from launcher.config.rules import resolve
 from launcher.config.schema import Config, SweepConfig
 from launcher.sweep import loop
 from launcher.sweep.run import run_sweep
-from launcher.sweep.store import Point, Record, Store
+from launcher.trials.store import Point, Record, Store
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.kubernetes.stage import Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.config import DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
+from trainer.spec import DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
 
 MODEL = ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8)
 WHOLE_NODE = "1000"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.base import JobState
 from launcher.backends.kubernetes.causes import Object
 from launcher.backends.kubernetes.states import SETTLE, Observed, state_of
 from launcher.backends.kubernetes.workloads import KINDS
-from trainer.config import Reason, Status
+from launcher.trials.job import JobState
+from trainer.spec import Reason, Status
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC).timestamp()
 FAULT_TIMEOUT = 300.0

@@ -24,13 +24,13 @@ from launcher.backends.pool import Backends
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.rules import resolve
 from launcher.config.schema import Config, SweepConfig
-from launcher.sweep.attend import catch_up, stop
+from launcher.sweep.reconcile import catch_up, stop
 from launcher.sweep.run import run_sweep
-from launcher.sweep.store import Point, Record, Store
+from launcher.trials.store import Point, Record, Store
 from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
 from tests.clusters.kubernetes.stage import Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.config import ConfigError, DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
+from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
 
 RBAC = PROJECT / "deploy" / "kubernetes" / "rbac.yaml"
 

@@ -14,15 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.backends import backend_for, local
-from launcher.backends.base import BackendError
-from launcher.backends.local import LocalBackend
-from launcher.backends.memory import oom_kills
-from launcher.backends.nursery import Nursery, NurseryError
+from launcher.backends import backend_for
+from launcher.backends.contract import BackendError
+from launcher.backends.local import backend as local
+from launcher.backends.local.backend import LocalBackend
+from launcher.backends.local.fork_server import Nursery, NurseryError
+from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
-from launcher.sweep.files import read_json
 from tests.backends.conformance import LONG, Conformance, Ground, closing
-from trainer.config import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import read_json
 
 CLUSTER = LocalCluster(gpus_per_node=2)
 
@@ -44,7 +45,7 @@ class TestLocal(Conformance):
         job = ground.job(LONG)
         (handle,) = ground.submit(job)
         parents = {psutil.Process(pid).ppid() for pid in handle["pids"]}
-        assert len(parents) == 1 and "trainer.nursery" in psutil.Process(parents.pop()).cmdline()
+        assert len(parents) == 1 and "trainer.fork_server" in psutil.Process(parents.pop()).cmdline()
         ground.backend.cancel([handle])
         ground.end(job, handle)
 

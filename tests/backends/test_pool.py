@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.backends.base import Backend
+from launcher.backends.contract import Backend
 from launcher.backends.pool import Backends
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ClusterConfig, LocalCluster

@@ -22,8 +22,8 @@ from tests.backends.slurm_support import CLUSTER, PROJECT, Running, interpreter,
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until
-from trainer.config import ConfigError, Reason, Status
 from trainer.health import bad_nodes
+from trainer.spec import ConfigError, Reason, Status
 
 
 @pytest.fixture(scope="module")

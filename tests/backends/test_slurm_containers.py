@@ -19,13 +19,13 @@ from launcher.backends.slurm.container import check as check_container
 from launcher.cli import logs
 from launcher.config import Config, locate_data, resolve
 from launcher.config.schema import ContainerConfig
-from launcher.sweep.store import Record
+from launcher.trials.store import Record
 from tests.backends.slurm_support import CLUSTER, run, squeue, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.configuration import oci_conf
 from tests.clusters.slurm.fixture import Slurm
-from trainer.config import CheckpointConfig, ConfigError, DataConfig, Reason, Status
 from trainer.data.prepare import prepare
+from trainer.spec import CheckpointConfig, ConfigError, DataConfig, Reason, Status
 
 STAND_IN = Path(__file__).parents[1] / "clusters" / "slurm" / "apptainer"
 INSIDE = "/opt/ranks/python"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.base import JobState
 from launcher.cli import doctor
 from launcher.config import Config
 from launcher.config.schema import SweepConfig
 from launcher.cost.calibration import hardware
-from launcher.sweep.errand import run_errand
+from launcher.sweep.oneoff import run_errand
+from launcher.trials.job import JobState
 from tests.backends.slurm_support import CLUSTER, squeue
 from tests.clusters.slurm.fixture import Slurm
 

@@ -14,13 +14,13 @@ import pytest
 from launcher.backends.pool import Backends
 from launcher.backends.slurm import SlurmBackend
 from launcher.backends.slurm.client import Client
-from launcher.sweep.attend import stop
-from launcher.sweep.store import Store
+from launcher.sweep.reconcile import stop
+from launcher.trials.store import Store
 from tests.backends.slurm_support import PROJECT, Running, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import starts, until
-from trainer.config import Reason, Status
+from trainer.spec import Reason, Status
 
 DYING = """\
 import os, signal, sys

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import Config
-from launcher.sweep.files import read_json
-from launcher.sweep.identity import trial_id
-from launcher.sweep.store import Record, Store
+from launcher.trials.identity import trial_id
+from launcher.trials.store import Record, Store
 from tests.backends.slurm_support import Running, interpreter, run, squeue, trial
 from tests.clusters.slurm.fixture import Slurm
 from tests.farm import Farm
 from tests.sweep.support import until
-from trainer.config import Status
+from trainer.spec import Status
+from trainer.spec.files import read_json
 
 SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}
 STEPS = 200

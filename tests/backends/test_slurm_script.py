@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends.base import Job
 from launcher.backends.slurm.client import clean_environment, submission_environment, together
 from launcher.backends.slurm.options import options, quote, shape
 from launcher.backends.slurm.script import array_script, job_script
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster, seconds_of
-from trainer.config import ConfigError
+from launcher.trials.job import Job
+from trainer.spec import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm"
 CODE = Path("/shared/runs/code/0123456789ab")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.backends.base import JobState
 from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain
 from launcher.backends.slurm.states import ENDED, EXIT_CODES, judge, read_accounts, read_queue
 from launcher.config.slurm import SlurmCluster
-from trainer.config import Reason, Status
+from launcher.trials.job import JobState
+from trainer.spec import Reason, Status
 
 NAME = "trireme-demo-89abcdef"
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.backends import snapshot
 from launcher.backends.snapshot import Snapshot
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from trainer.__main__ import main
-from trainer.place import Place
+from trainer.launch.rank_env import Place
 
 
 def killed_in_step(place: Place, out: Path, config: dict[str, Any], step: int, wait_for: str) -> None:

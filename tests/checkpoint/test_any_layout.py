@@ -16,7 +16,7 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader, piece_of, snapshot, write_rank
-from trainer.layout import Factors
+from trainer.spec import Factors
 
 worlds = st.builds(
     World,

@@ -11,7 +11,7 @@ from worlds import FACTS
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.shards import write_rank
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 
 def entered(root: Path, attempt: int = 0, run: str = "a run") -> Folder:

@@ -13,7 +13,7 @@ from test_saving import ALONE, EXTRA, checkpoints
 from worlds import assert_holds, global_state, owned_by
 
 from trainer.checkpoint.manifest import MANIFEST
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 WRONG = (None, True, "text", -1, 10**12, 1.5, [], {}, [[0, -1]])
 OPTIONAL = {("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}

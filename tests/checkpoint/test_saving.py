@@ -12,9 +12,8 @@ from worlds import World, assert_holds, global_state, owned_by
 from trainer.checkpoint import CheckpointError, Checkpoints, DataOrder
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import write_rank
-from trainer.config import CheckpointConfig, ModelConfig, resolve_model
-from trainer.layout import Factors
-from trainer.parallel import collectives
+from trainer.comm import collectives
+from trainer.spec import CheckpointConfig, Factors, ModelConfig, resolve_model
 
 ALONE = World(1, Factors(1, 1, 1, 1), 100)
 MODEL = resolve_model(ModelConfig())

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.manifest import STATES
-from trainer.config import ModelConfig
-from trainer.layout import Factors, Piece, plan_buckets
 from trainer.models.layers import Init
-from trainer.parallel.parameters import Owned, ParameterRecord
+from trainer.spec import Factors, ModelConfig, Piece, plan_buckets
+from trainer.state.parameters import Owned, ParameterRecord
 
 SHAPES = {"tokens": (5, 4), "qkv": (4, 3, 2, 4), "output": (4, 8), "norm": (4,)}
 """Global shapes. ``tokens`` is cut and padded along dimension 0, as a vocabulary is; of four ranks one has only padding."""

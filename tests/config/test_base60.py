@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import check_overrides
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 
 @pytest.fixture

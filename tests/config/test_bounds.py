@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import ClusterConfig, HardwareConfig
-from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, from_dict
-from trainer.config.errors import divisors
+from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, from_dict
+from trainer.spec.errors import divisors
 
 RATES = ("memory_gb", "older_kernels", "exponentials", "memory_bandwidth_gbs", "link_gbs", "network_gbs")
 MAPS = ("peak_tflops", "reached_tflops")

@@ -14,7 +14,7 @@ from launcher.config import Config, locate_data
 from launcher.config.containers import Mount, all_mounts, host_paths, runtime, seen
 from launcher.config.schema import ContainerConfig, SweepConfig
 from launcher.config.slurm import SlurmCluster
-from trainer.config import CheckpointConfig, ConfigError, DataConfig, ModelConfig, RunConfig
+from trainer.spec import CheckpointConfig, ConfigError, DataConfig, ModelConfig, RunConfig
 
 TRIAL, CODE = Path("/shared/runs/trials/ab"), Path("/shared/runs/code/cd")
 

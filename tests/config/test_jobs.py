@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher.config.compose import conf_dir, plain_errors, register_schema, to_config
 from launcher.config.jobs import Jobs
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 Loaded = tuple[Any, DictConfig]
 

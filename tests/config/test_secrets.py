@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config.secrets import refuse_secrets, secrets_in
 from launcher.config.slurm import SlurmCluster
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 NAMED = {
     "OPENAI_KEY": "abcd1234", "PGPASS": "hunter22", "PGPASSWORD": "12", "SSHPASS": "a b", "MYSQL_PWD": "root1", "HF_TOKEN": "x",

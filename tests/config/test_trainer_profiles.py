@@ -10,7 +10,7 @@ import pytest
 from launcher.cli import main as tool
 from launcher.config import compose
 from launcher.config.trainers import changed, profile, profile_names
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 PLAN = ["recipe=llama_13b", "search.space.max_pipeline=2", "search.space.sharding=levels", "--json"]
 TABLE = Path(__file__).parent.parent / "search" / "layouts_13b.csv"

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose, resolve
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 CASES = [
     (["layout.tensor=3"], "layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4"),

@@ -12,7 +12,7 @@ from launcher.cost.parts import total
 from launcher.cost.prediction import case_of
 from launcher.cost.time.block import BlockTimes, times
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
-from trainer.config import ModelConfig
+from trainer.spec import ModelConfig
 
 TABLE_4 = (  # sequence parallelism, recomputation, milliseconds forward and backward (with recomputation): arXiv 2205.05198, table 4
     (False, "none", 7.7, 11.9),

@@ -28,8 +28,8 @@ from launcher.cost import predict
 from launcher.cost.calibration import COPY, _exchange, _product, hardware, measured
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
-from trainer.config import ConfigError, ModelConfig
 from trainer.probe import groups_of, pair_of
+from trainer.spec import ConfigError, ModelConfig
 
 SHAPES = ((64, 64, 64), (64, 256, 64), (256, 256, 256), (256, 1024, 256), (512, 512, 1024))
 KINDS = [(name, *group) for name in ("all_reduce", "all_gather", "reduce_scatter") for group in ((2, 2), (4, 4), (2, 1), (8, 4))]

@@ -17,9 +17,8 @@ from launcher.cost.memory import activations
 from launcher.cost.memory import peak as memory
 from launcher.cost.prediction import case_of
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
-from trainer.config import ConfigError, ModelConfig, ShardingConfig
-from trainer.layout import build
-from trainer.layout.schedule import in_flight
+from trainer.spec import ConfigError, ModelConfig, ShardingConfig, build
+from trainer.spec.schedule import in_flight
 
 PAPER = (GPT_22B, GPT3, GPT_530B, GPT_1T)
 

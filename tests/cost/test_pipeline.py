@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from launcher.cost.inputs.stages import _by_cost
 from launcher.cost.time.pipeline import StageTimes, run
-from trainer.layout import build
-from trainer.layout.balance import by_cost
-from trainer.layout.simulate import Times, makespan, simulate
+from trainer.spec import build
+from trainer.spec.balance import by_cost
+from trainer.spec.simulate import Times, makespan, simulate
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RANKS, BATCHES = st.integers(1, 8), st.integers(1, 24)

@@ -12,8 +12,8 @@ from launcher.cost.inputs.layouts import to_table
 from launcher.cost.prediction import case_of
 from launcher.cost.timeline import timeline
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
-from trainer.config import LayoutConfig, ModelConfig, ShardingConfig
-from trainer.layout.simulate import makespan
+from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
+from trainer.spec.simulate import makespan
 
 PLAIN = ShardingConfig(1, 1, 1)
 DAY = 86400

@@ -16,7 +16,7 @@ from launcher.cli.validate import main
 from launcher.config.hardware import hardware_files
 from launcher.tables.canonical import read, write
 from launcher.tables.validation import Judged, Summary, by_source, judge, summary
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 TABLE = Path(__file__).parent / "data" / "training.csv"
 MEDIANS = {  # greatest median error of the step time, by source

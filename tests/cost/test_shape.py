@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
-from trainer.config import ModelConfig, resolve_model
 from trainer.models.transformer import Transformer
+from trainer.spec import ModelConfig, resolve_model
 
 BLOOM = ModelConfig(family="bloom", layers=70, hidden=14336, heads=112, vocab=250880, seq=2048)
 LLAMA_7B = ModelConfig(family="llama", layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000, seq=4096)

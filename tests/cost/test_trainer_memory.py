@@ -12,8 +12,8 @@ from small_runs import ranks, small
 from launcher.config.schema import ClusterConfig
 from launcher.cost import predict
 from tests.cost.machines import HARDWARE
-from trainer.config import TrainConfig, from_dict, resolve
-from trainer.config.schema import RECOMPUTE
+from trainer.spec import TrainConfig, from_dict, resolve
+from trainer.spec.schema import RECOMPUTE
 
 RUNS = 80  # of the first 200 one misses: 84, interleaved with dropout behind an embedding norm, activations 4 % low
 TOLERANCE = 0.03

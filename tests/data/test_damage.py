@@ -12,10 +12,10 @@ import pytest
 from farm import Farm
 from small_runs import small
 
-from trainer.config import ConfigError, DataConfig, ModelConfig
-from trainer.config.corpus import SAMPLE_BLOCK_BYTES, SAMPLE_BLOCKS, TOKENS, sample_digest
 from trainer.data import open_dataset
 from trainer.data.prepare import prepare
+from trainer.spec import ConfigError, DataConfig, ModelConfig
+from trainer.spec.corpus import SAMPLE_BLOCK_BYTES, SAMPLE_BLOCKS, TOKENS, sample_digest
 
 VOCAB = 300
 

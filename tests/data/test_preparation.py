@@ -15,10 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from launcher.cli import prepare as verb
-from trainer.config import ConfigError, DataConfig, ModelConfig
-from trainer.config.corpus import DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, prepare_command
 from trainer.data import open_dataset
 from trainer.data.prepare import END_OF_TEXT, prepare
+from trainer.spec import ConfigError, DataConfig, ModelConfig
+from trainer.spec.corpus import DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, prepare_command
 
 TEXTS = {
     "a.txt": "the cat sat on the mat\n" * 30,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trainer.config import DataConfig, ModelConfig
-from trainer.config.corpus import FORMAT, TOKENS, CorpusIndex
 from trainer.data import Corpus, Dataset, Synthetic, TokenFile, open_dataset
 from trainer.data.permutation import key_of, permute
+from trainer.spec import DataConfig, ModelConfig
+from trainer.spec.corpus import FORMAT, TOKENS, CorpusIndex
 
 SEQ = 4
 

@@ -23,8 +23,8 @@ import torch
 from farm import Farm
 from small_runs import ranks
 
-from trainer.config import ConfigError, TrainConfig, from_dict, resolve
-from trainer.place import Place
+from trainer.launch.rank_env import Place
+from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 MOST_RANKS = 8
@@ -133,9 +133,9 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
 
 def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
     """Run in every rank: train, and leave losses, norms and all final parameters in ``out``."""
+    from trainer.comm.collectives import World
     from trainer.data import open_dataset
     from trainer.engine import Engine, parameters
-    from trainer.parallel.collectives import World
 
     run = resolve(from_dict(TrainConfig, config), place.world_size)
     world = World(place.rank, place.world_size, torch.device("cpu"), place.address, place.port, 60.0)

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from trainer.__main__ import main
-from trainer.place import Place
+from trainer.launch.rank_env import Place
 
 
 def planted(place: Place, out: Path, config: dict[str, Any], rank: int, where: str) -> None:
@@ -53,7 +53,7 @@ def _once() -> None:
 
 
 def _gradient() -> None:
-    from trainer.parallel.sharding import ShardedState
+    from trainer.state.sharding import ShardedState
 
     original = ShardedState.add_product
 

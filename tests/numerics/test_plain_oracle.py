@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from small_runs import small
 from torch import nn
 
-from trainer.config import TrainConfig, from_dict, resolve
+from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine, parameters
 from trainer.models.layers import Part
 from trainer.models.transformer import Transformer
-from trainer.optimizer import learning_rate
-from trainer.parallel.collectives import World
-from trainer.parallel.parameters import ParameterRecord, initial_value
+from trainer.spec import TrainConfig, from_dict, resolve
+from trainer.state.optimizer import learning_rate
+from trainer.state.parameters import ParameterRecord, initial_value
 
 STEPS = 6
 

@@ -17,7 +17,7 @@ from launcher.cost import predict
 from launcher.tables.canonical import COLUMNS, MeasuredRun, written
 from launcher.tables.validation import Judged, judge
 from tests.cost.machines import HARDWARE, cluster, layout, mixed
-from trainer.config import ModelConfig
+from trainer.spec import ModelConfig
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "data"
 TESTED = Path(__file__).parents[1]

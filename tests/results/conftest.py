@@ -1,47 +1,5 @@
-"""What the tests of results share: a ready MLflow database, a real MLflow server, a real browser."""
+"""Fixtures of tests that need MLflow or a browser."""
 
-from __future__ import annotations
+from tests.tracking.fixtures import empty_database, page, root, server
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from headless import CHROMIUM, Page
-
-from launcher.results.database import database_uri, open_client
-from launcher.results.server import LocalServer, free_port
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose ``mlflow.db`` has its tables; making them takes MLflow seconds."""
-    root = tmp_path_factory.mktemp("database")
-    open_client(database_uri(root))
-    return root
-
-
-@pytest.fixture
-def root(tmp_path: Path, empty_database: Path) -> Path:
-    """A folder for trials and sweeps with an empty, ready MLflow database."""
-    shutil.copy(empty_database / "mlflow.db", tmp_path)
-    return tmp_path
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
-    """The address of a real MLflow server."""
-    root = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_database / "mlflow.db", root)
-    with LocalServer(root, free_port()) as running:
-        running.wait_ready()
-        yield running.url
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    """A tab of a headless Chromium."""
-    if CHROMIUM is None:
-        pytest.skip("needs a browser: apt-get install --no-install-recommends chromium fonts-dejavu-core")
-    with Page(tmp_path / "profile") as tab:
-        yield tab
+__all__ = ["empty_database", "page", "root", "server"]

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
 
 from launcher.cli import rank as rank_verb
 from launcher.results.interval import CONFIDENCE, median_interval
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, measurement, rank, tied
-from launcher.sweep.store import Point, Store
-from trainer.config import Reason, Status
+from launcher.trials.store import Point, Store
+from tests.results.trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
+from trainer.spec import Reason, Status
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.integers(-3, 3))
 

@@ -9,19 +9,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from headless import Page
 from hypothesis import given
 from hypothesis import strategies as st
-from trial_files import SweepOnDisk, demo_sweep, losses, point, write_json
 
 from launcher.cli import report as report_verb
 from launcher.results import plots, report, timeline
-from launcher.results.foreseen import foreseen
 from launcher.results.plots import Series
+from launcher.results.predicted_timeline import foreseen
 from launcher.results.svg import Scale
 from launcher.results.timeline import Timeline, covered
-from launcher.sweep.store import Point, Store
-from trainer.config import ConfigError, Reason, Status
+from launcher.trials.store import Point, Store
+from tests.results.trial_files import SweepOnDisk, demo_sweep, losses, point, write_json
+from tests.tracking.headless import Page
+from trainer.spec import ConfigError, Reason, Status
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}{% raw %}&amp;\x1b[31m\x00 $(touch /tmp/x) `id`\u202e"
 VOID = {"meta", "br", "link", "img", "input", "hr"}

@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trial_files import SweepOnDisk, demo_sweep, point, seeded
 
 from launcher.cli import rank, status
-from launcher.results import report, tracked
-from launcher.results.measurements import read_steps
-from launcher.sweep.labels import newest_step, trial_labels
+from launcher.results import report
 from launcher.sweep.search import measured_steps
-from launcher.sweep.store import Point, Record, Store
-from trainer.config import Reason, Status
+from launcher.tracking import names as tracked
+from launcher.trials.labels import newest_step, trial_labels
+from launcher.trials.store import Point, Record, Store
+from tests.results.trial_files import SweepOnDisk, demo_sweep, point, seeded
+from trainer.spec import Reason, Status
+from trainer.spec.records import read_steps
 
 LONG = ("layout.tensor=3", "data.path=/scratch/" + "very/" * 30 + "long", "run.seed=7\n8", "cluster.env.TOKEN=planted-secret")
 
@@ -169,7 +170,7 @@ def test_absurd_figures_are_no_measurements_and_hide_no_other(
     shown(status, tmp_path, capsys)
     page = report.render(Store(tmp_path).sweep())
     assert "250 ms" in page
-    assert "step_time_s" not in tracked.summary_metrics(records[0])
+    assert "step_time_s" not in tracked.trial_metrics(records[0])
     assert all(isinstance(metric[1], float) for line in read_steps(records[0].directory) for metric in tracked.step_metrics(line))
     assert measured_steps(records[0]) == [] and newest_step(records[0]).count("step") <= 1
 

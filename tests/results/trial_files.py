@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import Config, HardwareConfig, resolve
-from launcher.sweep.store import Point, Record, Store
-from trainer.config import LayoutConfig, ModelConfig, Reason, RunConfig, Status
-from trainer.layout import schedule as schedules
-from trainer.layout.schedule import Kind
-from trainer.layout.simulate import Times, simulate
+from launcher.trials.store import Point, Record, Store
+from trainer.spec import LayoutConfig, ModelConfig, Reason, RunConfig, Status
+from trainer.spec import schedule as schedules
+from trainer.spec.actions import Kind
+from trainer.spec.simulate import Times, simulate
 
 HARDWARE = HardwareConfig("small", peak_tflops={"fp32": 0.1}, memory_bandwidth_gbs=20.0, link_gbs=5.0, network_gbs=1.0)
 STARTED = 1_790_000_000.0

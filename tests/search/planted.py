@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.backends.base import Backend, Handle, Job, JobState, Request
+from launcher.backends.contract import Backend, Request
 from launcher.config.schema import ClusterConfig, LocalCluster
-from launcher.sweep.files import read_json, write_json
-from trainer.config import Reason, Status, TrainConfig, load
+from launcher.trials.job import Handle, Job, JobState
+from trainer.spec import Reason, Status, TrainConfig, load
+from trainer.spec.files import read_json, write_json
 
 Truth = Callable[[TrainConfig], float | Reason]
 """Seconds of a step, or why a run fails."""

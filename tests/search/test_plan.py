@@ -15,8 +15,8 @@ from launcher.cost.model import GATHER, REDUCE, STEP, UPDATE
 from launcher.cost.timeline import timeline
 from launcher.planning.layout_names import layout_of, name_of, overrides_of
 from launcher.planning.plan import AT_EDGE, DOMINATED, IN, MEMORY, VERDICTS, pareto, plan
-from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig
-from trainer.layout.simulate import makespan
+from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig
+from trainer.spec.simulate import makespan
 
 CONFIG = Config(
     model=ModelConfig(layers=24, hidden=4096, heads=32, vocab=51200, seq=2048),

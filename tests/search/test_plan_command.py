@@ -14,7 +14,7 @@ from launcher.cli.main import main
 from launcher.config import compose, resolve
 from launcher.planning.layout_filter import columns_wanted, describe
 from launcher.planning.plan import world
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
          "model.seq=1024", "run.global_batch=64", "run.precision=bf16"]  # fmt: skip

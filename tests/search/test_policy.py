@@ -11,7 +11,7 @@ import pytest
 from launcher.config.search import SearchConfig
 from launcher.search.policy import Measurement, Policy, Price, Small, Stop, Trial, cannot_win
 from launcher.search.surrogate import Candidates
-from trainer.config import Reason
+from trainer.spec import Reason
 
 SETTINGS = SearchConfig()
 

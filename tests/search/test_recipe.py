@@ -13,8 +13,8 @@ from launcher.cli.search import FOLDER, alone
 from launcher.config import Config, compose, resolve
 from launcher.config.hardware import hardware_files
 from launcher.planning.recipe import recipe
-from launcher.sweep.identity import trial_id
-from trainer.config import LayoutConfig, ShardingConfig
+from launcher.trials.identity import trial_id
+from trainer.spec import LayoutConfig, ShardingConfig
 
 RUNS = {
     "another model and its data": ["model=llama_tiny", "data=synthetic", "cluster.gpus_per_node=2", "run.seed=7", "tracking.experiment=mine"],

@@ -27,14 +27,14 @@ from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.cost import predict
 from launcher.planning.layout_filter import columns_wanted
 from launcher.planning.plan import plan
-from launcher.results import tracking
 from launcher.search.policy import Trial
 from launcher.search.problem import SearchProblem, ladder, search_problem
 from launcher.sweep import loop
-from launcher.sweep.identity import trial_id
 from launcher.sweep.search import Found, measured_steps, measurement, noise_of, search
-from launcher.sweep.store import Store
-from trainer.config import (
+from launcher.tracking import process as tracking
+from launcher.trials.identity import trial_id
+from launcher.trials.store import Store
+from trainer.spec import (
     ConfigError,
     DataConfig,
     LayoutConfig,

@@ -15,7 +15,7 @@ from launcher.cli.overrides import layouts_asked
 from launcher.config import compose, resolve
 from launcher.planning.layout_filter import columns_wanted, from_layout, widen_space
 from launcher.planning.plan import plan
-from trainer.config import LayoutConfig, ShardingConfig
+from trainer.spec import LayoutConfig, ShardingConfig
 
 CSV = str(Path(__file__).parent / "layouts_13b.csv")
 SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",

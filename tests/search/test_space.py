@@ -12,8 +12,8 @@ from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.inputs.layouts import BALANCES, ORDERS, to_layout, to_table
 from launcher.planning.space import RULES, space, violations
-from trainer.config import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig, check, from_dict, resolve_model
-from trainer.config.schema import RECOMPUTE, SCHEDULES
+from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig, check, from_dict, resolve_model
+from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 MODEL = resolve_model(ModelConfig(layers=12, hidden=96, heads=12, kv_heads=4, vocab=100, seq=42, family="llama", ffn=256))
 CLUSTER = ClusterConfig(nodes=6, gpus_per_node=8)
@@ -49,7 +49,7 @@ def random_layout(draw: random.Random) -> LayoutConfig:
 
 
 def message(layout: LayoutConfig, world_size: int, global_batch: int) -> str:
-    """What ``trainer.config.check`` says of a layout; empty when it allows it."""
+    """What ``trainer.spec.check`` says of a layout; empty when it allows it."""
     try:
         check(TrainConfig(model=MODEL, layout=layout, run=RunConfig(global_batch=global_batch)), world_size)
     except ConfigError as error:

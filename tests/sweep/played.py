@@ -27,9 +27,9 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import nursery
-from trainer.config import Reason, TrainConfig, load, world_size_of
-from trainer.files import write_json
+from trainer import fork_server as nursery
+from trainer.spec import Reason, TrainConfig, load, world_size_of
+from trainer.spec.files import write_json
 
 
 class Failed(Exception):

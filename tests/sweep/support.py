@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
-from launcher.backends.local import LocalBackend
+from launcher.backends.contract import Backend, BackendError, Request
+from launcher.backends.local.backend import LocalBackend
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import ClusterConfig, Config, LocalCluster, SweepConfig
-from launcher.sweep.files import read_json, write_json
 from launcher.sweep.run import Point, run_sweep
-from launcher.sweep.store import Record
-from trainer.config import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status
+from launcher.trials.job import Handle, Job, JobState
+from launcher.trials.store import Record
+from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status
+from trainer.spec.files import read_json, write_json
 
 PROJECT = Path(__file__).parents[2]
 NURSERY = [sys.executable, "-m", "tests.sweep.played"]

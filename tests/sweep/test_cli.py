@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from launcher.cli import cancel, logs, main, status
-from launcher.sweep.store import Store
+from launcher.trials.store import Store
 from tests.sweep.support import PROJECT, Point, launcher, starts, sweep, trial, trial_json, until
-from trainer.config import Reason, Status
+from trainer.spec import Reason, Status
 
 RUN = """
 records = sweep(Path(sys.argv[1]), trial("sleep 0.2", tensor=2, steps=100, seed=0), trial("ok", seed=1))

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.sweep.store import Store
+from launcher.trials.store import Store
 from tests.sweep.support import PROJECT, trial_json, until
-from trainer.config import Reason, Status
+from trainer.spec import Reason, Status
 
 LONG = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
         "run.global_batch=4", "run.steps=1000000"]  # fmt: skip

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.sweep.store import Store
+from launcher.trials.store import Store
 from tests.sweep.support import PlayedQueue, launcher, starts, sweep, trial, trial_json, until
-from trainer.config import Reason, Status
+from trainer.spec import Reason, Status
 
 QUEUED = """
 moment, runs, queue = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
@@ -182,13 +182,13 @@ def test_planning_never_writes_the_record_of_a_trial_that_another_launcher_holds
 
 def test_a_lock_is_free_when_its_holder_is_killed(tmp_path: Path) -> None:
     script = """
-from launcher.sweep.lock import Locks
+from launcher.trials.lock import Locks
 import time
 locks = Locks(Path(sys.argv[1]))
 print(locks.take("a"), flush=True)
 time.sleep(60)
 """
-    from launcher.sweep.lock import Locks
+    from launcher.trials.lock import Locks
 
     holder = launcher(script, tmp_path / "locks")
     assert holder.stdout is not None and holder.stdout.readline() == "True\n"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.base import Backend
+from launcher.backends.contract import Backend
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import ClusterConfig, LocalCluster, SweepConfig
 from launcher.sweep.run import run_sweep
-from launcher.sweep.store import Record
+from launcher.trials.store import Record
 from tests.sweep.support import local, points, starts, sweep, trial
-from trainer.config import LayoutConfig, Reason, Status
+from trainer.spec import LayoutConfig, Reason, Status
 
 SIX = LocalCluster(gpus_per_node=4, max_processes=6)
 

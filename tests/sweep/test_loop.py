@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.base import JobState
 from launcher.backends.pool import Backends
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ClusterConfig, LocalCluster
-from launcher.sweep.attend import catch_up, stop
-from launcher.sweep.files import read_json, write_json
-from launcher.sweep.store import Record, Store
+from launcher.sweep.reconcile import catch_up, stop
+from launcher.trials.job import JobState
+from launcher.trials.store import Record, Store
 from tests.sweep.support import PlayedQueue, finish, points, starts, sweep, trial, until
-from trainer.config import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import read_json, write_json
 
 
 class Place:

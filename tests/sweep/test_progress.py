@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sweep.labels import duration
+from launcher.trials.labels import duration
 from tests.sweep.support import PROJECT, sweep, trial
 
 

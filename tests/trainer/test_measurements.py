@@ -12,13 +12,12 @@ import torch
 from farm import Farm
 from small_runs import ranks, small
 
-from trainer.config import TrainConfig, from_dict, resolve
+from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine
-from trainer.layout import build
-from trainer.meter import stragglers
-from trainer.parallel.collectives import World
-from trainer.timeline import chrome_trace
+from trainer.measure.meter import stragglers
+from trainer.measure.timeline import chrome_trace
+from trainer.spec import TrainConfig, build, from_dict, resolve
 
 PIPELINES = [
     {"schedule": "gpipe", "pipeline": 2},

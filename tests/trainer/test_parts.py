@@ -9,15 +9,15 @@ import math
 import pytest
 import torch
 
-from trainer.config import LayoutConfig, ModelConfig, OptimizerConfig
-from trainer.config.rules import resolve_model
-from trainer.meter import model_flops, recomputed_flops, spread
+from trainer.measure.meter import model_flops, recomputed_flops, spread
 from trainer.models.layers import Init
-from trainer.optimizer import learning_rate
-from trainer.parallel.noise import Noise, Place
-from trainer.parallel.parameters import BLOCK, ParameterRecord, initial_value
-from trainer.parallel.recompute import chosen_blocks
-from trainer.scaling import FIRST, GROWTH_STEPS, LossScale
+from trainer.pipeline.recompute import chosen_blocks
+from trainer.spec import LayoutConfig, ModelConfig, OptimizerConfig
+from trainer.spec.rules import resolve_model
+from trainer.state.loss_scale import FIRST, GROWTH_STEPS, LossScale
+from trainer.state.optimizer import learning_rate
+from trainer.state.parameters import BLOCK, ParameterRecord, initial_value
+from trainer.tensor.dropout import Noise, Place
 
 OPTIMIZER = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=4, decay_steps=14)
 

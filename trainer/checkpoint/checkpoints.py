@@ -20,9 +20,9 @@ import torch
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
 from trainer.checkpoint.shards import Reader, Snapshot, piece_of, snapshot, write_rank
-from trainer.config import CheckpointConfig, ConfigError, ModelConfig
-from trainer.parallel.collectives import Group
-from trainer.parallel.parameters import Owned
+from trainer.comm.collectives import Group
+from trainer.spec import CheckpointConfig, ConfigError, ModelConfig
+from trainer.state.parameters import Owned
 
 PLAIN = (ConfigError, CheckpointError)
 """Errors that are said on every rank when they happen on one."""

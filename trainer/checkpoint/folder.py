@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.manifest import FORMAT, MANIFEST, CheckpointError, Found
-from trainer.config import ConfigError
-from trainer.files import read_json, write_json
+from trainer.spec import ConfigError
+from trainer.spec.files import read_json, write_json
 
 NAME = re.compile(r"step-(\d+)-start-(\d+)")
 FENCE = re.compile(r"\.start-(\d+)")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError, ModelConfig, from_dict
+from trainer.spec import ConfigError, ModelConfig, from_dict
 
 FORMAT = 2
 MANIFEST = "manifest.json"

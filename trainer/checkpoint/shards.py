@@ -18,8 +18,8 @@ from torch import Tensor
 from trainer.checkpoint.folder import rank_file, sync
 from trainer.checkpoint.manifest import ITEM_BYTES, STATES, CheckpointError
 from trainer.checkpoint.pieces import Piece, inside, numel_of, overlap
-from trainer.files import write_json
-from trainer.parallel.parameters import Owned
+from trainer.spec.files import write_json
+from trainer.state.parameters import Owned
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 

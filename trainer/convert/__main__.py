@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.config import ConfigError, ModelConfig
+from trainer.spec import ConfigError, ModelConfig
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config import ConfigError, ModelConfig, resolve_model
+from trainer.spec import ConfigError, ModelConfig, resolve_model
 
 ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
 """GPT-2's ``activation_function``; ours are the tanh form of GELU and Primer's max(x, 0)^2."""

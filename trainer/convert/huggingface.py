@@ -24,11 +24,11 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import CheckpointError, Found, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader, Snapshot, write_rank
-from trainer.config import ConfigError, ModelConfig, from_dict
 from trainer.convert.configs import from_config, to_config
 from trainer.convert.rules import rules
-from trainer.files import write_json
 from trainer.models.transformer import Transformer
+from trainer.spec import ConfigError, ModelConfig, from_dict
+from trainer.spec.files import write_json
 
 FILE_BYTES = 5 * 10**9
 """Size at which a new safetensors file is begun."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.config import ModelConfig
+from trainer.spec import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from trainer.config import ConfigError, DataConfig, load
 from trainer.data.prepare import Prepared, prepare
+from trainer.spec import ConfigError, DataConfig, load
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import ConfigError, DataConfig, ModelConfig
-from trainer.config.corpus import TOKENS, CorpusIndex, check_corpus, check_sample, prepare_command
 from trainer.data.permutation import key_of, mix, permute
+from trainer.spec import ConfigError, DataConfig, ModelConfig
+from trainer.spec.corpus import TOKENS, CorpusIndex, check_corpus, check_sample, prepare_command
 
 
 class Dataset(Protocol):

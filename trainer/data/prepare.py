@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.config import ConfigError, DataConfig
-from trainer.config.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, check_sample, read_index, sample_digest
 from trainer.data.sources import Source, open_source
+from trainer.spec import ConfigError, DataConfig
+from trainer.spec.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, check_sample, read_index, sample_digest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

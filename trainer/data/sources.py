@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.config import ConfigError, DataConfig
+from trainer.spec import ConfigError, DataConfig
 
 STDLIB = "stdlib"
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
 from trainer.models.attention import Attention, AttentionCore
 from trainer.models.gpt import Head
 from trainer.models.layers import MLP, Dropout, LayerNorm, TokenEmbedding, residual_std
+from trainer.spec import ModelConfig
 
 __all__ = ["Block", "Embedding", "Head"]
 

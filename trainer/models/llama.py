@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
 from trainer.models.attention import Attention, AttentionCore, Rotary
 from trainer.models.layers import MLP, Dropout, Linear, RMSNorm, TokenEmbedding, residual_std
+from trainer.spec import ModelConfig
 
 
 class Embedding(nn.Module):

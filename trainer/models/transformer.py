@@ -7,8 +7,8 @@ from types import ModuleType
 
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
 from trainer.models import bloom, gpt, llama
+from trainer.spec import ModelConfig
 
 FAMILIES: dict[str, ModuleType] = {"gpt": gpt, "llama": llama, "bloom": bloom}
 """Each module has Embedding, Block and Head, made from a ``ModelConfig``."""

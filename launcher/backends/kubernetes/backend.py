@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from launcher.backends.base import Backend, BackendError, Handle, Job, JobState, Request
+from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of, unplaced
 from launcher.backends.kubernetes.client import Client, plainly
 from launcher.backends.kubernetes.errors import ApiError
@@ -29,9 +29,10 @@ from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_
 from launcher.backends.logs import read_logs
 from launcher.config.kubernetes import KubernetesCluster, check_cluster
 from launcher.config.schema import ClusterConfig
-from launcher.sweep.files import read_json
-from launcher.sweep.store import attempt_of, outcome_of
-from trainer.config import ConfigError, Reason, Status
+from launcher.trials.job import Handle, Job, JobState
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import read_json
+from trainer.spec.records import RESULT, attempt_of, outcome_of
 
 _EVENTS_PATH = "api/v1/namespaces/{namespace}/events"
 _EVENTS = {
@@ -407,7 +408,7 @@ def job_of(item: Object) -> str:
 
 def result_of(directory: Path, attempt: int) -> dict[str, Any] | None:
     """The result of that attempt, or a newer one, if it has been brought home."""
-    result = read_json(directory / "result.json")
+    result = read_json(directory / RESULT)
     return result if result is not None and attempt_of(result) >= attempt else None
 
 

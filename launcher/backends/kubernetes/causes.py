@@ -14,16 +14,14 @@ from datetime import datetime
 from typing import Any
 
 from launcher.backends.kubernetes.manifests import CONTAINER
-from trainer.config import Reason
+from trainer.spec import Reason
+from trainer.spec.records import EXIT_REFUSED, EXIT_STOPPED
 
 Object = dict[str, Any]
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 """Annotation of the pods of an Indexed Job."""
 
-STOPPED = 75
-"""Exit code of a trainer that wrote a checkpoint and stopped because it was told to."""
-WRONG_CONFIG = 2
 _CONFIRMATION = 30.0
 """Seconds past the end of its grace period after which a node is lost that has not confirmed the end of a pod."""
 
@@ -165,7 +163,7 @@ def _cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, fau
     if befallen is not None and (end or gone or (pod.get("status") or {}).get("phase") == "Failed"):
         reason, words = befallen
         bad_node = pod["spec"].get("nodeName") if reason is Reason.NODE else None
-        return Cause(OWN, reason, _told(pod, words), end.get("exitCode") == STOPPED, at, bad_node)
+        return Cause(OWN, reason, _told(pod, words), end.get("exitCode") == EXIT_STOPPED, at, bad_node)
     if end:
         return _end(pod, end, gone, at)
     deleted = seconds(pod["metadata"].get("deletionTimestamp"))
@@ -252,12 +250,12 @@ def _end(pod: Object, end: Object, gone: bool, at: float | None) -> Cause:
     if word in ("StartError", "ContainerCannotRun"):
         return Cause(OWN, Reason.CANNOT_START, _told(pod, f"{word}: {message}; check the image and cluster.python"), ended=at)
     weight = DELETED if gone or pod["metadata"].get("deletionTimestamp") else ENDED
-    if code == STOPPED:
+    if code == EXIT_STOPPED:
         told = "was deleted" if weight == DELETED else "told to stop"
         return Cause(weight, Reason.PREEMPTED, _told(pod, f"{told}, and stopped after a checkpoint"), stopped=True, ended=at)
     if weight == DELETED:
         return Cause(weight, Reason.NODE, _told(pod, f"was deleted (exit code {code})"), ended=at)
-    reason = Reason.CONFIGURATION if code == WRONG_CONFIG else None
+    reason = Reason.CONFIGURATION if code == EXIT_REFUSED else None
     return Cause(weight, reason, _told(pod, f"exit code {code}"), ended=at)
 
 

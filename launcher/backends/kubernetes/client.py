@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.errors import ApiError, explain, from_answer, short
 from launcher.backends.kubernetes.manifests import Manifest
 from launcher.config.kubernetes import KubernetesCluster
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 _TIMEOUT = (5.0, 30.0)
 """Seconds to connect and to wait for an answer."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 
 RBAC = "deploy/kubernetes/rbac.yaml grants what a launcher needs"
 _RIGHTS = re.compile(r'User "([^"]*)" cannot (\w+) resource "([^"]*)"(?: in API group "([^"]*)")?')

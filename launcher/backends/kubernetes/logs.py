@@ -19,12 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.causes import Object, container_of, index_of, name_of
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.manifests import CONTAINER
-from launcher.sweep.files import read_json, write_json
+from trainer.spec.files import read_json, write_json
+from trainer.spec.records import METRICS
 
 _FILE = re.compile(r"(metrics\.jsonl|timeline\.json|result\.json|failure-\d+\.json)\Z")
 _PIECE = re.compile(rb"#trireme (\S+) (?:(\+)|(\d+)/(\d+)) (.*)\Z", re.DOTALL)
@@ -152,7 +153,7 @@ class Follower(threading.Thread):
         ranks = ranks_of(pod)
         noted = read_json(self._cursor)
         if noted is None:
-            grown = ["metrics.jsonl", *(log_of(attempt, rank) for rank in ranks)]
+            grown = [METRICS, *(log_of(attempt, rank) for rank in ranks)]
             noted = {"seen": 0, "sizes": {name: size_of(directory / name) for name in grown}}
             write_json(self._cursor, noted)
         self._seen: int = noted["seen"]

@@ -20,11 +20,12 @@ from typing import Any
 
 import yaml
 
-from launcher.backends.base import Job
 from launcher.backends.kubernetes.provision import archive, digest
 from launcher.config.kubernetes import DATA_DIR, KubernetesCluster, VolumeConfig
 from launcher.config.secrets import secrets_in
-from trainer.config import ConfigError
+from launcher.trials.job import Job
+from trainer.spec import ConfigError
+from trainer.spec.records import CONFIG
 
 Manifest = dict[str, Any]
 
@@ -95,7 +96,7 @@ def service(job: Job, cluster: KubernetesCluster) -> Manifest:
 def config_map(job: Job, cluster: KubernetesCluster, config: str) -> Manifest:
     """What the pods read: the resolved run, the trainer's code, and the programs that start it. No file system is shared."""
     _refuse_secrets(config)
-    files = {"config.yaml": config, **{program.name: program.read_text() for program in PROGRAMS}}
+    files = {CONFIG: config, **{program.name: program.read_text() for program in PROGRAMS}}
     code = {"binaryData": {"trainer.tar.gz": _code().archive}} if cluster.code == "snapshot" else {}
     size = len("".join([*files.values(), *code.get("binaryData", {}).values()]).encode())
     if size > _LARGEST:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.backends.base import JobState
 from launcher.backends.kubernetes.causes import (
     DELETED,
     OWN,
@@ -31,7 +30,8 @@ from launcher.backends.kubernetes.causes import (
 )
 from launcher.backends.kubernetes.errors import explain_refusal
 from launcher.backends.kubernetes.workloads import Kind, outcome
-from trainer.config import Reason, Status
+from launcher.trials.job import JobState
+from trainer.spec import Reason, Status
 
 SETTLE = 20.0
 """Seconds for which running peers of a failed pod may go on: they are about to say what they know."""

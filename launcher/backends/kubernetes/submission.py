@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from launcher.backends.base import BackendError, Job
+from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.causes import ended
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, dropped, explain
 from launcher.backends.kubernetes.manifests import ATTEMPT, DIRECTORY, JOB, STORE, TRIAL, Manifest, store_of
 from launcher.backends.kubernetes.workloads import KINDS, Kind, outcome
-from trainer.config import ConfigError
+from launcher.trials.job import Job
+from trainer.spec import ConfigError
 
 SERVICES = "api/v1/namespaces/{namespace}/services"
 CONFIG_MAPS = "api/v1/namespaces/{namespace}/configmaps"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.manifests import Manifest

@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from launcher.backends.base import Job
 from launcher.backends.kubernetes.manifests import CONTAINER, Manifest, config_map, merge, metadata, pod_template, pods_of, service
 from launcher.config.kubernetes import KubernetesCluster
-from trainer.config import ConfigError
-from trainer.config.errors import listed, nearest
+from launcher.trials.job import Job
+from trainer.spec import ConfigError
+from trainer.spec.errors import listed, nearest
 
 Build = Callable[[Job, KubernetesCluster, Manifest], list[Manifest]]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends.base import Backend, Handle, Job, JobState, Request
+from launcher.backends.contract import Backend, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client, submission_environment
@@ -19,7 +19,8 @@ from launcher.backends.slurm.watcher import Watcher
 from launcher.backends.snapshot import Snapshot
 from launcher.config.schema import ClusterConfig
 from launcher.config.slurm import SlurmCluster
-from trainer.config import ConfigError, Reason, Status
+from launcher.trials.job import Handle, Job, JobState
+from trainer.spec import ConfigError, Reason, Status
 
 
 class SlurmBackend(Backend):

@@ -14,10 +14,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.backends.base import BackendError
+from launcher.backends.contract import BackendError
 from launcher.backends.slurm.errors import Refused, Silent, explain
 from launcher.config.slurm import SlurmCluster
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
 _WORDS_OF_ONE_COMMAND = 100

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 
-from launcher.backends.base import Job
 from launcher.backends.slurm.owned import check_extra
 from launcher.config.slurm import SlurmCluster, seconds_of
-from trainer.config import ConfigError
+from launcher.trials.job import Job
+from trainer.spec import ConfigError
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 _NAMED = "it is how Trireme finds its jobs again; a sweep is named with sweep.name"
 _ARRAY = "trials go out as arrays already; sweep.max_parallel limits how many run at once"

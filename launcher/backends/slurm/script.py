@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import Job
 from launcher.backends.slurm.container import interpreter, wrapping
 from launcher.backends.slurm.options import directives, options, saves, shape
 from launcher.backends.slurm.owned import check_srun
@@ -16,7 +15,8 @@ from launcher.backends.slurm.states import ExitCode
 from launcher.config.containers import HostPath, given_mounts, host_paths, runtime
 from launcher.config.env_file import names_in
 from launcher.config.slurm import SlurmCluster
-from trainer.config import ConfigError
+from launcher.trials.job import Job
+from trainer.spec import ConfigError
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Variables that the script itself works out, by which the ranks meet."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum
 
-from launcher.backends.base import JobState
-from trainer.config import Reason, Status
+from launcher.trials.job import JobState
+from trainer.spec import Reason, Status
+from trainer.spec.records import EXIT_STOPPED
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -36,7 +37,7 @@ class ExitCode(IntEnum):
 
     BAD_NODE = 69  # the health check found a bad node
     UNUSABLE = 73  # the node cannot read the script, or write its log
-    STOPPED = 75  # the ranks saved a checkpoint and stopped, and the job could not put itself back into the queue
+    STOPPED = EXIT_STOPPED  # the ranks saved a checkpoint and stopped, and the job could not put itself back into the queue
 
 
 EXIT_CODES: dict[int, tuple[Reason, str]] = {

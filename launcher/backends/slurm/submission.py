@@ -27,14 +27,15 @@ from typing import Any, TypeVar
 from submitit import SlurmExecutor
 from submitit.core.utils import CommandFunction, FailedJobError
 
-from launcher.backends.base import Handle, Job, Request
+from launcher.backends.contract import Request
 from launcher.backends.slurm.client import Client, patiently, submission_environment
 from launcher.backends.slurm.errors import Refused, explain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
-from launcher.sweep.files import read_json, write_text
-from trainer.config import ConfigError
+from launcher.trials.job import Handle, Job
+from trainer.spec import ConfigError
+from trainer.spec.files import read_json, write_text
 
 T = TypeVar("T")
 

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from launcher.backends.base import BackendError, Handle, JobState
+from launcher.backends.contract import BackendError
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent
 from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, Row, judge, read_accounts, read_queue
-from launcher.sweep.files import read_json
-from trainer.config import Reason, Status
+from launcher.trials.job import Handle, JobState
+from trainer.spec import Reason, Status
+from trainer.spec.files import read_json
+from trainer.spec.records import RESULT
 
 _LONGEST_PAUSE_SECONDS = 60.0
 _LOST_SECONDS = 120.0
@@ -105,7 +107,7 @@ def _ours(row: Row | None, handle: Handle) -> Row | None:
 
 def _finished(handle: Handle) -> JobState | None:
     """Done, if an earlier start of the job has finished the trial: a controller that forgot that may have queued it again."""
-    result = read_json(Path(handle["directory"]) / "result.json") or {}
+    result = read_json(Path(handle["directory"]) / RESULT) or {}
     done = result.get("status") == Status.DONE.value and result.get("attempt", -1) >= handle["attempt"]
     return JobState(Status.DONE, attempt=result["attempt"]) if done else None
 

@@ -15,7 +15,7 @@ from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import BYTES, Device
 from launcher.cost.inputs.groups import Group
 from launcher.cost.inputs.shape import Number, Shape
-from trainer.config.schema import RECOMPUTE, SCHEDULES
+from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.config.constants import constant_values
-from trainer.config import ConfigError
-from trainer.config.errors import nearest
+from trainer.spec import ConfigError
+from trainer.spec.errors import nearest
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from launcher.config.schema import HardwareConfig
 from launcher.cost.inputs.measured import Measured
-from trainer.config import ConfigError
+from trainer.spec import ConfigError
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
 """Bytes of a matrix operand."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.config import LayoutConfig, ShardingConfig
-from trainer.config.schema import RECOMPUTE, SCHEDULES
+from trainer.spec import LayoutConfig, ShardingConfig
+from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 BALANCES = ("equal", "cost")
 ORDERS = ("tensor-data-pipeline", "tensor-pipeline-data")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import ModelConfig
-from trainer.config.rules import resolve_model
+from trainer.spec import ModelConfig
+from trainer.spec.rules import resolve_model
 
 Number = Any
 """An int, a float or a numpy array of them; arrays broadcast against each other."""

@@ -78,7 +78,7 @@ def _with_ends(p: Number, layers: Number) -> tuple[Number, Number, Number]:
 
 def _by_cost(p: Number, v: Number, layers: Number, head: Number) -> tuple[Number, Number, Number]:
     """First, middle, last: the last chunk has the count whose heaviest chunk is lightest, the others are even, as
-    ``trainer.layout.balance.by_cost`` deals them out: larger chunks later. A rank holds every ``p``-th of the ``p v`` chunks."""
+    ``trainer.spec.balance.by_cost`` deals them out: larger chunks later. A rank holds every ``p``-th of the ``p v`` chunks."""
     chunks = p * v
     others = np.maximum(chunks - 1, 1)
     guess = np.floor((layers + head) / chunks - head)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import Handle, Job, JobState
 from launcher.backends.kubernetes import KubernetesBackend
 from launcher.config.kubernetes import KubernetesCluster
+from launcher.trials.job import Handle, Job, JobState
 from tests.clusters.kubernetes.fixture import Kubernetes
-from trainer.config import Status
+from trainer.spec import Status
 
 
 def frame(name: str, content: dict[str, Any]) -> str:

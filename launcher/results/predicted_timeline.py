@@ -1,0 +1,47 @@
+"""The pipeline step that the cost model expected of a trial, to be drawn under the traced one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.config.clusters import cluster_from_dict
+from launcher.results.timeline import Event, Timeline
+from launcher.trials.store import Record
+from trainer.spec import ConfigError, LayoutConfig, TrainConfig, from_dict
+
+if TYPE_CHECKING:
+    from launcher.cost.inputs.case import Case
+
+KINDS = {"send_forward": "send", "send_backward": "send", "recv_forward": "receive", "recv_backward": "receive"}
+
+
+def foreseen(record: Record) -> Timeline | None:
+    """One row per pipeline rank. None where nothing was predicted, or not any more: rates of the hardware may have gone since."""
+    if not record.predicted:
+        return None
+    from launcher.cost.inputs.layouts import to_table
+    from launcher.cost.prediction import case_of
+
+    try:
+        config, cluster = from_dict(TrainConfig, record.config), cluster_from_dict(record.cluster)
+        case = case_of(config.model, to_table([config.layout]), config.run, cluster)
+    except ConfigError:
+        return None
+    return simulated(case, config.layout)
+
+
+def simulated(case: Case, layout: LayoutConfig, computations: int | None = None) -> Timeline | None:
+    """The pipeline of ``layout``, the single one of ``case``; None where there is nothing to draw.
+
+    ``computations``: about how many of them a rank shows; the steady state of a longer step only repeats.
+    """
+    from launcher.cost.timeline import MOST_SPANS, timeline
+
+    drawn = timeline(case, layout.stage_layers, computations * layout.pipeline if computations else MOST_SPANS)
+    stages = len(drawn.ranks)
+    events = tuple(
+        Event(rank, span.action.chunk * stages + rank, span.action.chunk, KINDS.get(kind := span.action.kind.value, kind),
+              span.action.micro_batch, span.start, span.end)
+        for rank, spans in enumerate(drawn.ranks) for span in spans if span.end > span.start
+    )  # fmt: skip
+    return Timeline(0, layout.schedule, events) if events else None

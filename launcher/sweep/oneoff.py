@@ -1,0 +1,120 @@
+"""One job outside of any sweep, through the same backends: started, followed, its result read, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import backend_for
+from launcher.backends.contract import Backend, BackendError
+from launcher.config.schema import ClusterConfig, Config
+from launcher.interrupt import asked, leave
+from launcher.named_files import check_folder
+from launcher.trials.identity import digest
+from launcher.trials.job import Handle, Job, JobState
+from launcher.trials.outcome import Verdict, all_said, decide
+from trainer.spec import Status, save, to_dict, world_size_of
+from trainer.spec.files import last_object, look_again, read_json
+from trainer.spec.records import METRICS, RESULT, failures_in
+
+Tell = Callable[[JobState, dict[str, Any] | None], None]
+
+_END_SECONDS = 60.0
+"""How long an interrupted job is waited for: a rank may have to be killed."""
+
+
+class ErrandError(RuntimeError):
+    """The job failed. ``str(error)`` is one plain line."""
+
+
+def run_errand(config: Config, name: str, tell: Tell, backends: Callable[[ClusterConfig], Backend] = backend_for) -> dict[str, Any]:
+    """Run a resolved ``config`` once and return its ``result.json``. ``tell`` hears how it stands, with the newest line of its metrics.
+
+    Its folder lies where trials lie, so that all nodes see it, and is gone afterwards, whatever happens. ``ErrandError`` when it
+    fails, ``ConfigError`` when the cluster cannot be used.
+    """
+    check_folder(config.sweep.dir, "sweep.dir")
+    identifier = digest([name, time.time()])  # never the job of an earlier errand
+    root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
+    train = config.train_config()
+    job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
+    backend = backends(config.cluster)
+    with asked(leave):
+        try:
+            backend.check()
+            job.directory.mkdir(parents=True)
+            save(train, job.config_path)
+            return _follow(backend, job, tell)
+        except BackendError as error:
+            raise ErrandError(str(error)) from error
+        finally:
+            backend.close()
+            shutil.rmtree(root, ignore_errors=True)
+            _remove_if_empty(root.parent)
+
+
+def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
+    """Submit the job and wait for its end; interrupted, end it first."""
+    request = backend.render(job)
+    job.request_path.parent.mkdir(parents=True, exist_ok=True)
+    job.request_path.write_text(request.text)
+    for name, text in request.files.items():
+        (job.directory / name).write_text(text)
+    handle: Handle | None = None
+    try:
+        handle = backend.submit([request])[0]
+        while not (state := backend.poll([handle])[0]).status.final:
+            tell(state, last_object(job.directory / METRICS))
+            time.sleep(backend.poll_seconds)
+        backend.collect(job, handle)
+        _await_words(job, state, backend.visibility_s)
+    except BaseException:
+        _end(backend, job, handle or backend.find([job]).get(job.name))
+        raise
+    result = read_json(job.directory / RESULT)
+    verdict = decide(job.attempt, state, result, failures_in(job.directory))
+    if verdict.status is not Status.DONE or result is None:
+        raise ErrandError(_words(job, verdict))
+    return result
+
+
+def _await_words(job: Job, state: JobState, patience_s: float) -> None:
+    """Wait until everything is there that the ranks may have written: a file system that machines share may show it late."""
+    deadline = time.monotonic() + patience_s
+    while patience_s:
+        look_again(job.directory)
+        if all_said(job.attempt, state, read_json(job.directory / RESULT), failures_in(job.directory)):
+            return
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(0.2)
+
+
+def _end(backend: Backend, job: Job, handle: Handle | None) -> None:
+    """Cancel the job and wait until it has ended, so that its folder and whatever else is its own can go."""
+    if handle is None:
+        return
+    backend.cancel([handle])
+    deadline = time.monotonic() + _END_SECONDS
+    while not backend.poll([handle])[0].status.final and time.monotonic() < deadline:
+        time.sleep(min(backend.poll_seconds, 0.5))
+    backend.collect(job, handle)
+
+
+def _words(job: Job, verdict: Verdict) -> str:
+    """Why it failed; where nobody said why, with the last line of rank 0."""
+    reason = f"{verdict.reason.value}: " if verdict.reason else ""
+    log = job.log_path(0)
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    return reason + (verdict.detail or " ".join(last) or "the job ended without a result")
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:  # another errand is under way, or it never was made
+        return

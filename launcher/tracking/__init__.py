@@ -1,0 +1,1 @@
+"""MLflow: the mirror of a sweep, its database and server."""

@@ -1,0 +1,135 @@
+"""The process that copies the sweeps of a folder into MLflow: ``python -m launcher.tracking.copier --dir runs``.
+
+It copies what ``unmirrored`` names, whoever changed it. Of all that run in one folder one works, the others wait in line. Standard
+input is the life of the launcher that started it. While that lives, trials may be timed on this machine, and only processor time that
+nobody else wants is taken; an ordinary user's process cannot come back from that, so a child does it. Once the input ends, the child
+is ended too, and what is left is copied at the usual priority, however long it takes: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+from launcher.tracking import unmirrored
+from launcher.tracking.mirror import Mirror, attempt
+from launcher.trials.lock import Locks
+from launcher.trials.store import Store
+from trainer.spec import Status
+
+log = logging.getLogger("copier")
+
+LOOK_S = 1.0
+"""Between looks for news."""
+LONGEST_PAUSE_S = 60.0
+"""Between attempts while a tracking store fails."""
+GIVE_UP_S = 1800.0
+"""How long a store that fails is asked again after the launcher has ended. The next command starts another copier."""
+
+
+class Copier:
+    """Copies what has news, as long as it holds the folder's lock."""
+
+    def __init__(self, root: Path):
+        self._root, self._store = root, Store(root)
+        self._locks = Locks(root / "copier.lock")
+        self._mirrors: dict[str, Mirror] = {}
+        self._pauses: dict[str, float] = {}  # of sweeps that could not be copied
+        self._due: dict[str, float] = {}  # when they are tried again, monotonic
+
+    def follow(self, launcher: int) -> None:
+        """Copy what comes while ``launcher`` is the parent of this process."""
+        while os.getppid() == launcher:
+            if unmirrored.names(self._root) and self._locks.take("copier"):
+                self.look()
+            time.sleep(LOOK_S)
+
+    def finish(self) -> bool:
+        """Copy until nothing is left, or leave it to the copier that is at work. False when a store fails for ``GIVE_UP_S``."""
+        end = time.monotonic() + GIVE_UP_S
+        while unmirrored.names(self._root):
+            if not self._locks.take("copier"):
+                return True
+            while unmirrored.names(self._root):
+                if not self.look() and time.monotonic() > end:
+                    return False
+                time.sleep(LOOK_S if self._due else 0)
+            self._locks.free("copier")  # and look again: whoever found it locked has left its sweep to us
+        return True
+
+    def look(self) -> bool:
+        """Copy every sweep that has news and is due. False when there was trouble with one."""
+        for name in unmirrored.names(self._root):
+            if time.monotonic() >= self._due.get(name, 0.0):
+                self._copy(name)
+        return not self._due
+
+    def _copy(self, name: str) -> None:
+        unmirrored.take(self._root, name)
+        mirror = self._mirrors.setdefault(name, Mirror(self._root, name))
+        trouble = attempt(mirror) if self._has_begun(name) else ""
+        if not trouble:
+            self._due.pop(name, None)
+            self._pauses.pop(name, None)
+            unmirrored.forget(self._root, name)
+            return
+        if trouble != unmirrored.trouble(self._root, name):
+            log.warning("%s is not copied: %s", name, trouble)
+            unmirrored.complain(self._root, name, trouble)
+        self._pauses[name] = min(2 * self._pauses.get(name, LOOK_S / 2), LONGEST_PAUSE_S)
+        self._due[name] = time.monotonic() + self._pauses[name]
+
+    def _has_begun(self, name: str) -> bool:
+        """Whether there is anything to see of the sweep: a command that was refused may have left a plan, or nothing."""
+        planned = (Status.PLANNED, Status.PRUNED)
+        return name in self._store.names() and any(record.status not in planned for record in self._store.sweep(name).records)
+
+
+def main(argv: list[str]) -> int:
+    """0 when everything was copied, or another copier does it; 1 when a tracking store failed until the end."""
+    parser = argparse.ArgumentParser("python -m launcher.tracking.copier", description="Copy the sweeps of a folder into MLflow.")
+    parser.add_argument("--dir", default="runs")
+    root = Path(parser.parse_args(argv).dir).absolute()
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # each retry would be a page
+    child = follow_in_child(root)
+    wait_for_end(sys.stdin.fileno())
+    if unmirrored.names(root):
+        import_module("mlflow")  # seconds, in which the child may finish
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 0 if not unmirrored.names(root) or Copier(root).finish() else 1
+
+
+def follow_in_child(root: Path) -> int:
+    """A process that copies at the lowest priority, and may be killed at any moment."""
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        stand_back()
+        Copier(root).follow(parent)
+        os._exit(0)
+    return child
+
+
+def wait_for_end(descriptor: int) -> None:
+    while os.read(descriptor, 65536):
+        pass
+
+
+def stand_back() -> None:
+    """Run only when a processor would be idle: the trials that share the machine are being timed."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

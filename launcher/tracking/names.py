@@ -1,0 +1,136 @@
+"""What MLflow is told of a sweep and its trials: names and values, as plain data. Pure.
+
+A sweep is a parent run, each of its trials a child run. ``train/...`` are metrics by step, as rank 0 wrote them; the plain
+names (``step_time_s``, ...) are the trial's summary, there once it is done, so that sorting runs by ``step_time_s`` gives
+the ranking.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from launcher import labels
+from launcher.results.ranking import Measurement, leaders
+from launcher.trials.labels import trial_labels
+from trainer.spec import Status, flatten
+from trainer.spec.records import number, summary_metrics
+
+if TYPE_CHECKING:
+    from launcher.trials.store import Record, Sweep
+
+HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")
+"""Configuration that is not a parameter of a trial: where it is mirrored, what may be private, what fills pages."""
+
+RUN_STATUS = {
+    Status.PLANNED: "SCHEDULED", Status.SUBMITTED: "SCHEDULED", Status.RUNNING: "RUNNING", Status.DONE: "FINISHED",
+    Status.FAILED: "FAILED", Status.PRUNED: "KILLED", Status.STOPPED: "KILLED",
+}  # fmt: skip
+
+
+def params(record: Record) -> dict[str, str]:
+    """The resolved configuration, flattened: ``layout.tensor`` -> ``2``. Values as YAML would write them."""
+    flat = flatten({**record.config, **({"cluster": record.cluster} if record.cluster else {})})
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
+
+
+def tags(record: Record, sweep: str) -> dict[str, str]:
+    """What runs are found and filtered by. ``mlflow.source.*`` is what the MLflow page shows as their origin."""
+    return {
+        "trial": record.id,
+        "sweep": sweep,
+        "layout": labels.layout_label(record.config.get("layout") or {}),
+        "status": record.status.value,
+        "reason": record.reason.value if record.reason else "",
+        "detail": record.detail[:2000],
+        "attempt": str(record.attempt),
+        "git_commit": record.commit or "",
+        "mlflow.source.git.commit": (record.commit or "").rstrip("+"),
+        "mlflow.source.name": " ".join(["trireme train", *record.overrides])[:2000],
+        "mlflow.source.type": "LOCAL",
+    }
+
+
+def run_name(record: Record, label: str) -> str:
+    """What MLflow's page calls the trial whose label in its sweep is ``label``."""
+    return f"{label} {record.id[:6]}"
+
+
+def trial_metrics(record: Record) -> dict[str, float]:
+    """The trial's figures, measured (once it is done) and predicted. Only what is known and finite."""
+    predicted = {f"predicted_{name}": number((record.predicted or {}).get(name)) for name in ("step_time_s", "memory_bytes")}
+    known = {name: value for name, value in predicted.items() if value is not None and math.isfinite(value)}
+    return known | (summary_metrics(record.result() or {}) if record.status is Status.DONE else {})
+
+
+def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
+    """The parent run: how many trials stand how, the best layout, where it came from, and the ranking as its description."""
+    counts = {status.value: sum(m.status is status for m in ranked) for status in Status}
+    names = trial_labels(sweep.records)
+    best = next(iter(leaders(ranked)), None)
+    commit = next((record.commit for record in sweep.records if record.commit), None) or ""
+    named = {
+        "sweep": sweep.name,
+        "trials": ", ".join(f"{count} {status}" for status, count in counts.items() if count),
+        "git_commit": commit,
+        "mlflow.source.git.commit": commit.rstrip("+"),
+        "mlflow.source.name": sweep_command([record.overrides for record in sweep.records])[:2000],
+        "mlflow.source.type": "LOCAL",
+    }
+    if best is not None:
+        named |= {"best_trial": best.trial, "best_layout": labels.layout_label(best.layout)}
+    return named | {"mlflow.note.content": markdown(ranked, names)}
+
+
+def sweep_metrics(ranked: Sequence[Measurement]) -> dict[str, float]:
+    """The parent run's figures: how many trials stand how, and those of the fastest. Their names are no trial's, so that the page sorts trials alone."""
+    counts = {f"trials/{status.value}": float(sum(m.status is status for m in ranked)) for status in Status}
+    best = next(iter(leaders(ranked)), None)
+    figures = {f"best_{name}": getattr(best, name) for name in ("step_time_s", "tokens_per_s")} if best else {}
+    return {"trials/all": float(len(ranked))} | counts | {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def sweep_command(points: Sequence[Sequence[str]]) -> str:
+    """A command that runs the trials of ``points``, given by their overrides: each key with all its values, in order of appearance."""
+    values: dict[str, list[str]] = {}
+    for overrides in points:
+        for override in overrides:
+            name, _, value = override.partition("=")
+            known = values.setdefault(name, [])
+            if value not in known:
+                known.append(value)
+    words = [f"{name}={','.join(found)}" for name, found in values.items()]
+    return " ".join(["trireme train", *(["-m"] if len(points) > 1 else []), *words])
+
+
+def view_name(sweep: str, owner: str) -> str:
+    """What MLflow's page calls the view of a sweep; the owner's mark keeps sweeps of one name on one server apart."""
+    return f"{sweep}-{owner}"
+
+
+def view(sweep: str, owner: str) -> tuple[str, str]:
+    """An experiment tag by which MLflow's page shows the sweep's trials, fastest first, with the columns that matter."""
+    columns = ["metrics.`step_time_s`", "metrics.`tokens_per_s`", "metrics.`peak_memory_bytes`", "tags.`status`", "tags.`reason`"]
+    state = {
+        "searchFilter": f"tags.sweep = '{sweep}' and tags.owner = '{owner}' and tags.trial != ''",
+        "orderByKey": columns[0],
+        "orderByAsc": True,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": columns,
+    }
+    return f"mlflow.sharedViewState.{view_name(sweep, owner)}", json.dumps(state)
+
+
+def markdown(ranked: Sequence[Measurement], names: Mapping[str, str], rows: int = 30) -> str:
+    """The head of the ranking as a Markdown table, short enough for a tag."""
+    head = ["| | trial | layout | step time | tokens/s | outcome |", "|---|---|---|---|---|---|"]
+    body = [
+        f"| {m.place or ''} | {m.trial} | {names[m.trial]} | {labels.seconds(m.step_time_s)} "
+        f"| {labels.amount(m.tokens_per_s)} | {m.status.value}{': ' + m.reason.value if m.reason else ''} |"
+        for m in ranked[:rows]
+    ]
+    more = [f"\n... and {len(ranked) - rows} more"] if len(ranked) > rows else []
+    return "\n".join([*head, *body, *more])

@@ -1,0 +1,105 @@
+"""The launcher's side of the MLflow mirror: say what has news, start the copier, wait for it a moment. The sweep never waits for MLflow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.console import say
+from launcher.tracking import unmirrored
+from launcher.tracking.database import environment
+
+if TYPE_CHECKING:
+    from launcher.trials.store import Record
+
+PATIENCE_S = 5.0
+"""How long a command that has measured something waits for MLflow before it leaves the rest to the background."""
+PERIOD_S = 5.0
+"""Between looks at the steps of trials that run."""
+
+
+class MlflowMirror:
+    """An observer of the sweep loop that has the sweep copied into MLflow.
+
+    A process of its own does that (``copier.py``), begun with the first trial: nothing is handed over here but the news that there is
+    something to read. It outlives the launcher until all is copied. What it has to say is in ``mlflow.log`` in the folder of trials.
+    """
+
+    def __init__(self, root: str | Path, sweep: str):
+        self._root, self._sweep = Path(root).absolute(), sweep
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told = float("-inf")
+
+    def begin(self) -> None:
+        """From here on word is left of the sweep, if this process is killed too: the next command has it copied."""
+        unmirrored.add(self._root, self._sweep)
+
+    def on_trial(self, record: Record) -> None:
+        """A trial has changed."""
+        self.close()
+        self._start()
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        """Trials that run make steps."""
+        if records and time.monotonic() - self._told > PERIOD_S:
+            self.on_trial(records[0])
+
+    def close(self) -> None:
+        """The sweep has ended; this command may not have."""
+        unmirrored.add(self._root, self._sweep)
+        self._told = time.monotonic()
+
+    def finish(self, patience_s: float = PATIENCE_S) -> None:
+        """Let the copier finish what is left, without waiting for longer than ``patience_s``."""
+        process = self._start()
+        assert process.stdin is not None
+        process.stdin.close()  # the launcher's life, as the copier sees it
+        with suppress(KeyboardInterrupt):
+            self._wait(process, patience_s)
+        if not patience_s or self._sweep not in unmirrored.names(self._root):
+            return
+        trouble = unmirrored.trouble(self._root, self._sweep) or f"its copier ended with code {process.returncode}" * bool(
+            process.returncode
+        )
+        if trouble:
+            say(
+                f"MLflow does not have all of sweep {self._sweep} yet: {trouble}; any later command tries again, see {self._root / 'mlflow.log'}"
+            )
+        else:
+            say(f"sweep {self._sweep} is being copied to MLflow in the background; 'trireme ui' waits for it")
+
+    def _wait(self, process: subprocess.Popen[bytes], patience_s: float) -> None:
+        start, told = time.monotonic(), False
+        while time.monotonic() - start < patience_s and self._sweep in unmirrored.names(self._root) and not process.poll():
+            if not told and time.monotonic() - start > 1:
+                say("copying to MLflow; Ctrl-C leaves it to the background")
+                told = True
+            time.sleep(0.05)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = start_copier(self._root, subprocess.PIPE)
+        return self._process
+
+
+def start_copier(root: Path, life: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """A copier that stands back while somebody holds the other end of ``life``. Ctrl-C and a closed terminal are not for it."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "launcher.tracking.copier", "--dir", str(root)]
+    with (root / "mlflow.log").open("ab") as output:
+        return subprocess.Popen(
+            command, stdin=life, stdout=output, stderr=output, env=environment() | {"PYTHONPATH": path}, start_new_session=True
+        )
+
+
+def resume(root: Path) -> None:
+    """Have copied in the background what an earlier copier was killed before it had copied; nothing in folders of other people."""
+    with suppress(OSError):
+        if unmirrored.names(root) and root.stat().st_uid == os.getuid():
+            start_copier(root)

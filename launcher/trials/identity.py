@@ -1,0 +1,33 @@
+"""What makes two trials the same trial.
+
+A trial's id is a hash of everything that can change what it computes or how fast. Left out, because a trial repeated with
+another value would measure the same thing:
+
+- ``tracking``: where measurements are mirrored;
+- ``cluster.hardware`` but its name: rates are the cost model's input, and calibration changes them while a search runs
+  (the two that reach the trainer, peak and memory, are in ``run``);
+- the cluster's ``passing`` keys: how patiently, how many at once, at whose expense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from launcher.config.schema import Config
+from trainer.spec import to_dict
+
+
+def trial_id(config: Config) -> str:
+    """12 hexadecimal digits; ``config`` must be resolved, so that a value given and the same value derived agree."""
+    content = to_dict(config.train_config())
+    del content["tracking"]
+    place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
+    place["hardware"] = config.cluster.hardware.name
+    return digest({**content, "cluster": place})
+
+
+def digest(content: Any) -> str:
+    """12 hexadecimal digits of plain data, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]

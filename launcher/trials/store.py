@@ -1,0 +1,272 @@
+"""Trials and sweeps on disk. The files are the only state: any launcher, at any time, can go on from them.
+
+    <root>/trials/<id>/trial.json   the launcher's record of a trial; beside it everything the trainer writes
+    <root>/sweeps/<name>.json       a sweep: its points in order, each a trial or a pruned combination
+    <root>/locks                    who runs what (see lock.py)
+    <root>/stop/<id>                a wish to stop a trial, left for the launcher that is running it
+
+Trials are global: two sweeps with the same point share the trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import ClusterConfig, Config
+from launcher.trials.identity import digest, trial_id
+from launcher.trials.owner import owned
+from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
+from trainer.spec.errors import nearest
+from trainer.spec.files import last_object, read_json, write_json
+from trainer.spec.records import CONFIG, METRICS, RESULT, attempt_of, known_reason, outcome_of
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID = re.compile(r"[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep: a resolved configuration, or the reason why the combination is not run."""
+
+    overrides: tuple[str, ...]
+    config: Config | None
+    error: str | None = None
+    predicted: dict[str, Any] | None = None  # {"step_time_s", "memory_bytes", "parts"}
+    reason: Reason = Reason.CONFIGURATION  # of a pruned point
+
+    @cached_property
+    def trial(self) -> str:
+        """The trial's id; of a pruned point one that no trial has."""
+        return trial_id(self.config) if self.config is not None else digest(list(self.overrides))
+
+
+@dataclass
+class Record:
+    """What the launcher knows of a trial. Times are unix seconds."""
+
+    id: str
+    directory: Path
+    status: Status = Status.PLANNED
+    reason: Reason | None = None
+    detail: str = ""
+    attempt: int = 0
+    handle: dict[str, Any] | None = None  # submitted without a handle: the launcher meant to submit, and did not live to note it
+    overrides: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)  # resolved TrainConfig
+    cluster: dict[str, Any] = field(default_factory=dict)
+    world_size: int = 1
+    sweep: str = ""  # the sweep that ran it last
+    created: float | None = None
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    end_seen: float | None = None  # when the attempt's job was first seen to have ended, while words of its ranks were still missing
+    nodes: tuple[str, ...] = ()
+    predicted: dict[str, Any] | None = None
+    history: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # earlier attempts: attempt, status, reason, detail, started, ended, nodes, bad_nodes
+    avoided: tuple[str, ...] = ()  # nodes that the attempt leaves out
+    avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
+    left: list[dict[str, Any]] = field(default_factory=list)  # ended attempts with objects at their place: {"attempt", "handle"}
+    launcher: str = ""  # who runs it: "process 123 on host"
+    commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
+
+    def result(self) -> dict[str, Any] | None:
+        """The trainer's ``result.json``, unless it is missing or left by an older attempt."""
+        result = read_json(self.directory / RESULT)
+        return result if result is not None and attempt_of(result) >= self.attempt else None
+
+    def last_step(self) -> dict[str, Any] | None:
+        """The newest line of ``metrics.jsonl``: step, loss, step_time_s, ..."""
+        return last_object(self.directory / METRICS)
+
+    @property
+    def answered(self) -> bool:
+        """Whether running the trial again would only repeat what is known: measured, out of memory, diverged, or beaten."""
+        if self.status is Status.DONE:
+            return (self.result() or {}).get("status") == Status.DONE.value
+        return self.status.final and self.reason in (Reason.OUT_OF_MEMORY, Reason.NUMERICS, Reason.CANNOT_WIN)
+
+    def to_json(self) -> dict[str, Any]:
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "directory"}
+        return data | {"status": self.status.value, "reason": self.reason.value if self.reason else None}
+
+    @classmethod
+    def from_json(cls, directory: Path, data: dict[str, Any]) -> Record:
+        """``ValueError`` or ``TypeError`` when ``data`` is not a record. Keys of a newer Trireme are ignored."""
+        known = {f.name for f in dataclasses.fields(cls)} - {"directory"}
+        record = cls(directory=directory, **{name: value for name, value in data.items() if name in known})
+        record.status = Status(record.status)
+        record.reason = None if record.reason is None else Reason(record.reason)
+        record.overrides, record.nodes, record.avoided = tuple(record.overrides), tuple(record.nodes), tuple(record.avoided)
+        return record
+
+
+@dataclass
+class Sweep:
+    """A named, ordered set of trials. ``records`` includes pruned points, which have no directory on disk."""
+
+    name: str
+    created: float
+    launcher: str
+    records: list[Record]
+
+
+class Store:
+    """All trials and sweeps under one folder."""
+
+    def __init__(self, root: str | Path):
+        self.root = Path(os.path.abspath(root))
+        self.trials = self.root / "trials"
+        self.sweeps = self.root / "sweeps"
+        self.wishes = self.root / "stop"
+
+    # -- trials ---------------------------------------------------------------------------------------------------------
+
+    def plan(self, point: Point, sweep: str, commit: str | None = None) -> Record:
+        """The record of a point: the one on disk, or a new one with its directory and ``config.yaml``.
+
+        What the plan adds to it is not saved: only who has locked the trial may do that.
+        """
+        if point.config is None:
+            return self._pruned(point.overrides, point.reason, point.error or "")
+        train = owned(point.config.train_config(), self.root)
+        record = self.load(point.trial)
+        cluster = cluster_of(record, point.config.cluster)
+        fresh = record.created is None
+        record.overrides, record.predicted = point.overrides, point.predicted or record.predicted
+        record.config, record.cluster, record.sweep = to_dict(train), to_dict(cluster), sweep
+        record.world_size = world_size_of(train.layout)
+        record.created, record.commit = record.created or time.time(), commit
+        if fresh or not (record.directory / CONFIG).exists():
+            record.directory.mkdir(parents=True, exist_ok=True)
+            save(train, record.directory / CONFIG)
+        return record
+
+    def save(self, record: Record, *, durable: bool = True) -> None:
+        write_json(record.directory / "trial.json", record.to_json(), durable=durable)
+
+    def save_all(self, records: Sequence[Record]) -> None:
+        """``save`` each, durably. Side by side: a disk or a file server makes many files durable in hardly more time than one."""
+        if records:
+            with ThreadPoolExecutor(min(32, len(records))) as pool:
+                list(pool.map(self.save, records))
+
+    def load(self, identifier: str) -> Record:
+        """The record of an exact id. What is missing or torn is rebuilt from the trainer's result, or is a trial never run."""
+        directory = self.trials / identifier
+        data = read_json(directory / "trial.json")
+        if data is not None:
+            try:
+                return Record.from_json(directory, data)
+            except (TypeError, ValueError):
+                pass  # written by hand or by another version: as good as missing
+        record = Record(identifier, directory)
+        result = read_json(directory / RESULT)
+        if result is not None:
+            record.attempt = attempt_of(result)
+            record.status, record.reason = outcome_of(result)
+            record.detail = str(result.get("message") or "")
+        return record
+
+    def trial(self, prefix: str) -> Record:
+        """The trial whose id begins with ``prefix``; ``ConfigError`` when there is none, or more than one."""
+        known = sorted(path.name for path in self.trials.glob("*") if _ID.fullmatch(path.name))
+        found = [name for name in known if prefix and name.startswith(prefix)]
+        if len(found) == 1:
+            return self.load(found[0])
+        if found:
+            raise ConfigError(f"trial {prefix!r} is short for {len(found)} trials ({', '.join(found[:4])}...); give more digits")
+        raise ConfigError(f"there is no trial {prefix!r} in {self.root}{nearest(prefix, known)}; 'trireme status' lists them")
+
+    # -- sweeps ---------------------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """All sweeps, the one touched last first."""
+        return [path.stem for path in sorted(self.sweeps.glob("*.json"), key=lambda p: p.stat().st_mtime_ns, reverse=True)]
+
+    def sweep(self, name: str | None = None) -> Sweep:
+        """A sweep with its records; None: the newest. ``ConfigError`` when there is none of that name."""
+        known = self.names()
+        if name is None and not known:
+            raise ConfigError(f"there is no sweep in {self.root} yet; run 'trireme train' first, or say where with --dir")
+        if name is not None and name not in known:
+            raise ConfigError(f"there is no sweep {name!r} in {self.root}{nearest(name, known)}; 'trireme status --all' lists them")
+        name = name or known[0]
+        data = self._read_sweep(name)
+        return Sweep(name, data["created"], data["launcher"], [self._point_record(point) for point in data["points"]])
+
+    def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
+        """Add ``records`` to the sweep. Points it has already keep their place; those not named stay."""
+        data = self._read_sweep(name)
+        points = {point["trial"]: point for point in data["points"]}
+        for record in records:
+            pruned = {"reason": record.reason.value, "detail": record.detail} if record.status is Status.PRUNED and record.reason else None
+            points[record.id] = {"trial": record.id, "overrides": list(record.overrides), "pruned": pruned}
+        write_json(self._sweep_path(name), data | {"launcher": launcher, "points": list(points.values())}, durable=True)
+
+    def _sweep_path(self, name: str) -> Path:
+        return self.sweeps / f"{check_name(name)}.json"
+
+    def _read_sweep(self, name: str) -> dict[str, Any]:
+        """What is whole in a sweep's file; of one that is new or damaged, the empty sweep."""
+        data = {"name": name, "created": time.time(), "launcher": "", "points": []} | (read_json(self._sweep_path(name)) or {})
+        points = data["points"] if isinstance(data["points"], list) else []
+        data["points"] = [point for point in points if isinstance(point, dict) and _ID.fullmatch(str(point.get("trial")))]
+        return data
+
+    def _point_record(self, point: dict[str, Any]) -> Record:
+        overrides, pruned = tuple(map(str, point.get("overrides") or ())), point.get("pruned")
+        if isinstance(pruned, dict):
+            return self._pruned(overrides, known_reason(pruned.get("reason")) or Reason.CONFIGURATION, str(pruned.get("detail", "")))
+        record = self.load(point["trial"])
+        record.overrides = overrides
+        return record
+
+    def _pruned(self, overrides: tuple[str, ...], reason: Reason, detail: str) -> Record:
+        identifier = digest(list(overrides))
+        return Record(identifier, self.trials / identifier, Status.PRUNED, reason, detail, overrides=overrides)
+
+    # -- wishes to stop -------------------------------------------------------------------------------------------------
+
+    def ask_to_stop(self, record: Record, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        """Leave a mark for the launcher that runs the trial; it obeys within a second."""
+        write_json(self.wishes / record.id, {"reason": reason.value, "detail": detail})
+
+    def stops(self) -> dict[str, tuple[Reason, str]]:
+        """All marks that ``ask_to_stop`` left, by trial id: one look at one folder, however many trials there are."""
+        try:
+            names = [name for name in os.listdir(self.wishes) if not name.startswith(".")]
+        except FileNotFoundError:
+            return {}
+        marks = {name: read_json(self.wishes / name) or {} for name in names}
+        return {name: (known_reason(mark.get("reason")) or Reason.CANCELLED, str(mark.get("detail", ""))) for name, mark in marks.items()}
+
+    def forget_stop(self, record: Record) -> None:
+        (self.wishes / record.id).unlink(missing_ok=True)
+
+
+def check_name(name: str) -> str:
+    """``name`` if it can be the name of a sweep: a file name, a label and a word of the command line everywhere."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"sweep.name={name!r} cannot name a sweep; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
+    """``planned``, except that a trial that is under way is followed where it was submitted, whatever the command says now."""
+    if record.status not in (Status.SUBMITTED, Status.RUNNING):
+        return planned
+    return dataclasses.replace(planned, **{name: record.cluster[name] for name in planned.found_by if name in record.cluster})

@@ -1,0 +1,145 @@
+"""The nursery forks what it is asked for, reports every end, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farm import ROOT, Farm, free_port
+from small_runs import small
+
+
+class Conversation:
+    """A nursery of its own, spoken to line by line."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+        )
+        assert self.hear() == {"ready": True}
+
+    def say(self, line: str) -> None:
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        return json.loads(self.process.stdout.readline())
+
+    def start(self, out: Path, ranks: int, steps: int = 100000, **layout: Any) -> list[int]:
+        Farm.write(out / "config.yaml", small(steps=steps, **layout))
+        self.say(
+            json.dumps(
+                {
+                    "start": "trial",
+                    "config": str(out / "config.yaml"),
+                    "out": str(out),
+                    "attempt": 0,
+                    "ranks": list(range(ranks)),
+                    "world_size": ranks,
+                    "master_port": free_port(),
+                    "env": {"GREETING": "hello"},
+                    "log": str(out / "logs" / "rank{rank}.log"),
+                }
+            )
+        )
+        reply = self.hear()
+        assert reply["started"] == "trial"
+        return [reply["pids"][str(rank)] for rank in range(ranks)]
+
+
+def ended(conversation: Conversation) -> None:
+    conversation.process.kill()
+    conversation.process.wait()
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Conversation]:
+    """One for all tests that leave it alive."""
+    conversation = Conversation()
+    yield conversation
+    ended(conversation)
+
+
+@pytest.fixture
+def mortal() -> Iterator[Conversation]:
+    """One for a test that kills it."""
+    conversation = Conversation()
+    yield conversation
+    ended(conversation)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Any, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_rank_is_reported_with_its_exit_code_and_has_its_log(nursery: Conversation, tmp_path: Path) -> None:
+    nursery.start(tmp_path, 2, steps=2, data=2)
+    ends = sorted((nursery.hear() for _ in range(2)), key=lambda end: end["rank"])
+    assert ends == [{"exited": "trial", "rank": rank, "code": 0} for rank in range(2)]
+    assert "step 2/2" in (tmp_path / "logs" / "rank0.log").read_text()
+    assert (tmp_path / "logs" / "rank1.log").read_text() == ""
+
+
+def test_end_of_input_kills_every_rank(mortal: Conversation, tmp_path: Path) -> None:
+    pids = mortal.start(tmp_path, 2, data=2)
+    mortal.process.stdin.close()
+    assert mortal.process.wait(20) == 0
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_killed_nursery_leaves_no_rank(mortal: Conversation, tmp_path: Path) -> None:
+    pids = mortal.start(tmp_path, 2, data=2)
+    until((tmp_path / "metrics.jsonl").exists)
+    mortal.process.kill()
+    until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_kill_request_stops_ranks_that_can_stop(nursery: Conversation, tmp_path: Path) -> None:
+    nursery.start(tmp_path, 2, data=2)
+    until((tmp_path / "metrics.jsonl").exists)
+    nursery.say('{"kill": "trial"}')
+    assert {nursery.hear()["code"], nursery.hear()["code"]} == {75}
+
+
+def test_peers_of_a_failed_rank_are_killed(nursery: Conversation, tmp_path: Path) -> None:
+    """Rank 0 is frozen, so it cannot notice by itself that rank 1 is gone."""
+    pids = nursery.start(tmp_path, 2, data=2)
+    until((tmp_path / "metrics.jsonl").exists)
+    os.kill(pids[0], signal.SIGSTOP)
+    os.kill(pids[1], signal.SIGKILL)
+    assert {nursery.hear()["rank"], nursery.hear()["rank"]} == {0, 1}
+
+
+@pytest.mark.parametrize("line", ["no json", "[]", "{}", '{"start": "a"}', '{"start": "b", "ranks": 3}'])
+def test_a_request_that_cannot_be_served_is_answered_and_harms_nothing(nursery: Conversation, tmp_path: Path, line: str) -> None:
+    nursery.say(line)
+    assert "error" in nursery.hear()
+    nursery.start(tmp_path, 1, steps=1 + 1)
+    assert nursery.hear()["code"] == 0
+
+
+def test_a_key_cannot_run_twice_at_once(nursery: Conversation, tmp_path: Path) -> None:
+    pids = nursery.start(tmp_path, 1)
+    nursery.say(json.dumps({"start": "trial", "config": "", "out": "", "ranks": [0], "world_size": 1, "master_port": 1, "log": ""}))
+    assert "running already" in nursery.hear()["error"]
+    os.kill(pids[0], signal.SIGKILL)
+    assert nursery.hear() == {"exited": "trial", "rank": 0, "code": -signal.SIGKILL}

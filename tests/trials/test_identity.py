@@ -1,0 +1,71 @@
+"""The same content is the same trial, and nothing that changes a measurement is left out of an id."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launcher.config.schema import Config, HardwareConfig, LocalCluster
+from launcher.trials.identity import digest, trial_id
+from tests.sweep.support import trial
+from trainer.spec import TrackingConfig, flatten, from_dict, to_dict
+
+
+def test_the_id_is_twelve_hexadecimal_digits_and_the_same_in_every_process() -> None:
+    assert digest({"b": 1, "a": [1, None]}) == digest({"a": [1, None], "b": 1}) == "28aaa2efb398"
+
+
+def test_a_value_given_and_the_same_value_derived_are_one_trial() -> None:
+    derived, given = trial(), Config(**vars(trial()))
+    given.model = dataclasses.replace(given.model, ffn=4 * given.model.hidden)
+    assert trial_id(given) == trial_id(derived)
+
+
+def _changed(value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    return f"{value}x" if isinstance(value, str) else [1]
+
+
+RUN_KEYS = [key for key in flatten(trial().train_config()) if not key.startswith("tracking.")]
+
+
+@pytest.mark.parametrize("key", RUN_KEYS)
+def test_every_key_of_the_run_but_tracking_is_part_of_the_id(key: str) -> None:
+    config = trial()
+    *path, last = key.split(".")
+    section = config
+    for name in path:
+        section = getattr(section, name)
+    before = trial_id(config)
+    setattr(section, last, _changed(getattr(section, last)))
+    assert trial_id(config) != before
+
+
+def test_what_cannot_change_a_measurement_is_not_part_of_the_id() -> None:
+    config = trial()
+    elsewhere = dataclasses.replace(
+        config,
+        tracking=TrackingConfig(uri="http://mlflow", experiment="x", owner="y"),
+        sweep=dataclasses.replace(config.sweep, name="other", max_parallel=7, rerun=True),
+        cluster=LocalCluster(
+            gpus_per_node=4, max_processes=3, start_timeout=9.0, hardware=HardwareConfig(link_gbs=3.0, calibration={"a": 1})
+        ),
+    )
+    assert trial_id(elsewhere) == trial_id(config)
+
+
+def test_another_place_is_another_trial() -> None:
+    config = trial()
+    for cluster in (LocalCluster(nodes=2, gpus_per_node=4), LocalCluster(gpus_per_node=4, env={"A": "1"}),
+                    LocalCluster(gpus_per_node=4, hardware=HardwareConfig(name="other"))):  # fmt: skip
+        assert trial_id(dataclasses.replace(config, cluster=cluster)) != trial_id(config)
+
+
+def test_the_id_survives_writing_and_reading_the_configuration() -> None:
+    config = trial()
+    again = Config(**{k: v for k, v in vars(config).items() if k != "model"}, model=from_dict(type(config.model), to_dict(config.model)))
+    assert trial_id(again) == trial_id(config)

@@ -1,0 +1,227 @@
+"""Every byte between ranks goes through here: named groups that count calls and bytes and say who failed in what.
+
+A ``Group`` of one rank makes no call and counts nothing, so code that uses it needs no case for it. Calls return a
+``Pending``; ``wait`` on it makes the result usable (on CUDA it orders streams, it does not block the host). The time the
+stream or host spends there is the exposed part of communication.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.comm.clock import Clock
+from trainer.launch.failure import CommunicationError
+
+# torch 2.13 renamed the flat collectives and warns about the old names
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+MAX = dist.ReduceOp.MAX
+SUM = dist.ReduceOp.SUM
+
+
+@dataclass
+class Ledger:
+    """What one rank has communicated: calls and bytes by (group, operation), and when it had to wait for it.
+
+    The payload is the full tensor of an all_gather or reduce_scatter (all shards), the tensor of an all_reduce, and what is
+    sent of a point-to-point message. ``wire_bytes`` turns it into what a ring algorithm sends.
+    """
+
+    clock: Clock
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    payload: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wire: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waits: list[tuple[Any, Any]] = field(default_factory=list)  # marks of the clock, since the meter last took them
+
+    def count(self, group: Group, operation: str, nbytes: int) -> None:
+        """Count one call. A ring all_reduce of n bytes over g ranks sends 2 n (g-1)/g, all_gather and reduce_scatter half of it."""
+        key = (group.name, operation)
+        share = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}.get(operation)
+        self.calls[key] += 1
+        self.payload[key] += nbytes
+        self.wire[key] += nbytes if share is None else int(share * nbytes * (group.size - 1) / group.size)
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.payload.clear()
+        self.wire.clear()
+
+
+@dataclass
+class Pending:
+    """A collective that has been started. ``keep`` are tensors that must outlive it."""
+
+    work: Any
+    group: Group
+    operation: str
+    keep: tuple[Tensor, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is complete already. Never waits."""
+        return self.work is None or self.work.is_completed()
+
+    def wait(self) -> None:
+        """Return when the result can be used; ``CommunicationError`` when it never will be."""
+        if self.work is None:
+            return
+        clock = self.group.ledger.clock
+        start = clock.mark()
+        try:
+            self.work.wait()
+        except (RuntimeError, ValueError) as error:
+            raise self.group.failed(self.operation, error) from error
+        self.work, self.keep = None, ()
+        self.group.ledger.waits.append((start, clock.mark()))
+
+
+@dataclass
+class Group:
+    """Ranks that communicate along one axis. ``handle`` is torch's process group, None for a single rank."""
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int  # global rank of this process
+    ledger: Ledger
+    handle: Any = None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def index(self) -> int:
+        """Position of this rank in the group."""
+        return self.ranks.index(self.rank)
+
+    def all_reduce(self, tensor: Tensor, op: Any = SUM) -> Pending:
+        """Reduce ``tensor`` in place over the group."""
+        return self._start("all_reduce", tensor, lambda: dist.all_reduce(tensor, op=op, group=self.handle, async_op=True), tensor)
+
+    def all_gather(self, output: Tensor, shard: Tensor) -> Pending:
+        """``output`` = the shards of all ranks in order, along dimension 0. ``shard`` may be its own place in ``output``."""
+        if self.size == 1:
+            return self._alone(output, shard)
+        return self._start("all_gather", output, lambda: _all_gather(output, shard, group=self.handle, async_op=True), output, shard)
+
+    def reduce_scatter(self, shard: Tensor, tensor: Tensor) -> Pending:
+        """``shard`` = this rank's piece, along dimension 0, of the sum of ``tensor`` over the group."""
+        if self.size == 1:
+            return self._alone(shard, tensor)
+        call = lambda: _reduce_scatter(shard, tensor, group=self.handle, async_op=True)  # noqa: E731
+        return self._start("reduce_scatter", tensor, call, shard, tensor)
+
+    def send(self, tensor: Tensor, peer: int) -> Pending:
+        """Send to the rank at position ``peer``. It may not complete before the peer has posted its receive."""
+        return self._start("send", tensor, lambda: dist.isend(tensor, group=self.handle, group_dst=peer), tensor)
+
+    def receive(self, tensor: Tensor, peer: int) -> Pending:
+        """Receive into ``tensor`` from the rank at position ``peer``. Not counted: its sender counts it."""
+        return self._start("receive", None, lambda: dist.irecv(tensor, group=self.handle, group_src=peer), tensor)
+
+    def connect(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Send one byte over each (sender, receiver) by position, in the order given, which is the same on every rank. Not counted.
+
+        NCCL makes the link of a pair when both first use it, and blocks the host until then: a receive posted ahead of a send that the
+        same peer waits for would block forever. Afterwards sends and receives only queue.
+        """
+        byte = torch.zeros(1, dtype=torch.uint8, device=self.ledger.clock.device)
+        for sender, receiver in pairs:
+            try:
+                if self.index == sender:
+                    dist.send(byte, group=self.handle, group_dst=receiver)
+                elif self.index == receiver:
+                    dist.recv(byte, group=self.handle, group_src=sender)
+            except (RuntimeError, ValueError) as error:
+                raise self.failed("connect", error) from error
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """``value`` of every rank, on every rank. For small plain data outside of the step."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(values, value, group=self.handle)
+        except RuntimeError as error:
+            raise self.failed("gather_objects", error) from error
+        return values
+
+    def together(self, act: Callable[[], Any], errors: tuple[type[Exception], ...]) -> Any:
+        """``act()`` of this rank, when every rank has done its own; if one of ``errors`` is raised on some, the first is raised on all."""
+        result, failure = None, None
+        try:
+            result = act()
+        except errors as error:
+            failure = error
+        failures = [f for f in self.gather_objects(failure) if f is not None]
+        if failures:
+            raise failures[0]
+        return result
+
+    def failed(self, operation: str, error: Exception) -> CommunicationError:
+        """The error that names rank, collective and group."""
+        collective = f"{operation} over {self.name}"
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return CommunicationError(f"rank {self.rank}: {collective} (ranks {', '.join(map(str, self.ranks))}) failed: {first}", collective)
+
+    def _alone(self, output: Tensor, source: Tensor) -> Pending:
+        if output.data_ptr() != source.data_ptr():
+            output.copy_(source)
+        return Pending(None, self, "copy")
+
+    def _start(self, operation: str, counted: Tensor | None, call: Callable[[], Any], *keep: Tensor) -> Pending:
+        if self.size == 1:
+            return Pending(None, self, operation)
+        if counted is not None:
+            self.ledger.count(self, operation, counted.numel() * counted.element_size())
+        try:
+            work = call()
+        except (RuntimeError, ValueError) as error:
+            raise self.failed(operation, error) from error
+        return Pending(work, self, operation, keep)
+
+
+class World:
+    """All ranks of the run, and the maker of groups. ``close`` it in the end."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, address: str, port: int, timeout_s: float):
+        self.rank, self.size, self.device = rank, size, device
+        self.timeout = timedelta(seconds=timeout_s)
+        self.ledger = Ledger(Clock(device))
+        self.group = Group("world", tuple(range(size)), rank, self.ledger)
+        if size > 1:
+            self._connect(address, port)
+
+    def _connect(self, address: str, port: int) -> None:
+        try:
+            store = dist.TCPStore(address, port, self.size, self.rank == 0, self.timeout)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
+        except (RuntimeError, ValueError, OSError) as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise CommunicationError(f"rank {self.rank} cannot meet the others at {address}:{port}: {first}", "rendezvous") from error
+        self.group.handle = dist.group.WORLD
+
+    def make_group(self, name: str, ranks: list[int]) -> Group:
+        """The group of ``ranks`` (this one among them). Ranks of a group must make their common groups in the same order."""
+        group = Group(name, tuple(ranks), self.rank, self.ledger)
+        if len(ranks) > 1:
+            try:
+                group.handle = dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
+            except (RuntimeError, ValueError) as error:
+                raise group.failed("new_group", error) from error
+        return group
+
+    def close(self) -> None:
+        """Leave; peers that still communicate with this rank will fail."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Where a rank finds itself, and the reason why it ends."""

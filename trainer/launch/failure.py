@@ -1,0 +1,84 @@
+"""From an exception to a reason that a ranking can count: one file per failed rank, one root cause per run."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.spec import ConfigError, Reason
+from trainer.spec.records import attempt_of, failure_file, failures_in, reason_of, write_outcome
+
+
+class OverBudget(RuntimeError):
+    """Counted tensor bytes exceed ``run.memory_gb``."""
+
+
+class NonFinite(RuntimeError):
+    """The loss or the gradient norm is not a number, or infinite."""
+
+
+class CommunicationError(RuntimeError):
+    """A collective failed or did not complete in time. ``collective`` names it: ``all_reduce over tensor``."""
+
+    def __init__(self, message: str, collective: str):
+        super().__init__(message)
+        self.collective = collective
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one rank ended."""
+
+    reason: Reason
+    message: str
+    collective: str | None = None
+
+
+def classify(error: BaseException) -> Failure:
+    """The reason for ``error``, with its first line as the message."""
+    lines = str(error).strip().splitlines()
+    message = lines[0] if lines else type(error).__name__
+    kind = type(error).__name__
+    if isinstance(error, ConfigError):
+        return Failure(Reason.CONFIGURATION, message)
+    if isinstance(error, CommunicationError):
+        return Failure(Reason.COMMUNICATION, message, error.collective)
+    if isinstance(error, NonFinite):
+        return Failure(Reason.NUMERICS, message)
+    if isinstance(error, OverBudget) or kind == "OutOfMemoryError":
+        return Failure(Reason.OUT_OF_MEMORY, message)
+    if isinstance(error, MemoryError):
+        return Failure(Reason.HOST_MEMORY, message if message != kind else "the host has no memory left")
+    if refused := re.search(r"DefaultCPUAllocator.*tried to allocate (\d+) bytes", str(error), re.DOTALL):
+        return Failure(Reason.HOST_MEMORY, f"the host does not grant {int(refused[1]) / 1e9:.3g} GB more at once")
+    if kind.startswith("Dist") and kind.endswith("Error"):
+        return Failure(Reason.COMMUNICATION, message)
+    return Failure(Reason.ERROR, f"{kind}: {message}")
+
+
+def write_failure(directory: Path, attempt: int, rank: int, failure: Failure) -> None:
+    """``failure-<rank>.json``."""
+    write_outcome(
+        directory / failure_file(rank),
+        {"attempt": attempt, "rank": rank, "reason": failure.reason.value, "message": failure.message, "collective": failure.collective},
+    )
+
+
+def root_cause(directory: Path, attempt: int, own: Failure, patience_s: float = 1.0) -> Failure:
+    """The failure that explains the others: a rank that ran out of memory makes its peers fail in their collectives.
+
+    A rank whose own failure is a broken collective waits ``patience_s`` for a peer that knows better.
+    """
+    if own.reason is not Reason.COMMUNICATION:
+        return own
+    deadline = time.monotonic() + patience_s
+    while True:
+        for data in failures_in(directory):
+            reason = reason_of(data)
+            if attempt_of(data) == attempt and reason is not Reason.COMMUNICATION:
+                return Failure(reason, f"rank {data.get('rank')}: {data.get('message')}", data.get("collective"))
+        if time.monotonic() >= deadline:
+            return own
+        time.sleep(0.05)

@@ -1,0 +1,83 @@
+"""Where this process stands among the ranks: read from torchrun, Slurm, or a Kubernetes Indexed Job. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer.spec import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of a job, and where all ranks meet."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0  # index among the ranks of this node: selects the device
+    address: str = "127.0.0.1"
+    port: int = 29500
+
+
+def discover(environment: Mapping[str, str]) -> Place:
+    """The place that the environment names; one process when it names none. ``ConfigError`` when it names half of one."""
+    for marker, read in (("RANK", _torchrun), ("SLURM_PROCID", _slurm), ("JOB_COMPLETION_INDEX", _indexed_job)):
+        if marker in environment:
+            try:
+                place = read(environment)
+            except KeyError as error:
+                raise ConfigError(f"{marker} is set but {error.args[0]} is not; start every rank with both") from None
+            except ValueError as error:
+                raise ConfigError(f"{marker} is set but the job's variables are not numbers: {error}") from None
+            return _checked(place)
+    return Place()
+
+
+def _checked(place: Place) -> Place:
+    if not 0 <= place.rank < place.world_size:
+        raise ConfigError(f"rank {place.rank} is outside of a world of {place.world_size} ranks; ranks count from 0")
+    return place
+
+
+def _torchrun(env: Mapping[str, str]) -> Place:
+    return Place(
+        rank=int(env["RANK"]),
+        world_size=int(env["WORLD_SIZE"]),
+        local_rank=int(env.get("LOCAL_RANK", "0")),
+        address=env.get("MASTER_ADDR", "127.0.0.1"),
+        port=int(env.get("MASTER_PORT", "29500")),
+    )
+
+
+def _slurm(env: Mapping[str, str]) -> Place:
+    """One task per rank. The first node of the list is the meeting place; the job and step ids make the port."""
+    job = int(env.get("SLURM_JOB_ID", "0")) * 7 + int(env.get("SLURM_STEP_ID", "0"))
+    return Place(
+        rank=int(env["SLURM_PROCID"]),
+        world_size=int(env["SLURM_NTASKS"]),
+        local_rank=int(env.get("SLURM_LOCALID", "0")),
+        address=env.get("MASTER_ADDR") or first_host(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"),
+        port=int(env.get("MASTER_PORT") or 20000 + job % 12000),
+    )
+
+
+def _indexed_job(env: Mapping[str, str]) -> Place:
+    """One pod per node: the completion index counts nodes, each with LOCAL_WORLD_SIZE ranks (1 unless said)."""
+    local_size, local_rank = int(env.get("LOCAL_WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0"))
+    return Place(
+        rank=int(env["JOB_COMPLETION_INDEX"]) * local_size + local_rank,
+        world_size=int(env["WORLD_SIZE"]),
+        local_rank=local_rank,
+        address=env["MASTER_ADDR"],
+        port=int(env.get("MASTER_PORT", "29500")),
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """First host of a Slurm node list: ``gpu[03-07,9],login`` is ``gpu03``."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodelist)
+    if match is None:
+        raise ValueError(f"node list {nodelist!r}")
+    prefix, number, suffix = match.groups()
+    return prefix + (number or "") + (suffix or "")

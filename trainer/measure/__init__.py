@@ -1,0 +1,1 @@
+"""What a run measures: step times, their parts, memory, timelines; and who is told."""

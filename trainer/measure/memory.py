@@ -1,0 +1,113 @@
+"""Holds a run's memory against what there is: its states before they are allocated, and what autograd keeps for backward."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.comm.collectives import World
+from trainer.launch.failure import OverBudget
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def check_room(states: int, limit_gb: float | None, world: World) -> None:
+    """Refuse ``states`` bytes of weights, gradients and optimizer states on this rank before they are allocated. Collective.
+
+    ``OverBudget`` above ``run.memory_gb``; ``MemoryError`` on every rank where the ranks of one host need more than it has, for
+    the system would grant it and end the process later without a word. A GPU says by itself when it is full.
+    """
+    if limit_gb is not None and states > round(limit_gb * 1e9):
+        raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit_gb:g}")
+    if world.device.type != "cpu":
+        return
+    needs: Counter[str] = Counter()
+    holds: dict[str, int] = {}
+    for host, need, hold in world.group.gather_objects((socket.gethostname(), states, host_memory())):
+        needs[host] += need
+        holds[host] = hold
+    for host, need in needs.items():
+        if need > holds[host]:
+            raise MemoryError(
+                f"weights, gradients and optimizer states of the ranks on {host} need {need / 1e9:.3g} GB, and it has {holds[host] / 1e9:.3g} GB; "
+                "use a smaller model.vocab or model.hidden, or shard more (layout.tensor, layout.pipeline, layout.sharding)"
+            )
+
+
+def host_memory() -> int:
+    """Bytes that the processes of this host, or of this container, may use at most."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError):
+        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+        for group in (CGROUPS, CGROUPS / own):
+            with contextlib.suppress(OSError, ValueError):  # no file, or "max"
+                limits.append(int((group / "memory.max").read_text()))
+    return min(limits)
+
+
+class Held:
+    """A saved tensor; its bytes are given back when autograd drops it."""
+
+    def __init__(self, tensor: Tensor, meter: ActivationMeter):
+        self.tensor, self.meter, self.pointer = tensor, meter, tensor.untyped_storage().data_ptr()
+        meter.add(self.pointer, tensor.untyped_storage().nbytes())
+
+    def __del__(self) -> None:
+        self.meter.remove(self.pointer)
+
+
+class ActivationMeter:
+    """Bytes of storages saved for backward: each storage once, however many views of it are saved.
+
+    ``resting`` are storages that exist anyway (parameters). ``budget`` bytes may be in use, resting ones not included.
+    """
+
+    def __init__(self, resting: set[int], budget: int | None):
+        self.resting, self.budget = resting, budget
+        self.now = self.peak = 0
+        self.users: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count what is saved inside."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def add(self, pointer: int, nbytes: int) -> None:
+        """One more user of a storage. ``OverBudget`` when that is too much."""
+        if pointer in self.resting:
+            return
+        self.users[pointer] = self.users.get(pointer, 0) + 1
+        if self.users[pointer] == 1:
+            self.sizes[pointer] = nbytes
+            self.now += nbytes
+            self.peak = max(self.peak, self.now)
+            if self.budget is not None and self.now > self.budget:
+                raise OverBudget(f"activations need more than the {self.budget / 1e9:.3g} GB that run.memory_gb leaves for them")
+
+    def remove(self, pointer: int) -> None:
+        """One user less."""
+        if pointer in self.users:
+            self.users[pointer] -= 1
+            if self.users[pointer] == 0:
+                del self.users[pointer]
+                self.now -= self.sizes.pop(pointer)
+
+    def hold(self, tensor: Tensor) -> Held:
+        """Count a tensor that is kept by other means, as long as the returned object lives."""
+        return Held(tensor, self)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        return Held(tensor, self)
+
+    def _unpack(self, held: Held) -> Tensor:
+        return held.tensor

@@ -1,0 +1,170 @@
+"""What a run measures: where the time of a step goes, model FLOPs, memory by part."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.comm.clock import Clock
+from trainer.comm.collectives import Ledger
+from trainer.spec import Action, Kind, LayoutConfig, ModelConfig
+
+PHASES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "backward", Kind.WEIGHT_GRAD: "backward"}
+"""The part of the step split that a computation belongs to. Sends and receives only start something."""
+
+EVENTS: dict[Kind | str, str] = {
+    Kind.SEND_FORWARD: "send",
+    Kind.SEND_BACKWARD: "send",
+    Kind.RECV_FORWARD: "receive",
+    Kind.RECV_BACKWARD: "receive",
+    "communication": "reduce",
+    "optimizer": "optimizer",
+}
+"""The timeline's names, where they are not those of the schedule. Phases that are not here are not drawn."""
+
+SLOWER = 1.2
+"""From which factor on a rank counts as a straggler."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What ran when, as marks of the clock; ``waits`` are the waits for communication inside."""
+
+    phase: str
+    action: Action | None
+    start: Any
+    work: Any  # when its input had arrived
+    end: Any
+    waits: slice
+
+
+class Recorder:
+    """Collects the spans of one step."""
+
+    def __init__(self, clock: Clock, ledger: Ledger):
+        self.clock, self.ledger = clock, ledger
+        self.spans: list[Span] = []
+        self.start: Any = None
+        self.work: Any = None
+        self.host_start = 0.0  # the same moment on the host's clock
+
+    def begin(self) -> None:
+        """A new step starts now."""
+        self.spans, self.start, self.host_start = [], self.clock.mark(), time.perf_counter()
+        self.ledger.waits.clear()
+
+    @contextlib.contextmanager
+    def span(self, action: Action | str) -> Iterator[None]:
+        """Record what runs inside, under the phase of an action or a name."""
+        phase = action if isinstance(action, str) else PHASES.get(action.kind, "communication")
+        start, first = self.clock.mark(), len(self.ledger.waits)
+        self.work = start
+        yield
+        waits = slice(first, len(self.ledger.waits))
+        self.spans.append(Span(phase, None if isinstance(action, str) else action, start, self.work, self.clock.mark(), waits))
+
+    def arrived(self) -> None:
+        """Inside a span: its input is here, the work begins. The timeline draws it from now on."""
+        self.work = self.clock.mark()
+
+    def split(self) -> dict[str, float]:
+        """Seconds of the step by part; ``communication`` is what nothing hid."""
+        parts: dict[str, float] = dict.fromkeys(("forward", "backward", "communication", "optimizer", "data"), 0.0)
+        for span in self.spans:
+            waited = sum(self.clock.seconds(*wait) for wait in self.ledger.waits[span.waits])
+            parts["communication"] += waited
+            parts[span.phase] += self.clock.seconds(span.start, span.end) - waited
+        return parts
+
+    def events(self, rank: int, stage_of_rank: int, stages: int, offset_s: float) -> list[dict[str, Any]]:
+        """The step's timeline: times relative to its start, ``offset_s`` later on the common clock; ``waited_s`` is how much of an event was
+        communication that nothing hid, as in ``split``."""
+        events = []
+        for span in self.spans:
+            kind = EVENTS.get(span.phase) if span.action is None else EVENTS.get(span.action.kind, span.action.kind.value)
+            if kind is None:
+                continue
+            chunk = 0 if span.action is None else span.action.chunk
+            waits = [wait for wait in self.ledger.waits[span.waits] if self.clock.seconds(span.work, wait[0]) >= 0]
+            events.append(
+                {
+                    "rank": rank,
+                    "stage": chunk * stages + stage_of_rank,
+                    "chunk": chunk,
+                    "kind": kind,
+                    "micro_batch": -1 if span.action is None else span.action.micro_batch,
+                    "start_s": self.clock.seconds(self.start, span.work) + offset_s,
+                    "end_s": self.clock.seconds(self.start, span.end) + offset_s,
+                    "waited_s": sum(self.clock.seconds(*wait) for wait in waits),
+                }
+            )
+        return events
+
+
+def model_flops(model: ModelConfig, sequences: int) -> float:
+    """FLOPs of forward and backward of ``sequences`` without recomputation: 2 per multiply-add, backward twice forward.
+
+    Counted are the matrices of the blocks and the head, and q k^T and the weights times v over the whole s x s square (the causal
+    half is not discounted): the convention of Narayanan et al. 2021, equation 3, for any MLP and grouped queries.
+    """
+    return 3.0 * sequences * (model.layers * block_forward_flops(model) + 2.0 * model.seq * model.hidden * model.vocab)
+
+
+def block_forward_flops(model: ModelConfig) -> float:
+    """Forward FLOPs of one block on one sequence."""
+    return 2.0 * model.seq * block_matrix_weights(model) + attention_core_flops(model)
+
+
+def attention_core_flops(model: ModelConfig) -> float:
+    """Forward FLOPs of q k^T and weights times v on one sequence: 4 s^2 h."""
+    return 4.0 * model.seq**2 * model.hidden
+
+
+def block_matrix_weights(model: ModelConfig) -> int:
+    """Elements of a block's matrices."""
+    h, kv, ffn = model.hidden, model.kv_heads or model.heads, model.ffn or 4 * model.hidden
+    up = 2 if model.activation == "swiglu" else 1
+    return h * (2 * h + 2 * kv * (h // model.heads)) + (up + 1) * h * ffn
+
+
+def recomputed_flops(model: ModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
+    """FLOPs that recomputation adds to ``model_flops``: a forward of each recomputed attention core, or of each block but for the product that
+    ends its MLP."""
+    down = 2.0 * model.seq * model.hidden * (model.ffn or 4 * model.hidden)
+    one = {"none": 0.0, "selective": attention_core_flops(model), "full": block_forward_flops(model) - down}[layout.recompute]
+    return sequences * recomputed_blocks * one
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median and interquartile range; the range of fewer than two values is 0."""
+    if len(values) < 2:
+        return (values[0] if values else 0.0), 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return middle, high - low
+
+
+def stragglers(worked: Sequence[float], peers: Sequence[int]) -> list[int]:
+    """Ranks that work more than ``SLOWER`` times as long as the median of their peers, those with the same entry in ``peers``.
+
+    Ranks of different pipeline stages have different work and are no peers.
+    """
+    found = []
+    for rank, seconds in enumerate(worked):
+        others = [worked[other] for other, group in enumerate(peers) if group == peers[rank] and other != rank]
+        if others and seconds > SLOWER * statistics.median(others):
+            found.append(rank)
+    return found
+
+
+def mean_split(splits: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each part over steps."""
+    totals: dict[str, float] = defaultdict(float)
+    for split in splits:
+        for part, seconds in split.items():
+            totals[part] += seconds / len(splits)
+    return dict(totals)

@@ -1,0 +1,1 @@
+"""Executes a pipeline schedule, with recomputation and compilation of blocks."""

@@ -1,0 +1,192 @@
+"""Runs a pipeline schedule: one list of actions, whatever its name (``trainer.spec.schedule``).
+
+Receives are posted where the list says and waited for by the computation that needs them; sends are waited for at the end of
+the step. A boundary tensor that is replicated over the tensor ranks is sent once, each tensor rank sending its part of the
+sequence, and gathered on arrival (Narayanan et al. 2021, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from trainer.comm.collectives import Group, Pending
+from trainer.measure.meter import Recorder
+from trainer.models.transformer import Transformer
+from trainer.spec import Action, Kind
+from trainer.state.gathering import Gathering
+from trainer.state.sharding import Deferred, ShardedState
+from trainer.tensor import dropout as noise
+from trainer.tensor.layers import Region, ready
+
+Place = tuple[int, int]
+"""Chunk and micro-batch."""
+
+
+class Batch(Protocol):
+    """What a step computes on."""
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        """Input of the first stretch, [s, b]."""
+
+    def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
+        """The scalar that backward starts from, of the last stretch's output."""
+
+    def place(self, micro_batch: int) -> noise.Place:
+        """Where dropout is drawn for."""
+
+
+@dataclass
+class Chunk:
+    """One stretch of the model on this rank."""
+
+    model: Transformer
+    gathering: Gathering
+    noise: noise.Noise
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What travels between stages: [s, b, h], or this tensor rank's part [s/t, b, h] of it."""
+
+    shape: tuple[int, ...]  # as the stretches see it
+    dtype: torch.dtype
+    device: torch.device
+    split: Region  # cut where one tensor rank sends only its part
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
+        """``shape`` is local to the region. A replicated sequence is split if the tensor ranks divide it."""
+        splits = not region.cut and shape[0] % region.group.size == 0
+        return cls(shape, dtype, device, Region(region.group, splits))
+
+    def parcel(self, tensor: Tensor) -> Tensor:
+        """What this rank sends of ``tensor``."""
+        if self.split.cut:
+            tensor = tensor.chunk(self.split.group.size)[self.split.group.index]
+        return tensor.detach().contiguous()
+
+    def empty_parcel(self) -> Tensor:
+        parts = self.split.group.size if self.split.cut else 1
+        return torch.empty(self.shape[0] // parts, *self.shape[1:], dtype=self.dtype, device=self.device)
+
+    def unpack(self, parcel: Tensor) -> Tensor:
+        return ready(self.split.gather(parcel))
+
+
+class Pipeline:
+    """The actions of this pipeline rank over its chunks."""
+
+    def __init__(
+        self,
+        actions: list[Action],
+        chunks: list[Chunk],
+        state: ShardedState,
+        boundary: Boundary,
+        up: Group,
+        down: Group,
+        recorder: Recorder,
+    ):
+        self.actions, self.chunks, self.state, self.boundary = actions, chunks, state, boundary
+        self.up, self.down, self.recorder = up, down, recorder
+        self.chunk = 0  # of the action that runs
+        self.run: dict[Kind, Callable[[Action], None]] = {
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.INPUT_GRAD: self._input_gradient,
+            Kind.WEIGHT_GRAD: self._weight_gradient,
+            Kind.SEND_FORWARD: lambda a: self._send(a, self.outputs.pop((a.chunk, a.micro_batch))),
+            Kind.SEND_BACKWARD: lambda a: self._send(a, self.input_gradients.pop((a.chunk, a.micro_batch))),
+            Kind.RECV_FORWARD: self._receive,
+            Kind.RECV_BACKWARD: self._receive,
+            Kind.GATHER: lambda a: self.chunks[a.chunk].gathering.prefetch(0),
+            Kind.REDUCE: lambda a: None,  # started by the arrival of the last gradient
+        }
+        self._clear()
+
+    def _clear(self) -> None:
+        self.inputs: dict[Place, Tensor] = {}
+        self.outputs: dict[Place, Tensor] = {}  # to be sent
+        self.edges: dict[Place, GradientEdge] = {}  # where backward starts
+        self.input_gradients: dict[Place, Tensor] = {}
+        self.weight_work: dict[Place, Deferred] = {}
+        self.arriving: dict[tuple[Kind, int, int], tuple[Tensor, Pending]] = {}
+        self.sent: list[Pending] = []
+        self.losses: list[Tensor] = []
+
+    def step(self, batch: Batch) -> list[Tensor]:
+        """Forward and backward of every micro-batch; the losses, on the rank of the last stretch."""
+        self._clear()
+        self.batch = batch
+        for action in self.actions:
+            self.chunk = action.chunk
+            with self.recorder.span(action):
+                self.run[action.kind](action)
+        for pending in self.sent:
+            pending.wait()
+        return self.losses
+
+    def _forward(self, action: Action) -> None:
+        place, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
+        model = chunk.model
+        if model.embedding is None:
+            x = self._arrived(Kind.RECV_FORWARD, place).requires_grad_()  # the leaf where backward ends
+            self.inputs[place] = x
+        else:
+            x = self.batch.tokens(action.micro_batch)
+        with chunk.noise.at(self.batch.place(action.micro_batch)):
+            y = model(x)
+        if model.head is not None:
+            y = self.batch.loss(y, action.micro_batch)
+            self.losses.append(y.detach())
+        else:
+            self.outputs[place] = y.detach()
+        self.edges[place] = get_gradient_edge(y)
+
+    def _backward(self, action: Action) -> None:
+        place = (action.chunk, action.micro_batch)
+        edge, last = self.edges.pop(place), self.chunks[action.chunk].model.head is not None
+        gradient = None if last else self._arrived(Kind.RECV_BACKWARD, place)
+        torch.autograd.backward((edge,), (gradient,))
+        x = self.inputs.pop(place, None)
+        if x is not None:
+            assert x.grad is not None
+            self.input_gradients[place] = x.grad
+
+    def _input_gradient(self, action: Action) -> None:
+        with self.state.deferring() as work:
+            self._backward(action)
+        self.weight_work[action.chunk, action.micro_batch] = work
+
+    def _weight_gradient(self, action: Action) -> None:
+        with torch.no_grad():
+            pending = self.weight_work.pop((action.chunk, action.micro_batch))
+            while pending:
+                pending.pop(0)[0]()
+
+    def _send(self, action: Action, tensor: Tensor) -> None:
+        self.sent = [pending for pending in self.sent if not pending.over]  # lets go of tensors that have arrived
+        self.sent.append(self._toward(action.peer).send(self.boundary.parcel(tensor), action.peer))
+
+    def _receive(self, action: Action) -> None:
+        parcel = self.boundary.empty_parcel()
+        group = self.down if action.peer > self.up.index else self.up
+        self.arriving[action.kind, action.chunk, action.micro_batch] = parcel, group.receive(parcel, action.peer)
+
+    def _toward(self, peer: int) -> Group:
+        return self.up if peer > self.up.index else self.down
+
+    def _arrived(self, kind: Kind, place: Place) -> Tensor:
+        tensor = self.boundary.unpack(ready(self.arriving.pop((kind, *place))))
+        self.recorder.arrived()
+        return tensor
+
+
+def describe(action: Action) -> dict[str, Any]:
+    """The action as plain data."""
+    return {"kind": action.kind.value, "chunk": action.chunk, "micro_batch": action.micro_batch}

@@ -1,0 +1,75 @@
+"""The language that launcher and trainer share, without torch: what a run is, what a layout means, and the files that one writes and the other reads.
+
+``schema``, ``read`` and ``rules`` say what a run is; ``grid``, ``balance``, ``shards``, ``schedule``, ``messages`` and ``simulate`` what its layout
+means; ``files``, ``records``, ``outcome`` and ``corpus`` what is left on disk.
+"""
+
+from trainer.spec.actions import Action, Kind, Schedule
+from trainer.spec.balance import blocks_per_chunk, head_weight
+from trainer.spec.errors import ConfigError
+from trainer.spec.grid import Coordinates, Grid
+from trainer.spec.outcome import Reason, Status
+from trainer.spec.read import flatten, from_dict, load, save, to_dict
+from trainer.spec.rules import check, micro_batches, resolve, resolve_model, world_size_of
+from trainer.spec.schedule import build, in_flight
+from trainer.spec.schema import (
+    CheckpointConfig,
+    DataConfig,
+    LayoutConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ShardingConfig,
+    TrackingConfig,
+    TrainConfig,
+    field_docs,
+)
+from trainer.spec.shards import Bucket, Factors, Level, Piece, Slot, plan_buckets
+from trainer.spec.simulate import Deadlock, Span, Times, idle_fraction, makespan, simulate
+
+__all__ = [
+    "Action",
+    "Bucket",
+    "CheckpointConfig",
+    "ConfigError",
+    "Coordinates",
+    "DataConfig",
+    "Deadlock",
+    "Factors",
+    "Grid",
+    "Kind",
+    "LayoutConfig",
+    "Level",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Piece",
+    "Reason",
+    "RunConfig",
+    "Schedule",
+    "ShardingConfig",
+    "Slot",
+    "Span",
+    "Status",
+    "Times",
+    "TrackingConfig",
+    "TrainConfig",
+    "blocks_per_chunk",
+    "build",
+    "check",
+    "field_docs",
+    "flatten",
+    "from_dict",
+    "head_weight",
+    "idle_fraction",
+    "in_flight",
+    "load",
+    "makespan",
+    "micro_batches",
+    "plan_buckets",
+    "resolve",
+    "resolve_model",
+    "save",
+    "simulate",
+    "to_dict",
+    "world_size_of",
+]

@@ -1,0 +1,63 @@
+"""The instructions of a pipeline rank, as data: what schedules are made of, what the trainer executes and the cost model simulates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What an action does. Sends do not block; a receive is posted here and waited for by the computation that needs it."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT_GRAD = "input_grad"
+    WEIGHT_GRAD = "weight_grad"
+    SEND_FORWARD = "send_forward"
+    RECV_FORWARD = "recv_forward"
+    SEND_BACKWARD = "send_backward"
+    RECV_BACKWARD = "recv_backward"
+    GATHER = "gather"
+    REDUCE = "reduce"
+
+    @property
+    def computes(self) -> bool:
+        return self in COMPUTE
+
+    @property
+    def sends(self) -> bool:
+        return self in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+
+    @property
+    def receives(self) -> bool:
+        return self in (Kind.RECV_FORWARD, Kind.RECV_BACKWARD)
+
+
+COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
+"""Kinds that occupy the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One instruction for one pipeline rank.
+
+    ``chunk`` is local (0 .. chunks-1). ``peer`` is the pipeline rank of a send or receive, else -1. ``GATHER`` and ``REDUCE``
+    concern a whole chunk: their ``micro_batch`` is -1. A receive names the chunk and micro-batch that *use* the tensor, a send
+    those that *made* it.
+
+    ``GATHER`` starts to assemble the parameters of a chunk, which must be whole when the chunk next computes. ``REDUCE`` says
+    that no more gradients of the chunk will come: what has not been reduced yet is.
+    """
+
+    kind: Kind
+    chunk: int
+    micro_batch: int = -1
+    peer: int = -1
+
+    def __str__(self) -> str:
+        where = f"{self.chunk}" + (f".{self.micro_batch}" if self.micro_batch >= 0 else "")
+        return f"{self.kind.value} {where}" + (f" peer {self.peer}" if self.peer >= 0 else "")
+
+
+Schedule = list[list[Action]]
+"""One list of actions per pipeline rank."""

@@ -1,0 +1,137 @@
+"""The index of a prepared corpus folder: what `trireme prepare` wrote, read back and checked. No torch, no numpy.
+
+A prepared folder holds ``tokenizer.json`` (byte-level BPE), ``tokens.bin`` (all documents' token ids, each followed by the end
+token), ``documents.npy`` (where each document starts, int64, one more entry than documents) and ``index.json``, this index.
+The launcher checks it before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared
+with ``sample`` when a training begins, once per node: all of a file of up to 16 MiB, of a larger one 256 blocks spread over it, so
+that the cost does not grow with the corpus. ``sha256``, of the whole file, is the corpus' name: checkpoints record it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.spec.errors import ConfigError
+from trainer.spec.schema import DataConfig, ModelConfig
+
+FORMAT = 2
+SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
+INDEX, TOKENS, DOCUMENTS, TOKENIZER = "index.json", "tokens.bin", "documents.npy", "tokenizer.json"
+FILES = (INDEX, TOKENS, DOCUMENTS, TOKENIZER)
+
+
+@dataclass(frozen=True)
+class CorpusIndex:
+    """What a prepared folder says about itself. ``vocab`` is what the tokenizer uses, at most what was asked for."""
+
+    format: int
+    dtype: str
+    tokens: int
+    documents: int
+    vocab: int
+    end_token: int
+    sha256: str
+    sample: str
+    settings: dict[str, Any]
+
+    @property
+    def token_bytes(self) -> int:
+        return self.tokens * {"uint16": 2, "uint32": 4}[self.dtype]
+
+    def save(self, folder: Path) -> None:
+        (folder / INDEX).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
+    """The index of ``data.path``, checked against the model; None for synthetic data, which needs no folder.
+
+    ``ConfigError`` if the folder is missing, unreadable, torn, shorter than a sequence, or its tokens do not fit ``model.vocab``.
+    """
+    if data.kind == "synthetic":
+        return None
+    index = read_index(data)
+    if index.vocab > model.vocab:
+        raise ConfigError(
+            f"model.vocab={model.vocab} is smaller than the {index.vocab} tokens of the tokenizer in data.path={data.path}; "
+            f"set model.vocab={index.vocab} or more, or prepare the data again with data.vocab={model.vocab}"
+        )
+    if index.tokens < model.seq + 1:
+        raise ConfigError(
+            f"data.path={data.path} holds {index.tokens} tokens, fewer than one sequence of model.seq={model.seq} and its next token; "
+            "prepare more text or lower model.seq"
+        )
+    return index
+
+
+def read_index(data: DataConfig) -> CorpusIndex:
+    """The index of ``data.path``; ``ConfigError`` if there is none or files are missing or cut short."""
+    folder, remedy = Path(data.path), f"run `{prepare_command(data)}`"
+    try:
+        found = sorted(path.name for path in folder.iterdir())
+        missing = [name for name in FILES if name not in found]
+        record = json.loads((folder / INDEX).read_text()) if not missing else {}
+        size = (folder / TOKENS).stat().st_size if not missing else 0
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"data.path={data.path} does not exist or is no folder; {remedy}") from None
+    except OSError as error:
+        raise ConfigError(f"data.path={data.path} cannot be read: {error.strerror}; check its permissions, or {remedy}") from None
+    except ValueError:
+        record = None
+    if missing:
+        raise ConfigError(f"data.path={data.path} is not a whole prepared corpus (no {missing[0]} in it); {remedy}")
+    index = _parse(record)
+    if index is None:
+        raise ConfigError(f"data.path={data.path}: {INDEX} is damaged or of another version; {remedy} --force")
+    if size != index.token_bytes:
+        raise ConfigError(f"data.path={data.path}: {TOKENS} has {size} bytes, but {index.token_bytes} were written; {remedy} --force")
+    return index
+
+
+def check_sample(data: DataConfig, index: CorpusIndex) -> None:
+    """``ConfigError`` if the token file cannot be read, or no longer has the content that ``index`` records."""
+    try:
+        found = sample_digest(Path(data.path) / TOKENS)
+    except OSError as error:
+        raise ConfigError(f"data.path={data.path}: cannot read {TOKENS}: {error.strerror}; check its permissions") from None
+    if found != index.sample:
+        raise ConfigError(
+            f"data.path={data.path}: {TOKENS} is not what was prepared (its checksum differs from that in {INDEX}); "
+            f"run `{prepare_command(data)} --force`"
+        )
+
+
+def sample_digest(path: Path) -> str:
+    """SHA-256 of a file's size and of up to ``SAMPLE_BLOCKS`` blocks, the first and the last among them. Reads 16 MiB at most."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        digest.update(b"%d\n" % size)
+        last = max(0, -(-size // SAMPLE_BLOCK_BYTES) - 1)
+        for block in sorted({i * last // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
+            file.seek(block * SAMPLE_BLOCK_BYTES)
+            digest.update(file.read(SAMPLE_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def _parse(record: Any) -> CorpusIndex | None:
+    """The index in ``record``, or None if it is none that this version writes."""
+    try:
+        index = CorpusIndex(**record)
+        return index if index.format == FORMAT and index.token_bytes >= 0 else None
+    except (TypeError, KeyError):
+        return None
+
+
+def prepare_command(data: DataConfig) -> str:
+    """The command line that prepares ``data``, as a person would type it."""
+    words = []
+    for name in ("source", "path", "pattern", "text_key", "vocab"):
+        value = getattr(data, name)
+        if value != getattr(DataConfig(), name):
+            words.append(shlex.quote(f"data.{name}={value}"))
+    return " ".join(["trireme prepare", *words])

@@ -1,0 +1,168 @@
+"""From plain data (YAML, JSON, a composed Hydra config) to dataclasses, strictly; and back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.spec.errors import ConfigError, listed, nearest
+from trainer.spec.schema import TrainConfig
+
+T = TypeVar("T")
+
+
+def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
+    """Build ``cls`` from ``data``; unknown keys, wrong types and values out of range raise ``ConfigError``.
+
+    ``where`` is the dotted path of ``data`` in the whole configuration, used in messages.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or 'the configuration'}={data!r} is not a mapping of keys to values")
+    hints = _hints(typing.cast(Any, cls))
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"unknown key {where}{name}{nearest(str(name), known)} (known: {', '.join(known)})")
+    values = {}
+    for name, value in data.items():
+        values[name] = _convert(hints[name], value, where + name)
+        _check_range(known[name].metadata, values[name], where + name)
+    return cls(**values)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The inverse of ``from_dict``: nested plain dicts, in field order."""
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    """A copy of ``value`` in which nothing is a dataclass. Sweeps have thousands of configurations, and ``dataclasses.asdict`` takes its time."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else copy.deepcopy(value)
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """``{"layout.sharding.params": 1, ...}``, for MLflow parameters and difference tables."""
+    flat: dict[str, Any] = {}
+    for name, value in (config if isinstance(config, dict) else to_dict(config)).items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def load(path: str | Path) -> TrainConfig:
+    """Read one resolved run, as written by the launcher or by hand. ``ConfigError`` if it cannot be read."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    return from_dict(TrainConfig, data if data is not None else {})
+
+
+def save(config: Any, path: str | Path) -> None:
+    """Write a configuration as YAML that ``load`` reads back equal. A reader sees it whole or not at all."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text several times faster, where it is built
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(yaml.dump(to_dict(config), Dumper=dumper, sort_keys=False))
+    temporary.replace(path)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = [a for a in typing.get_args(hint) if a is not type(None)]
+        if value is None:
+            return None
+        return _convert(options[0], value, where)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else from_dict(hint, value, where + ".")  # type: ignore[arg-type]
+    if origin is list:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong_type(where, value, "a list")
+        return [_convert(typing.get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong_type(where, value, "a mapping")
+        return {str(k): _convert(typing.get_args(hint)[1], v, f"{where}.{k}") for k, v in value.items()}
+    return _convert_scalar(hint, value, where)
+
+
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint is str and type(value) in (int, float):
+        value = str(value)  # sweep.name=2026 means the text
+    if type(value) is not hint:
+        raise _wrong_type(where, value, words.get(hint, hint.__name__))
+    if hint is float and not math.isfinite(value):
+        raise _wrong_type(where, value, "a finite number")
+    if hint is str and "\0" in value:
+        raise ConfigError(f"{where} contains a NUL character, which no path or label may; remove it")
+    return value
+
+
+def _wrong_type(where: str, value: Any, allowed: str) -> ConfigError:
+    return ConfigError(f"{where}={'null' if value is None else repr(value)} is not {allowed}; give {allowed}")
+
+
+def _check_range(metadata: Mapping[str, Any], value: Any, where: str) -> None:
+    if value is None:
+        return
+    choices, minimum, above, maximum = (metadata.get(name) for name in ("choices", "minimum", "above", "maximum"))
+    if isinstance(value, (list, dict)):
+        _check_entries(metadata, value, where)
+    elif choices and value not in choices:
+        raise ConfigError(f"{where}={value!r} is not one of {listed(choices)}{nearest(str(value), choices)}")
+    elif minimum is not None and value < minimum:
+        raise ConfigError(f"{where}={value} is below the smallest allowed value; use {minimum:g} or more")
+    elif above is not None and value <= above:
+        raise ConfigError(f"{where}={value:g} is not above {above:g}; give a larger number, or leave it out where it is not known")
+    elif maximum is not None and value > maximum:
+        raise ConfigError(f"{where}={value} is above the largest allowed value; use {maximum} or less")
+
+
+def _check_entries(metadata: Mapping[str, Any], values: list[Any] | dict[str, Any], where: str) -> None:
+    """Each entry of a list, or each key and value of a mapping."""
+    choices = metadata.get("choices")
+    if isinstance(values, dict):
+        for name, value in values.items():
+            if choices and name not in choices:
+                raise ConfigError(f"unknown key {where}.{name}{nearest(name, choices)} (known: {', '.join(choices)})")
+            _check_range({**metadata, "choices": None}, value, f"{where}.{name}")
+    elif choices:
+        if not values:
+            raise ConfigError(f"{where}=[] leaves nothing to choose from; give one or more of {', '.join(map(str, choices))}")
+        for index, value in enumerate(values):
+            _check_range({"choices": choices}, value, f"{where}[{index}]")

@@ -1,0 +1,1 @@
+"""Parameters, gradients and optimizer states: buckets, shards, updates."""

@@ -1,0 +1,273 @@
+"""The state of some parameters in flat buffers, cut in nested shards.
+
+Life of a bucket in a step (levels as in ``trainer.spec.shards``; a level of one rank costs nothing):
+
+    before a unit computes    all-gather the parameter shard over level params
+    gradients arrive          they are added into a flat buffer, in fp32 (fp64 in fp64 runs)
+    all have arrived          reduce-scatter over params and grads, add to the gradient shard: after each micro-batch where
+                              gradients are sharded, else once, after the last one
+    last micro-batch          reduce-scatter over optimizer, all-reduce over replicas, while backward goes on
+    optimizer                 updates the master shard; all-gather over optimizer and grads back into the parameter shard,
+                              while the next forward begins
+
+The collectives of a bucket are started by the arrival of its last gradient, in the same order on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.comm.collectives import Group, Pending
+from trainer.spec import Bucket, Factors
+from trainer.state.buffers import Chain, Pool, Steps
+from trainer.state.parameters import Member, Owned, initial_value
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Types of a run: what is computed in, and what gradients, master weights and moments are kept in."""
+
+    compute: torch.dtype
+    master: torch.dtype
+
+    @classmethod
+    def of(cls, name: str) -> Precision:
+        wide = torch.float64 if name == "fp64" else torch.float32
+        return cls({"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, wide), wide)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all buckets of a rank share."""
+
+    factors: Factors
+    data_index: int
+    levels: dict[str, Group]  # by name: params, grads, optimizer, replicas
+    precision: Precision
+    pool: Pool
+    chain: Chain
+
+
+class Slot:
+    """A parameter in its bucket, and how many of its gradients have arrived in this step."""
+
+    def __init__(self, member: Member, start: int):
+        self.record, self.parameter = member.record, member.parameter
+        self.start, self.stop = start, start + member.record.local_numel
+        self.arrived = 0
+        self.fresh = True  # the next gradient replaces what is in the buffer
+
+    def view(self, buffer: Tensor) -> Tensor:
+        return buffer[self.start : self.stop].view(self.record.local_shape)
+
+
+class FlatBucket:
+    """The state of some parameters in flat buffers. ``numel`` elements, of which this rank keeps three nested ranges."""
+
+    def __init__(self, plan: Bucket, members: dict[str, Member], common: Common):
+        self.plan, self.numel, self.levels, self.precision = plan, plan.numel, common.levels, common.precision
+        self.pool, self.chain = common.pool, common.chain
+        self.slots = [Slot(members[slot.name], slot.start) for slot in plan.slots]
+        self.ranges = {s: common.factors.shard(s, common.data_index, plan.numel) for s in ("params", "grads", "optimizer")}
+        self._make_parameters(sharded=common.factors.params > 1)
+        self.sharded_grads = common.factors.grads > 1
+        self.accumulated = self._zeros("grads", self.precision.master)
+        self.partial = None if self.sharded_grads else self.accumulated  # where gradients arrive, when there is such a place
+        self._make_optimizer()
+
+    def _make_parameters(self, sharded: bool) -> None:
+        self.shard = self._zeros("params", self.precision.compute)
+        self.whole = None if sharded else self.shard
+        self.holds = 0
+        self.users = 1  # units that compute with it, each of which holds it for its backward
+        self.gathering: Pending | None = None
+        self.restoring: Steps | None = None
+        if self.whole is not None:
+            self._point_parameters(self.whole)
+
+    def _make_optimizer(self) -> None:
+        """Master weights (the parameters themselves where the type is the same), moments, and the gradient they meet."""
+        aliased = self.precision.compute == self.precision.master
+        own = _within(self.ranges["optimizer"], self.ranges["params"])
+        self.weight = self.shard[own] if aliased else self._zeros("optimizer", self.precision.master)
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.weight), torch.zeros_like(self.weight)
+        self.gradient = self.accumulated[_within(self.ranges["optimizer"], self.ranges["grads"])]
+
+    def _zeros(self, state: str, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(len(self.ranges[state]), dtype=dtype, device=self.pool.device)
+
+    # parameters
+
+    def initialize(self, seed: int) -> None:
+        """Initial weights: into the shard and, exactly, into the master."""
+        for slot in self.slots:
+            value = initial_value(slot.record, seed).flatten()
+            for state, target in (("params", self.shard), ("optimizer", self.weight)):
+                owned = self.ranges[state]
+                start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
+                if start < stop:
+                    target[start - owned.start : stop - owned.start] = value[start - slot.start : stop - slot.start].to(target)
+
+    def hold(self) -> None:
+        """Start to make the parameters whole, if they are not; they stay so until as many releases."""
+        if self.whole is self.shard:
+            return
+        self.holds += 1
+        if self.whole is None:
+            self._restored()
+            self.whole = self.pool.take("weights", self.numel, self.precision.compute)
+            self.gathering = self.levels["params"].all_gather(self.whole, self.shard)
+            self._point_parameters(self.whole)
+
+    def use(self) -> None:
+        """Wait until the parameters can be computed with."""
+        self._restored()
+        self._gathered()
+
+    def release(self) -> None:
+        """Forget the whole parameters when nobody holds them."""
+        if self.whole is None or self.whole is self.shard:
+            return
+        self.holds -= 1
+        if self.holds == 0:
+            self._gathered()
+            empty = self.shard.new_empty(0)
+            for slot in self.slots:
+                slot.parameter.data = empty
+            self.pool.give("weights", self.whole)
+            self.whole = None
+
+    def _restored(self) -> None:
+        if self.restoring is not None:
+            self.chain.complete(self.restoring)
+            self.restoring = None
+
+    def _gathered(self) -> None:
+        if self.gathering is not None:
+            self.gathering.wait()
+            self.gathering = None
+
+    def _point_parameters(self, whole: Tensor) -> None:
+        for slot in self.slots:
+            slot.parameter.data = slot.view(whole)
+
+    # gradients
+
+    def begin(self, micro_batches: int) -> None:
+        """A new step: nothing has arrived."""
+        self.flushes_left = micro_batches if self.sharded_grads else 1
+        self.per_flush = 1 if self.sharded_grads else micro_batches
+        self.flushes = 0
+        self.fresh = True  # nothing has been added to the gradient shard
+        for slot in self.slots:
+            slot.arrived, slot.fresh = 0, True
+        self.missing = len(self.slots)
+
+    def buffer(self, slot: Slot) -> tuple[Tensor, bool]:
+        """Where a gradient of ``slot`` goes, and whether it is the first there."""
+        if self.partial is None:
+            self.partial = self.pool.take("gradients", self.numel, self.precision.master)
+            for other in self.slots:
+                other.fresh = True
+        fresh, slot.fresh = slot.fresh, False
+        return slot.view(self.partial), fresh
+
+    def arrive(self, slot: Slot) -> None:
+        """One gradient of ``slot`` has been added; reduce when it was the last one missing."""
+        slot.arrived += 1
+        if slot.arrived == self._due(slot):
+            self.missing -= 1
+        if self.missing == 0 and self.flushes_left:
+            self.flushes += 1
+            self.flushes_left -= 1
+            self.missing = sum(slot.arrived < self._due(slot) for slot in self.slots)
+            for _ in range(self.users):
+                self.release()
+            self.chain.start(self._reduction(last=self.flushes_left == 0))
+
+    def _due(self, slot: Slot) -> int:
+        return (self.flushes + 1) * self.per_flush * slot.record.uses
+
+    def _reduction(self, last: bool) -> Steps:
+        if self.sharded_grads:
+            assert self.partial is not None
+            piece, whole = self.partial, self.partial
+            self.partial = None
+            for slot in self.slots:
+                if slot.fresh:  # its gradient of this micro-batch came early, with those of the one before
+                    slot.view(whole).zero_()
+            for level in (self.levels["params"], self.levels["grads"]):
+                if level.size > 1:
+                    target = piece.chunk(level.size)[level.index]
+                    yield level.reduce_scatter(target, piece), True
+                    piece = target
+            if self.fresh:
+                self.accumulated.copy_(piece)
+            else:
+                self.accumulated.add_(piece)
+            self.fresh = False
+            self.pool.give("gradients", whole)
+        if last:
+            optimizer, replicas = self.levels["optimizer"], self.levels["replicas"]
+            if optimizer.size > 1:
+                yield optimizer.reduce_scatter(self.gradient, self.accumulated), replicas.size > 1
+            if replicas.size > 1:
+                yield replicas.all_reduce(self.gradient), False
+
+    # optimizer
+
+    def restore(self) -> None:
+        """Begin to bring the updated master back into the parameter shard; ``hold`` and ``use`` wait for it."""
+        self.restoring = self._restoration()
+        self.chain.start(self.restoring)
+
+    def _restoration(self) -> Steps:
+        """Up the levels optimizer and grads."""
+        own, grads = (_within(self.ranges[state], self.ranges["params"]) for state in ("optimizer", "grads"))
+        if self.weight.dtype != self.shard.dtype:
+            self.shard[own].copy_(self.weight)
+        climbs = [(self.levels["optimizer"], self.shard[grads], self.shard[own]), (self.levels["grads"], self.shard, self.shard[grads])]
+        climbs = [climb for climb in climbs if climb[0].size > 1]
+        for i, (level, output, piece) in enumerate(climbs):
+            yield level.all_gather(output, piece), i + 1 < len(climbs)
+
+    def owned(self) -> list[Owned]:
+        """The pieces of parameters in this rank's optimizer shard."""
+        records = {slot.record.name: slot.record for slot in self.slots}
+        states = (self.weight, self.exp_avg, self.exp_avg_sq, self.gradient)
+        keeps = self.levels["replicas"].index == 0
+        pieces = []
+        for piece in self.plan.pieces(self.ranges["optimizer"]):
+            record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
+            weight, exp_avg, exp_avg_sq, gradient = (state[part] for state in states)
+            saves = keeps and record.primary
+            pieces.append(Owned(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves))
+        return pieces
+
+    @staticmethod
+    def planned_bytes(plan: Bucket, common: Common) -> int:
+        """What ``nbytes`` will add up to, before anything is allocated."""
+        factors, compute, master = common.factors, common.precision.compute.itemsize, common.precision.master.itemsize
+        states = 2 if common.precision.compute == common.precision.master else 3
+        return (
+            plan.numel // factors.params * compute
+            + plan.numel // factors.grads * master
+            + plan.numel // factors.optimizer * states * master
+        )
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of the buffers this rank keeps, by part."""
+        master = 0 if self.weight.dtype == self.shard.dtype else self.weight.nbytes
+        return {
+            "weights": self.shard.nbytes,
+            "gradients": self.accumulated.nbytes,
+            "optimizer": master + self.exp_avg.nbytes + self.exp_avg_sq.nbytes,
+        }
+
+
+def _within(inner: range, outer: range) -> slice:
+    return slice(inner.start - outer.start, inner.stop - outer.start)

@@ -1,0 +1,76 @@
+"""Buffers that are used again, and chains of collectives that run beside the computation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from trainer.comm.collectives import Pending
+
+
+class Pool:
+    """Flat buffers that are used again and again, by length and type: page faults cost more than the arithmetic."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.free: dict[tuple[str, int, torch.dtype], list[Tensor]] = defaultdict(list)
+        self.nbytes: dict[str, int] = defaultdict(int)  # of all buffers ever made, by part
+
+    def take(self, part: str, numel: int, dtype: torch.dtype) -> Tensor:
+        """A buffer that starts zero and later holds what its last user left. ``part`` is weights or gradients."""
+        waiting = self.free[part, numel, dtype]
+        if waiting:
+            return waiting.pop()
+        self.nbytes[part] += numel * dtype.itemsize
+        return torch.zeros(numel, dtype=dtype, device=self.device)
+
+    def give(self, part: str, buffer: Tensor) -> None:
+        self.free[part, buffer.numel(), buffer.dtype].append(buffer)
+
+
+Steps = Iterator[tuple[Pending, bool]]
+"""Collectives of one bucket, each started when the one before is complete; with each, whether another depends on it."""
+
+
+class Chain:
+    """Runs the collectives of many buckets, in the same order on every rank, and keeps as many in the air as it may."""
+
+    def __init__(self) -> None:
+        self.active: list[tuple[Steps, Pending, bool]] = []  # in the order in which they were started
+
+    def start(self, steps: Steps) -> None:
+        """Start the first collective of ``steps``; those of earlier buckets that others depend on are brought to the next."""
+        self._advance(only_followed=True)
+        self._next(steps, self.active)
+
+    def complete(self, steps: Steps) -> None:
+        """Until ``steps`` and all that were started before are over."""
+        while any(steps is other for other, _, _ in self.active):
+            self._advance(only_followed=False, last=steps)
+
+    def finish(self) -> None:
+        """Until nothing is in the air."""
+        while self.active:
+            self._advance(only_followed=False)
+
+    def _advance(self, only_followed: bool, last: Steps | None = None) -> None:
+        """Wait for each collective, up to those of ``last``, and start the one that follows it."""
+        remaining: list[tuple[Steps, Pending, bool]] = []
+        passed = False
+        for steps, pending, followed in self.active:
+            if passed or (only_followed and not followed):
+                remaining.append((steps, pending, followed))
+            else:
+                pending.wait()
+                self._next(steps, remaining)
+            passed = passed or steps is last
+        self.active = remaining
+
+    @staticmethod
+    def _next(steps: Steps, active: list[tuple[Steps, Pending, bool]]) -> None:
+        for pending, followed in steps:
+            active.append((steps, pending, followed))
+            return

@@ -1,0 +1,69 @@
+"""Makes the parameters of a unit whole around its computation, and those of the next unit meanwhile.
+
+Forward: enter a unit, compute, leave it. Backward: entered again when the gradient of its output arrives; left when all its
+gradients have been handed over (``FlatBucket.arrive``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.state.bucket import FlatBucket
+from trainer.state.sharding import ShardedState
+
+
+class Gathering:
+    """The units of one chunk, in the order of forward."""
+
+    def __init__(self, state: ShardedState, units: list[tuple[str, nn.Module]]):
+        self.buckets = [state.units[name] for name, _ in units]
+        self.ahead: set[int] = set()
+        for i, (_, module) in enumerate(units):
+            module.register_forward_pre_hook(self._before(i))
+            module.register_forward_hook(self._after(i))
+
+    def prefetch(self, unit: int) -> None:
+        """Start to gather a unit that is going to be entered; nothing outside of the chunk."""
+        if 0 <= unit < len(self.buckets) and unit not in self.ahead:
+            self.ahead.add(unit)
+            self._each(unit, FlatBucket.hold)
+
+    def enter(self, unit: int, following: int) -> None:
+        """Make a unit's parameters usable and start on the ``following`` one."""
+        self.prefetch(unit)
+        self.ahead.remove(unit)
+        self._each(unit, FlatBucket.use)
+        self.prefetch(following)
+
+    def _each(self, unit: int, action: Callable[[FlatBucket], None]) -> None:
+        for bucket in self.buckets[unit]:
+            action(bucket)
+
+    def _before(self, unit: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda module, inputs: self.enter(unit, unit + 1)
+
+    def _after(self, unit: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+        def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            self._each(unit, FlatBucket.release)
+            entered: Tensor = _OnBackward.apply(output, lambda: self.enter(unit, unit - 1))
+            return entered
+
+        return after
+
+
+class _OnBackward(torch.autograd.Function):
+    """The identity; calls back when the gradient arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, callback: Callable[[], None]) -> Tensor:
+        ctx.callback = callback
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.callback()
+        return gradients[0], None

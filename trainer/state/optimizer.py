@@ -1,0 +1,79 @@
+"""AdamW on the flat shards, the global gradient norm, and the learning rate. One pass over each shard, no host waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.comm.collectives import Group
+from trainer.spec import OptimizerConfig
+from trainer.state.parameters import Owned
+
+
+def learning_rate(config: OptimizerConfig, step: int) -> float:
+    """Rate of step 0, 1, ...: linear warm-up over ``warmup_steps``, then a cosine from ``lr`` to ``min_lr`` at ``decay_steps``."""
+    lowest = config.min_lr or 0.0
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    length = max(1, (config.decay_steps or 1) - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / length)
+    return lowest + (config.lr - lowest) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
+    """Add up gradients that are partial sums over an axis: one all-reduce per axis, of all of them together.
+
+    ``axes`` are the groups by the names that records use in ``partial``. All ranks of a group keep the same elements.
+    """
+    for axis, group in axes.items():
+        pieces = [piece.gradient for piece in owned if axis in piece.record.partial]
+        if pieces and group.size > 1:
+            flat = torch.cat(pieces)
+            group.all_reduce(flat).wait()
+            for piece, total in zip(pieces, flat.split([p.numel() for p in pieces])):
+                piece.copy_(total)
+
+
+def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
+    """This rank's part of the squared norm of the gradient: every element of the model is counted by one rank. fp64 scalar."""
+    counted = [piece.gradient for piece in owned if piece.saves]
+    if not counted:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(torch._foreach_norm(counted)).double().square().sum()
+
+
+class AdamW:
+    """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, which may be none."""
+
+    def __init__(self, config: OptimizerConfig, owned: Sequence[Owned], device: torch.device):
+        self.config = config
+        self.groups = [[p for p in owned if p.record.decay], [p for p in owned if not p.record.decay]]
+        self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count
+
+    def step(self, lr: float, factor: Tensor, skip: Tensor) -> None:
+        """Update with ``factor`` times the gradients, unless ``skip`` is 1. Both are scalars on the device."""
+        self.steps += 1 - skip
+        for pieces, decay in zip(self.groups, (self.config.weight_decay, 0.0)):
+            if not pieces:
+                continue
+            gradients = [p.gradient for p in pieces]
+            torch._foreach_mul_(gradients, factor)
+            torch._fused_adamw_(
+                [p.weight for p in pieces],
+                gradients,
+                [p.exp_avg for p in pieces],
+                [p.exp_avg_sq for p in pieces],
+                [],
+                [self.steps] * len(pieces),
+                lr=lr,
+                beta1=self.config.beta1,
+                beta2=self.config.beta2,
+                weight_decay=decay,
+                eps=self.config.eps,
+                amsgrad=False,
+                maximize=False,
+                found_inf=skip,
+            )

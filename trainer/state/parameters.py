@@ -1,0 +1,110 @@
+"""One record per parameter: the single description that drives initial weights, sums, norm, sharding and checkpoints.
+
+A parameter has a *global* name and shape that no layout changes (``blocks.3.attention.qkv.weight``). A rank holds a box of it,
+its *region*; the local tensor may be larger than its region, because a vocabulary that the tensor ranks do not divide is
+padded at the end of dimension 0, with rows that stay zero. Data-parallel sharding is not described here: it cuts the
+flattened local tensor, as ``Owned`` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.layers import Init
+
+BLOCK = 1 << 20
+"""Elements of the global tensor that share one random generator."""
+
+
+@dataclass(frozen=True)
+class ParameterRecord:
+    """What one rank needs to know of one parameter that it holds."""
+
+    name: str  # global, the same under every layout; a tied weight has one name wherever it is used
+    shape: tuple[int, ...]  # global, without padding
+    region: tuple[tuple[int, int], ...]  # start and stop in the global tensor, per dimension (empty where there is only padding)
+    local_shape: tuple[int, ...]  # of the tensor on this rank, with padding
+    init: Init
+    decay: bool  # weight decay applies: matrices, not biases and norms
+    partial: frozenset[str] = frozenset()  # axes (tensor, tied) over which gradients are partial sums, to be added once per step
+    primary: bool = True  # of all ranks with this region (replicas on tensor and pipeline), the one that counts it in the norm and saves it
+    uses: int = 1  # times the parameter is used in one forward on this rank: gradients that arrive per micro-batch
+
+    @property
+    def local_numel(self) -> int:
+        return math.prod(self.local_shape)
+
+    @property
+    def region_shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.region)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The part of a local tensor whose optimizer state this rank keeps: flattened elements ``offset`` to ``offset + numel``.
+
+    ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All are flat views of ``numel`` elements; the first three are read
+    for a checkpoint and written to when one is loaded. Of all ranks that keep the same elements, one ``saves``.
+    """
+
+    record: ParameterRecord
+    offset: int
+    numel: int
+    weight: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    gradient: Tensor
+    saves: bool
+
+
+def initial_value(record: ParameterRecord, seed: int) -> Tensor:
+    """The local tensor at step 0, fp32, on the CPU: a function of (seed, name) sliced to the region, padding zero.
+
+    The flattened global tensor is drawn in blocks, each from its own generator, so that a rank draws only the blocks that its
+    region touches and never holds more of the global tensor than the rows between its first and last element.
+    """
+    local = torch.zeros(record.local_shape)
+    if 0 in record.region_shape:
+        return local
+    inside = local[tuple(slice(0, n) for n in record.region_shape)]
+    if record.init.std == 0.0:
+        inside.fill_(record.init.value)
+        return local
+    rows = record.region[0]
+    row_numel = math.prod(record.shape[1:])
+    flat = _normal(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))
+    rest = tuple(slice(start, stop) for start, stop in record.region[1:])
+    inside.copy_(flat.view(rows[1] - rows[0], *record.shape[1:])[(slice(None), *rest)]).mul_(record.init.std)
+    return local
+
+
+def _normal(name: str, seed: int, start: int, stop: int, total: int) -> Tensor:
+    """Elements ``start`` to ``stop`` of the standard normal numbers that belong to (seed, name)."""
+    return torch.cat(list(_normal_blocks(name, seed, start, stop, total)))
+
+
+def _normal_blocks(name: str, seed: int, start: int, stop: int, total: int) -> Iterator[Tensor]:
+    for block in range(start // BLOCK, math.ceil(stop / BLOCK)):
+        first = block * BLOCK
+        numbers = torch.randn(min(BLOCK, total - first), generator=torch.Generator().manual_seed(hash_of(seed, name, block)))
+        yield numbers[max(start - first, 0) : stop - first]
+
+
+def hash_of(*parts: object) -> int:
+    """63 bits that depend on the parts and on nothing else (Python's own hash differs between processes)."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter of a stretch of the model: its record, its tensor, and the units (embedding, block, head) that use it."""
+
+    record: ParameterRecord
+    parameter: nn.Parameter
+    units: tuple[str, ...]

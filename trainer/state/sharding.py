@@ -1,0 +1,164 @@
+"""The training state of a rank: all its buckets, and where gradients go (``trainer.tensor.layers.Gradients``)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from trainer.spec import Bucket, plan_buckets
+from trainer.state.bucket import Common, FlatBucket, Slot
+from trainer.state.parameters import Member, Owned
+
+Deferred = list[tuple[Callable[[], None], list[object]]]
+"""Work on weight gradients that a schedule has put off, with what counts the tensors it keeps."""
+
+
+class ShardedState:
+    """All buckets of a rank, in backward order."""
+
+    def __init__(self, common: Common, bucket_bytes: int):
+        self.common = common
+        self.capacity = max(1, bucket_bytes // common.precision.master.itemsize)  # elements of a bucket, about
+        self.plans: list[tuple[Bucket, dict[str, Member]]] = []
+        self.buckets: list[FlatBucket] = []
+        self.units: dict[str, list[FlatBucket]] = defaultdict(list)
+        self.slots: dict[nn.Parameter, tuple[FlatBucket, Slot]] = {}
+        self.deferred: Deferred | None = None
+        self.arriving: Callable[[str, Tensor], object] | None = (
+            None  # told of each gradient that has been added: its name and the sum so far
+        )
+        self.counted: Callable[[Tensor], object] | None = None  # of a tensor that deferred work keeps: what counts its bytes
+
+    def add_stretch(self, members: list[Member]) -> None:
+        """Plan the state of one chunk's parameters, given in the order of registration. Call for later chunks first."""
+        runs: list[list[Member]] = []
+        for member in reversed(members):
+            if not runs or (self.common.factors.params > 1 and runs[-1][-1].units[0] != member.units[0]):
+                runs.append([])
+            runs[-1].append(member)
+        for run in runs:
+            by_name = {m.record.name: m for m in run}
+            alone = [m.record.name for m in run if "tied" in m.record.partial]
+            sizes = [(m.record.name, m.record.local_numel) for m in run]
+            for plan in plan_buckets(sizes, self.capacity, self.common.factors.optimizer, alone):
+                self.plans.append((plan, by_name))
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of all buckets that ``make`` makes."""
+        return sum(FlatBucket.planned_bytes(plan, self.common) for plan, _ in self.plans)
+
+    def make(self) -> None:
+        """Allocate what was planned."""
+        for plan, members in self.plans:
+            self._add(plan, members)
+
+    def _add(self, plan: Bucket, members: dict[str, Member]) -> None:
+        bucket = FlatBucket(plan, members, self.common)
+        self.buckets.append(bucket)
+        for slot in bucket.slots:
+            for unit in members[slot.record.name].units:
+                if bucket not in self.units[unit]:
+                    self.units[unit].append(bucket)
+            self.slots[slot.parameter] = (bucket, slot)
+            slot.parameter.register_post_accumulate_grad_hook(self._collect)
+        bucket.users = sum(bucket in buckets for buckets in self.units.values())
+
+    # the sink of gradients
+
+    def later(self, work: Callable[[], None], *needs: Tensor) -> None:
+        if self.deferred is None:
+            work()
+        else:
+            self.deferred.append((work, [self.counted(tensor) for tensor in needs] if self.counted else []))
+
+    def _collect(self, parameter: Tensor) -> None:
+        """Take a gradient that did travel through autograd; the hook is called without one for those that did not."""
+        assert isinstance(parameter, nn.Parameter)
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            self.add(parameter, gradient)
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        bucket, slot = self.slots[parameter]
+        view, fresh = bucket.buffer(slot)
+        if fresh:
+            view.copy_(gradient)
+        else:
+            view.add_(gradient)
+        self._arrived(bucket, slot, view)
+
+    def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        bucket, slot = self.slots[parameter]
+        view, fresh = bucket.buffer(slot)
+        view = view.view(-1, right.shape[-1])
+        if view.dtype != left.dtype:
+            product = left.t() @ right
+            view.copy_(product) if fresh else view.add_(product)
+        elif fresh:
+            torch.mm(left.t(), right, out=view)
+        else:
+            view.addmm_(left.t(), right)
+        self._arrived(bucket, slot, view)
+
+    def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
+        bucket, slot = self.slots[parameter]
+        view, fresh = bucket.buffer(slot)
+        if fresh:
+            view.zero_()
+        view.index_add_(0, rows, gradient.to(view.dtype))
+        self._arrived(bucket, slot, view)
+
+    def _arrived(self, bucket: FlatBucket, slot: Slot, gradient: Tensor) -> None:
+        if self.arriving is not None:
+            self.arriving(slot.record.name, gradient)
+        bucket.arrive(slot)
+
+    @contextlib.contextmanager
+    def deferring(self) -> Iterator[Deferred]:
+        """Inside, work on weight gradients is put on the list instead of being done."""
+        work: Deferred = []
+        self.deferred = work
+        try:
+            yield work
+        finally:
+            self.deferred = None
+
+    # a step
+
+    def begin(self, micro_batches: int) -> None:
+        for bucket in self.buckets:
+            bucket.begin(micro_batches)
+
+    def finish(self) -> None:
+        """Wait until every gradient shard is the sum over the data axis. ``RuntimeError`` if some gradient never came."""
+        for bucket in self.buckets:
+            if bucket.flushes_left:
+                late = next(slot.record.name for slot in bucket.slots if slot.arrived < bucket._due(slot))
+                raise RuntimeError(f"no gradient arrived for {late}")
+        self.settle()
+
+    def restore(self) -> None:
+        """Begin to spread updated weights, those first that the next forward needs first."""
+        for bucket in reversed(self.buckets):
+            bucket.restore()
+
+    def settle(self) -> None:
+        """Wait until nothing is in the air."""
+        self.common.chain.finish()
+
+    def owned(self) -> list[Owned]:
+        return [piece for bucket in self.buckets for piece in bucket.owned()]
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of all buffers, by part, those of the pool included."""
+        total = {"weights": 0, "gradients": 0, "optimizer": 0} | self.common.pool.nbytes
+        for bucket in self.buckets:
+            for part, n in bucket.nbytes.items():
+                total[part] += n
+        return total

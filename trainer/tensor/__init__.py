@@ -1,0 +1,1 @@
+"""Tensor and sequence parallel layers, and how a model is spread over them."""

@@ -1,0 +1,129 @@
+"""Dropout whose masks do not depend on the layout: each element's fate is a hash of where it is in the global tensor.
+
+The key is (seed, optimizer step, site in the network), the counter is the element's index in the tensor that one process with
+one micro-batch would have. So ranks that hold copies drop the same elements, ranks that hold parts drop their parts, and a
+recomputed forward drops what the first one dropped, with no generator state to keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.state.parameters import hash_of
+from trainer.tensor.layers import Region
+
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+"""Constants of splitmix64 (Steele et al. 2014), as signed 64-bit numbers."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rows of which step are being computed."""
+
+    step: int = 0
+    first_row: int = 0  # of the micro-batch, in the global batch
+
+
+class Noise:
+    """The source of dropout for all sites of a rank; the pipeline moves its ``place``."""
+
+    def __init__(self, seed: int):
+        self.seed, self.place = seed, Place()
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Inside, ``place`` is where noise is drawn for."""
+        before, self.place = self.place, place
+        try:
+            yield
+        finally:
+            self.place = before
+
+    def kept(self, site: str, p: float, axes: Sequence[tuple[Tensor, int]]) -> Tensor:
+        """Which elements stay, each with probability ``1 - p``.
+
+        ``axes`` has for each dimension the global positions along it and the global size; sizes are in the order of the axes,
+        the last one fastest.
+        """
+        index: Tensor | int = 0
+        for i, (positions, size) in enumerate(axes):
+            shape = [1] * len(axes)
+            shape[i] = -1
+            index = index * size + positions.view(shape)
+        assert isinstance(index, Tensor)
+        key = hash_of(self.seed, self.place.step, site)
+        return (scramble(index * GOLDEN + key) & (2**31 - 1)) >= int(p * 2**31)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64, whose products wrap around."""
+    x = (x ^ _shifted(x, 30)) * FIRST
+    x = (x ^ _shifted(x, 27)) * SECOND
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Right shift that fills with zeros."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+class HiddenDropout(nn.Module):
+    """Dropout of x [s or s/t, b, h] outside of the matrices."""
+
+    def __init__(self, p: float, site: str, noise: Noise, region: Region):
+        super().__init__()
+        self.p, self.site, self.noise, self.region = p, site, noise, region
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.region.group.size if self.region.cut else 1
+        first = x.shape[0] * self.region.group.index if self.region.cut else 0
+        sequence = torch.arange(first, first + x.shape[0], device=x.device)
+        batch, hidden = rows(self.noise, x.shape[1], x.device), torch.arange(x.shape[2], device=x.device)
+        kept = self.noise.kept(self.site, self.p, ((batch, 1), (sequence, x.shape[0] * parts), (hidden, x.shape[2])))
+        return drop(x, kept.transpose(0, 1), self.p)
+
+
+class WeightDropout(nn.Module):
+    """Dropout of attention weights [b, heads, s, s], of which this rank has the ``heads`` (global numbers, of ``total``)."""
+
+    def __init__(self, p: float, site: str, noise: Noise, heads: range, total: int):
+        super().__init__()
+        self.p, self.site, self.noise, self.heads, self.total = p, site, noise, heads, total
+
+    def forward(self, weights: Tensor) -> Tensor:
+        device, length = weights.device, weights.shape[-1]
+        heads = torch.arange(self.heads.start, self.heads.stop, device=device)
+        along = torch.arange(length, device=device)
+        batch = rows(self.noise, weights.shape[0], device)
+        kept = self.noise.kept(self.site, self.p, ((batch, 1), (heads, self.total), (along, length), (along, length)))
+        return drop(weights, kept, self.p)
+
+
+def rows(noise: Noise, count: int, device: torch.device) -> Tensor:
+    """Global rows of the micro-batch."""
+    return torch.arange(noise.place.first_row, noise.place.first_row + count, device=device)
+
+
+def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    """x / (1 - p) where ``kept``, 0 elsewhere; one byte per element is saved for backward."""
+    result: Tensor = _Drop.apply(x, kept, 1 / (1 - p))
+    return result
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        return (x * scale).masked_fill_(~kept, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        return (gradients[0] * ctx.scale).masked_fill_(~kept, 0), None, None

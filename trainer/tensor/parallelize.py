@@ -1,0 +1,131 @@
+"""Applies tensor parallelism to a plain model: which matrix is cut how, and the record of every parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from trainer.models.attention import AttentionCore
+from trainer.models.layers import Dropout, Part, PositionEmbedding
+from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
+from trainer.state.parameters import Member, ParameterRecord
+from trainer.tensor.dropout import HiddenDropout, Noise, WeightDropout
+from trainer.tensor.layers import ColumnLinear, CutPositionEmbedding, Gradients, Region, RowLinear, VocabularyEmbedding
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a layer is cut over the tensor ranks: its parallel form, and the dimension of each parameter that is cut."""
+
+    layer: type[nn.Module]
+    weight: int
+    bias: int | None = None  # None: whole on every tensor rank
+
+
+CUTS = {
+    "embedding.tokens": Cut(VocabularyEmbedding, 0),
+    "attention.qkv": Cut(ColumnLinear, 0, 0),
+    "attention.output": Cut(RowLinear, -1),
+    "mlp.up": Cut(ColumnLinear, -2, -1),
+    "mlp.down": Cut(RowLinear, -1),
+    "head.output": Cut(ColumnLinear, 0),
+}
+"""By the last two parts of a layer's name. Every other parameter is whole on every tensor rank."""
+
+
+@dataclass
+class Parallelizer:
+    """Turns plain stretches of a model into this rank's part of them.
+
+    ``tied``: head and embedding share their weight. ``apart``: they do so from two pipeline ranks, of which this is the first
+    if ``first``. Parameters become empty tensors of ``dtype`` on ``device``; whoever owns their storage points them into it.
+    """
+
+    region: Region
+    gradients: Gradients
+    noise: Noise
+    dtype: torch.dtype
+    device: torch.device
+    tied: bool
+    apart: bool
+    first: bool
+    members: dict[nn.Parameter, Member] = field(default_factory=dict)  # by the plain model's parameter
+
+    def apply(self, model: Transformer) -> list[Member]:
+        """Replace the layers of ``model`` by their parallel forms; its members in order of registration."""
+        self.members = {}
+        for unit, root in model.units():
+            for path, part in list(root.named_modules(prefix=unit)):
+                if isinstance(part, Part):
+                    self._replace(model, path, part, unit)
+                elif isinstance(part, AttentionCore):
+                    self._share_heads(part, path)
+                elif type(part) is Dropout and part.p:
+                    _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
+        return list(self.members.values())
+
+    def _replace(self, model: Transformer, path: str, part: Part, unit: str) -> None:
+        cut = CUTS.get(".".join(path.split(".")[-2:]))
+        made: dict[str, nn.Parameter | None] = {"bias": None}
+        for key, plain in part.named_parameters(recurse=False):
+            made[key] = self._member(path, key, plain, part, cut, unit).parameter
+        if cut is not None and cut.layer is VocabularyEmbedding:
+            _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
+        elif cut is not None:
+            _set(model, path, cut.layer(made["weight"], made["bias"], self.region, self.gradients))
+        elif isinstance(part, PositionEmbedding):
+            _set(model, path, CutPositionEmbedding(made["weight"], self.region))
+        else:
+            part._parameters.update({key: parameter for key, parameter in made.items() if parameter is not None})
+
+    def _member(self, path: str, key: str, plain: nn.Parameter, part: Part, cut: Cut | None, unit: str) -> Member:
+        known = self.members.get(plain)
+        if known is not None:  # the head's tied weight: one parameter, used twice
+            record = dataclasses.replace(known.record, uses=known.record.uses + 1)
+            member = dataclasses.replace(known, record=record, units=(*known.units, unit))
+        else:
+            dimension = None if cut is None else getattr(cut, key)
+            record = self._record(f"{path}.{key}", tuple(plain.shape), dimension, part, key)
+            member = Member(record, nn.Parameter(torch.empty(0, dtype=self.dtype, device=self.device)), (unit,))
+        self.members[plain] = member
+        return member
+
+    def _record(self, name: str, shape: tuple[int, ...], dimension: int | None, part: Part, key: str) -> ParameterRecord:
+        group = self.region.group
+        box, local, partial = [(0, n) for n in shape], list(shape), set()
+        if dimension is not None:
+            width = math.ceil(shape[dimension] / group.size)
+            start = min(width * group.index, shape[dimension])
+            box[dimension], local[dimension] = (start, min(start + width, shape[dimension])), width
+        elif self.region.cut and group.size > 1:
+            partial.add("tensor")
+        tied = self.tied and name in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
+        if tied and self.apart:
+            partial.add("tied")
+        return ParameterRecord(
+            name=EMBEDDING_WEIGHT if tied else name,
+            shape=shape,
+            region=tuple(box),
+            local_shape=tuple(local),
+            init=part.inits[key],
+            decay=key in part.decayed,
+            partial=frozenset(partial),
+            primary=(dimension is not None or group.index == 0) and (self.first or not tied),
+        )
+
+    def _share_heads(self, core: AttentionCore, path: str) -> None:
+        """This tensor rank's heads, and dropout that knows them."""
+        total, group, dropout = len(core.heads), self.region.group, core.dropout
+        width = total // group.size
+        core.heads = range(width * group.index, width * (group.index + 1))
+        if isinstance(dropout, Dropout) and dropout.p:
+            core.dropout = WeightDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
+
+
+def _set(model: nn.Module, path: str, layer: nn.Module) -> None:
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, layer)
