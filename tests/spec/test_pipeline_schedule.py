@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from tests.spec.schedule_validator import ScheduleError
+from tests.spec.schedule_validator import ScheduleError, validate
 from trainer.spec import Action, ConfigError, Deadlock, Kind, Schedule, Times, build, idle_fraction, in_flight, makespan, simulate
 from trainer.spec.messages import add_communication
 
