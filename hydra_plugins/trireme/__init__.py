@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -25,10 +26,19 @@ class TriremeLauncher(Launcher):
 
 
 class GridSweeper(BasicSweeper):
-    """Hydra's own sweeper, which would compose every job twice: once to see whether that works, and once to run it."""
+    """The grid of Hydra's own sweeper, which would compose every job twice, and write the command to a file before it has been checked."""
 
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """The launcher composes all jobs of a batch before it starts any."""
+    def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        assert self.launcher is not None and self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        self.overrides = self.split_arguments(parser.parse_overrides([*self._parse_config(), *arguments]), self.max_batch_size)
+        returns: list[Sequence[JobReturn]] = []
+        first = 0
+        while not self.is_done():
+            batch = self.get_job_batch()
+            returns.append(self.launcher.launch(batch, initial_job_idx=first))
+            first += len(batch)
+        return returns
 
 
 ConfigStore.instance().store(

@@ -228,7 +228,7 @@ def test_what_a_launcher_may_not_do_is_said_beforehand_and_the_shipped_role_is_e
 
 @pytest.fixture(scope="module")
 def job_sets(played_nodes: Kubernetes) -> Iterator[None]:
-    """The kind JobSet, of which the server keeps everything but spec.suspend; nobody makes pods of it but the test."""
+    """The kind JobSet, of which the server keeps everything but spec.suspend and spec.ttlSecondsAfterFinished; nobody makes pods of it but the test."""
     kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     spec = {
         "type": "object",
@@ -272,6 +272,16 @@ def test_a_job_set_is_created_watched_judged_and_removed(stage: Stage, job_sets:
     assert gang.end().status is status
     gang.backend.collect(gang.job, gang.handle)
     wait_for(lambda: not customs.list_namespaced_custom_object(*place[:-1])["items"] and not stage.left(), "the namespace to be empty")
+
+
+def test_a_time_to_live_that_the_server_forgets_is_said_once_and_no_refusal(
+    stage: Stage, job_sets: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of the run depends on it: the objects are removed when the trial is collected."""
+    backend = stage.backend(stage.cluster(workload="jobset"))
+    backend.check()
+    backend.check()
+    assert capfd.readouterr().err.count("drops spec.ttlSecondsAfterFinished of the JobSet: should no launcher come back") == 1
 
 
 def test_a_field_that_the_server_forgets_is_a_refusal_and_nothing_is_left(stage: Stage, job_sets: None) -> None:

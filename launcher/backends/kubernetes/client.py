@@ -58,7 +58,7 @@ class Client:
         self.server: str = self._api.configuration.host
         self.skew = 0.0  # seconds by which the server's clock is ahead of ours
         self._complained = float("-inf")
-        self._warned: set[str] = set()
+        self._said: set[str] = set()
         self._allowed: set[str] = set()  # requests that were granted: a refusal of the same is not the last word
         self._streams: set[Any] = set()
         self._closed = False
@@ -147,6 +147,12 @@ class Client:
         answer = self.request("POST", "apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
         return bool((answer.get("status") or {}).get("allowed"))
 
+    def say_once(self, message: str) -> None:
+        """Say on standard error what is worth knowing and changes nothing; the same words only once."""
+        if message not in self._said:
+            self._said.add(message)
+            sys.stderr.write(f"{message}\n")
+
     def complain(self, message: str) -> None:
         """Say on standard error, once in a while, what is being waited for."""
         if not self._closed and time.monotonic() - self._complained > 60.0:
@@ -211,10 +217,7 @@ class Client:
     def _pass_on(self, header: str | None) -> None:
         """What the server took with a warning, such as pods that its Pod Security will refuse later: said once each."""
         for quoted in re.findall(r'299 \S+ "((?:[^"\\]|\\.)*)"', header or ""):
-            text = re.sub(r"\\(.)", r"\1", quoted)
-            if text not in self._warned:
-                self._warned.add(text)
-                sys.stderr.write(f"the Kubernetes API server warns: {text}\n")
+            self.say_once("the Kubernetes API server warns: " + re.sub(r"\\(.)", r"\1", quoted))
 
     def _note_time(self, date: str | None) -> None:
         from email.utils import parsedate_to_datetime

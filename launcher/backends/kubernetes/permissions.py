@@ -12,7 +12,7 @@ from launcher.backends.kubernetes.workloads import Kind
 def needed(kind: Kind) -> Iterator[tuple[str, str, str]]:
     """``(verb, group, resource)`` of everything that is done in the namespace: deploy/kubernetes/rbac.yaml grants no more."""
     wanted = {
-        ("", "services"): "get list watch create patch delete",
+        ("", "services"): "get list watch create delete",
         ("", "configmaps"): "get create",
         ("", "pods"): "get list watch delete",
         ("", "pods/log"): "get",
@@ -20,7 +20,8 @@ def needed(kind: Kind) -> Iterator[tuple[str, str, str]]:
     }
     if kind.kind == "Pod":
         wanted["", "pods"] += " create"
-    else:
+    else:  # patch: the Service goes with what makes the pods
+        wanted["", "services"] += " patch"
         wanted[kind.group, kind.plural] = "get list watch create"
     for (group, resource), verbs in wanted.items():
         for verb in verbs.split():

@@ -20,6 +20,7 @@ PODS_PATH = "api/v1/namespaces/{namespace}/pods"
 _END_SECONDS = 60.0
 """How long, beyond their grace period, objects that are being deleted are waited for."""
 _PAUSE = 0.3
+_TIME_TO_LIVE = "spec.ttlSecondsAfterFinished"
 
 
 class Submission:
@@ -106,8 +107,17 @@ class Submission:
             self._wait(deadline, f"{manifest['kind']} {name} of an earlier run to go away")
 
     def _unforgotten(self, sent: Manifest, stored: Manifest) -> Manifest:
-        """``stored``, if it is all that was sent: a server that is too old drops, for example, completionMode, and every pod would be rank 0."""
+        """``stored``, if it says all of what was sent that the run depends on; what only tidies up later is said if it is lost.
+
+        A server that is too old drops, for example, completionMode, and every pod would be rank 0: ``ConfigError``.
+        """
         lost = [path for path in dropped(sent, stored) if not path.startswith("metadata")]
+        if _TIME_TO_LIVE in lost:
+            lost.remove(_TIME_TO_LIVE)
+            self._client.say_once(
+                f"the API server at {self._client.server} drops {_TIME_TO_LIVE} of the {sent['kind']}: should no launcher come back "
+                "for a trial that has ended, nobody removes it"
+            )
         if lost:
             workload = next(word for word, kind in KINDS.items() if kind is self._kind)
             raise ConfigError(
