@@ -25,7 +25,7 @@ TRAINER = {
     "tensor": ("comm", "models", "state"),
     "measure": ("spec", "launch", "comm"),
     "pipeline": ("spec", "comm", "models", "state", "tensor", "measure"),
-    "checkpoint": ("spec", "comm", "state"),
+    "checkpoint": ("spec", "launch", "comm", "state"),
     "convert": ("spec", "models", "checkpoint"),
     "engine": ("spec", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
     "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine"),

@@ -227,9 +227,11 @@ def show(result: dict[str, Any]) -> None:
 
 
 def recipe_path(name: str) -> Path:
-    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for the name of a recipe that ships, which would be found instead."""
+    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for a path, and for a recipe that ships, which would be found instead."""
     from launcher.config import conf_dir
+    from launcher.trials.store import check_name
 
+    check_name(name, "search.recipe", "a recipe")
     if (conf_dir() / "recipe" / f"{name}.yaml").exists():
         raise ConfigError(f"search.recipe={name} is a recipe that ships, and stays what it is; name the winner otherwise")
     return FOLDER / f"{name}.yaml"

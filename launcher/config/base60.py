@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import posixpath
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from trainer.spec import ConfigError
 
 
-def refuse_base60(path: Path) -> None:
-    """``ConfigError`` on the first value in the file ``path`` that would become a number in base 60. A file that is no YAML is left to
-    whoever reads it."""
+def refuse_base60(roots: Sequence[Path], group: str, name: str) -> None:
+    """``ConfigError`` on the first value that would become a number in base 60: in the files of the option ``name`` of ``group`` in
+    ``roots``, and in those that their ``defaults`` bring along. A file that is no YAML is left to whoever reads it."""
+    seen: set[Path] = set()
+    left = [(group, name)]
+    while left:
+        chosen = left.pop()
+        for path in (root / chosen[0] / f"{chosen[1]}.yaml" for root in roots):
+            if path not in seen and path.is_file():
+                seen.add(path)
+                left += _included(_read(path, *chosen), chosen[0])
+
+
+def _read(path: Path, group: str, name: str) -> Any:
+    """The content of a file in which no number is in base 60."""
     try:
-        root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+        text = path.read_text()
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
     except yaml.YAMLError:
-        return
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
     for key, node in _scalars(root, ""):
         if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in node.value:
             number = yaml.safe_load(node.value)
@@ -24,6 +42,19 @@ def refuse_base60(path: Path) -> None:
                 f"{path}, line {node.start_mark.line + 1}: YAML reads {key}: {node.value} as the number {number}; "
                 f"write it in quotes, {key}: '{node.value}'"
             )
+    return content
+
+
+def _included(content: Any, group: str) -> Iterator[tuple[str, str]]:
+    """Group and option of every entry of a file's ``defaults``, in Hydra's grammar: ``NAME``, ``[override] [optional] [/]GROUP[@PACKAGE]: NAME``."""
+    entries = content.get("defaults") if isinstance(content, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
+        pairs = entry.items() if isinstance(entry, dict) else [("", entry)]
+        for key, names in pairs:
+            inner = str(key).split(" ")[-1].partition("@")[0]
+            for name in names if isinstance(names, list) else [names]:
+                where = posixpath.join("/", group, inner, str(name).partition("@")[0].removesuffix(".yaml"))
+                yield posixpath.dirname(where)[1:], posixpath.basename(where)
 
 
 def _scalars(node: yaml.Node | None, key: str) -> Iterator[tuple[str, yaml.ScalarNode]]:

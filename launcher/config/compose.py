@@ -17,7 +17,7 @@ from typing import Any
 from launcher.config.base60 import refuse_base60
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
 from launcher.config.schema import Config
-from launcher.config.secrets import refuse_secrets
+from launcher.config.secrets import refuse_secret_address, refuse_secrets
 from trainer.spec import ConfigError, from_dict, to_dict
 from trainer.spec.errors import listed, nearest
 
@@ -84,6 +84,7 @@ def to_config(composed: Any) -> Config:
     config = from_dict(Config, data)
     config = dataclasses.replace(config, cluster=cluster_from_dict(cluster))
     refuse_secrets(config.cluster)  # before anything is written: what is refused later is recorded with the words that asked for it
+    refuse_secret_address(config.tracking.uri)
     return config
 
 
@@ -212,11 +213,7 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> N
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
-        for path in filter(Path.is_file, (root / group / f"{name}.yaml" for root in group_folders(own))):
-            try:
-                refuse_base60(path)
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
+        refuse_base60(group_folders(own), group, name)
 
 
 def _backend_of(cluster_option: str, own: Path | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.config.schema import ClusterConfig
 from trainer.spec import ConfigError
+from trainer.spec.rules import TRACKING_REMEDY, check_tracking_uri
 
 _NAMES = ("env", "environment", "labels", "annotations", "data", "stringData", "matchLabels", "nodeSelector", "node_selector")
 """Mappings whose keys people choose."""
@@ -56,6 +57,13 @@ def refuse_secrets(cluster: ClusterConfig) -> None:
         last = key.rpartition(".")[2]
         name = last if re.fullmatch(r"[A-Z_][A-Z0-9_]*", last) else "NAME"
         raise ConfigError(f"{key} looks like {what} in clear, which whoever reads the trial would see; {cluster.secrets_go.format(name=name)}")
+
+
+def refuse_secret_address(uri: str | None) -> None:
+    """``ConfigError`` on a password or token in ``tracking.uri``; it does not repeat the address."""
+    check_tracking_uri(uri)
+    if uri is not None and (what := _looks_like(uri)):
+        raise ConfigError(f"tracking.uri holds {what} in clear, which whoever reads the trial would see; {TRACKING_REMEDY}")
 
 
 def _search(item: Any, place: str, free: Sequence[str], named: bool) -> Iterator[tuple[str, str]]:

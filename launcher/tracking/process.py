@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from launcher.console import say
 from launcher.tracking import unmirrored
@@ -92,10 +92,19 @@ def start_copier(root: Path, life: int = subprocess.DEVNULL) -> subprocess.Popen
     """A copier that stands back while somebody holds the other end of ``life``. Ctrl-C and a closed terminal are not for it."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "launcher.tracking.copier", "--dir", str(root)]
-    with (root / "mlflow.log").open("ab") as output:
+    with _output(root / "mlflow.log") as output:
         return subprocess.Popen(
             command, stdin=life, stdout=output, stderr=output, env=environment() | {"PYTHONPATH": path}, start_new_session=True
         )
+
+
+def _output(path: Path) -> BinaryIO:
+    """The log of copiers; nowhere if it cannot be written, which is no reason to end what measures."""
+    try:
+        return path.open("ab")
+    except OSError as error:
+        say(f"what copying to MLflow has to say is lost: {path} cannot be written ({error.strerror}); move it away")
+        return open(os.devnull, "ab")
 
 
 def resume(root: Path) -> None:

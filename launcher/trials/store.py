@@ -256,11 +256,11 @@ class Store:
         (self.wishes / record.id).unlink(missing_ok=True)
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, key: str = "sweep.name", what: str = "a sweep") -> str:
     """``name`` if it can be the name of a sweep: a file name, a label and a word of the command line everywhere."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"sweep.name={name!r} cannot name a sweep; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            f"{key}={name!r} cannot name {what}; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )
     return name
 

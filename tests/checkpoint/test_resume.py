@@ -19,6 +19,9 @@ from trainer.checkpoint.manifest import STATES, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.convert import export_weights, import_weights
+from trainer.data.prepare import prepare
+from trainer.spec import DataConfig
+from trainer.spec.corpus import read_index
 
 STEPS = 10
 
@@ -244,6 +247,30 @@ def test_another_seed_is_refused_unless_new_data_is_meant(farm: Farm, tmp_path: 
     assert len(train(farm, settings, attempt=2).checked().result["losses"]) == 2
     manifest = json.loads((next((tmp_path / "c").glob("step-00000012-*")) / "manifest.json").read_text())
     assert manifest["data"]["seed"] == 5 and manifest["extra"]["samples"] == 16, "the samples of the new data are counted from its first"
+
+
+def prepared(data: dict[str, Any], line: str) -> str:
+    """Prepare a corpus of many times ``line``; how a message names it."""
+    Path(data["source"]).write_text(line * 200)
+    prepare(DataConfig(**data), force=True)
+    return read_index(DataConfig(**data)).sha256[:12]
+
+
+def test_another_corpus_is_refused_unless_new_data_is_meant(farm: Farm, tmp_path: Path) -> None:
+    """It lies where the first one lay: its content decides."""
+    settings = config(tmp_path / "c", model={"vocab": 300}, data=2)
+    settings["data"] = {"source": str(tmp_path / "text.txt"), "path": str(tmp_path / "corpus"), "vocab": 300}
+    was = prepared(settings["data"], "the cat sat on the mat\n")
+    train(farm, settings).checked()
+    settings["run"]["steps"] = 12
+    now = prepared(settings["data"], "a rose is a rose\n")
+    refused = train(farm, settings, attempt=1)
+    assert set(refused.codes.values()) == {2} and refused.result["reason"] == "configuration"
+    message = refused.failure(1)["message"]
+    assert f"is of other data: the checksum of data.path was {was} and is {now} now" in message
+    assert "run.checkpoint.new_data=true" in message
+    settings["run"]["checkpoint"]["new_data"] = True
+    assert len(train(farm, settings, attempt=2).checked().result["losses"]) == 2
 
 
 def test_another_layout_continues_a_run_that_was_started_again(farm: Farm, tmp_path: Path) -> None:

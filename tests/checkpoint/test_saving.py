@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from farm import Farm
+from small_runs import small
 from worlds import World, assert_holds, global_state, owned_by
 
 from trainer.checkpoint import CheckpointError, Checkpoints, DataOrder
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import write_rank
 from trainer.comm import collectives
-from trainer.spec import CheckpointConfig, Factors, ModelConfig, resolve_model
+from trainer.launch.failure import classify
+from trainer.spec import CheckpointConfig, Factors, ModelConfig, Reason, resolve_model
 
 ALONE = World(1, Factors(1, 1, 1, 1), 100)
 MODEL = resolve_model(ModelConfig())
@@ -56,9 +59,23 @@ def test_a_save_that_fails_is_raised_by_the_next_call_with_the_reason(tmp_path: 
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "c").write_text("in the way")
     run.save(7, state, EXTRA)
-    with pytest.raises(CheckpointError, match=r"cannot write the checkpoint of step 7 to .*/c: Not a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot write the checkpoint of step 7 to .*/c: Not a directory") as raised:
         run.finish() if next_call == "finish" else run.save(8, state, EXTRA)
+    assert classify(raised.value).reason is Reason.CONFIGURATION
     run.finish()
+
+
+def test_a_folder_that_cannot_be_written_to_any_more_ends_the_run_as_wrong_configuration(farm: Farm, tmp_path: Path) -> None:
+    folder, out = tmp_path / "c", farm.folder()
+    farm.write(out / "config.yaml", small(steps=100_000, data=2, run={"checkpoint": {"dir": str(folder), "every": 1, "keep": 1}}))
+    started = farm.start(out / "config.yaml", 2, out)
+    while not list(folder.glob("step-*")):
+        assert not (out / "result.json").exists()
+    folder.rename(tmp_path / "moved")
+    folder.write_text("in the way")
+    run = farm.wait(started)
+    assert run.codes[0] == 1 and run.result["reason"] == "configuration"
+    assert "cannot write the checkpoint of step" in run.result["message"] and f"{folder}: Not a directory" in run.result["message"]
 
 
 def test_a_rank_that_cannot_write_tells_rank_0_at_once(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.cli.main import main
 from launcher.config.secrets import refuse_secrets, secrets_in
 from launcher.config.slurm import SlurmCluster
 from trainer.spec import ConfigError
@@ -87,3 +89,24 @@ def test_the_refusal_names_the_key_and_the_remedy_and_does_not_repeat_the_value(
         refused.value
     )
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["http://me:hunter2@host:5000", "postgresql://me:hunter2@host/mlflow", "https://host/?token=hunter2"])
+@pytest.mark.parametrize("verb", [["train"], ["train", "-m", "run.seed=1,2"], ["search", "data=synthetic"], ["plan"]])
+def test_a_password_in_the_address_of_mlflow_is_refused_before_anything_is_written(
+    address: str, verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*verb, "model=gpt_tiny", f"tracking.uri='{address}'"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: tracking.uri ") and "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in said.err
+    assert "hunter2" not in said.out + said.err and list(tmp_path.iterdir()) == []
+
+
+def test_a_password_in_one_address_of_a_sweep_is_kept_in_no_record_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A combination that is wrong is otherwise recorded with the words that asked for it."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "-m", "model=gpt_tiny", "data=synthetic", "tracking.uri=null,'http://me:hunter2@host'"]) == 2
+    assert "tracking.uri contains a user name or password" in capsys.readouterr().err and list(tmp_path.iterdir()) == []

@@ -191,11 +191,16 @@ def test_options_and_overrides_come_in_any_order(trireme: Any) -> None:
         (["search", *SMALL, "--only", "13B"], "--replay"),
         (["search", *SMALL, "data=synthetic", "search.recipe=gpt3_20b"], "search.recipe=gpt3_20b is a recipe that ships"),
         (["search", *SMALL, "search.tolerance=-1"], "search.tolerance"),
+        *(
+            (["search", *SMALL, "data=synthetic", f"search.recipe={name}"], f"search.recipe='{name}' cannot name a recipe; use up to 64")
+            for name in ("../../x", "/x", "mine/x", "..")
+        ),
     ],
 )
-def test_wrong_input_is_one_plain_error(trireme: Any, argv: list[str], words: str) -> None:
+def test_wrong_input_is_one_plain_error_and_leaves_nothing(trireme: Any, argv: list[str], words: str) -> None:
     code, out, err = trireme(*argv)
     assert code == 2 and out == "" and err.startswith("error: ") and words in err and "Traceback" not in err
+    assert not Path("runs").exists()
 
 
 def test_a_table_without_the_needed_columns_is_named(trireme: Any) -> None:

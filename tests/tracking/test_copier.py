@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from launcher.cli import status
+from launcher.cli import main, status
 from launcher.tracking import copier, database, unmirrored
 from launcher.tracking import process as tracking
 from launcher.tracking.process import MlflowMirror
@@ -254,3 +254,13 @@ def test_trials_that_end_in_a_queue_reach_mlflow_by_whoever_looks(root: Path) ->
     assert status.main(["--dir", str(root)]) == 0
     assert sweep.store.load(record.id).status is not Status.SUBMITTED
     until(lambda: unmirrored.names(root) == [])
+
+
+def test_a_folder_in_place_of_the_copiers_log_is_said_and_ends_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mlflow.log").mkdir()
+    words = ["train", "model=gpt_tiny", "data=synthetic", "run.steps=2", "run.warmup_steps=1", f"sweep.dir={tmp_path}"]
+    assert main.main(words) == 0
+    assert (
+        f"what copying to MLflow has to say is lost: {tmp_path / 'mlflow.log'} cannot be written (Is a directory)" in capfd.readouterr().err
+    )
+    until(lambda: unmirrored.names(tmp_path) == [])

@@ -21,7 +21,7 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
 from trainer.checkpoint.shards import Reader, Snapshot, piece_of, snapshot, write_rank
 from trainer.comm.collectives import Group
-from trainer.spec import CheckpointConfig, ConfigError, ModelConfig
+from trainer.spec import CheckpointConfig, ConfigError, ModelConfig, Reason
 from trainer.state.parameters import Owned
 
 PLAIN = (ConfigError, CheckpointError)
@@ -162,6 +162,7 @@ class Checkpoints:
                 self.folder.keep(self.settings.keep)
         except Exception as error:
             plain = f"cannot write the checkpoint of step {step} to {self.folder.root}: {getattr(error, 'strerror', None) or error}"
-            self.error = error if isinstance(error, CheckpointError) else CheckpointError(plain)
+            reason = Reason.CONFIGURATION if isinstance(error, OSError) else Reason.ERROR
+            self.error = error if isinstance(error, CheckpointError) else CheckpointError(plain, reason)
             if self.world.index:
                 self.folder.give_up(step, self.world.index, self.error)

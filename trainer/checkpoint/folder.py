@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.manifest import FORMAT, MANIFEST, CheckpointError, Found
-from trainer.spec import ConfigError
+from trainer.spec import ConfigError, Reason
 from trainer.spec.files import read_json, write_json
 
 NAME = re.compile(r"step-(\d+)-start-(\d+)")
@@ -143,7 +143,8 @@ class Folder:
             if time.monotonic() > deadline:
                 missing = sorted(set(range(world_size)) - set(indexes))
                 raise CheckpointError(
-                    f"{work}: rank {missing[0]} did not write its part within {timeout_s:g} s; the checkpoint is given up"
+                    f"{work}: rank {missing[0]} did not write its part within {timeout_s:g} s; the checkpoint is given up",
+                    Reason.COMMUNICATION,
                 )
             time.sleep(POLL_S)
 

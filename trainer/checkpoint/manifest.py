@@ -17,16 +17,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from trainer.launch.failure import CheckpointError
 from trainer.spec import ConfigError, ModelConfig, from_dict
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 STATES = ("weight", "exp_avg", "exp_avg_sq")
 ITEM_BYTES = {"float32": 4, "float64": 8}
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or one that was written can no longer be read. The message names the file."""
 
 
 @dataclass(frozen=True, order=True)

@@ -27,6 +27,17 @@ class CommunicationError(RuntimeError):
         self.collective = collective
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or one that was written can no longer be read. The message names the file.
+
+    ``reason``: why the run ends that meets it; by default the folder, which is the user's to mend.
+    """
+
+    def __init__(self, message: str, reason: Reason = Reason.CONFIGURATION):
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why one rank ended."""
@@ -43,6 +54,8 @@ def classify(error: BaseException) -> Failure:
     kind = type(error).__name__
     if isinstance(error, ConfigError):
         return Failure(Reason.CONFIGURATION, message)
+    if isinstance(error, CheckpointError):
+        return Failure(error.reason, message)
     if isinstance(error, CommunicationError):
         return Failure(Reason.COMMUNICATION, message, error.collective)
     if isinstance(error, NonFinite):

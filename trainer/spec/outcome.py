@@ -61,7 +61,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Nothing, if the next attempt succeeds: it avoids the node. Otherwise give the node's name to its administrator.",
     ),
     Reason.CONFIGURATION: (
-        "Values do not fit together, or a file that they name is missing or damaged.",
+        "Values do not fit together, or a file or folder that they name is missing, damaged or cannot be written.",
         "Read the detail: it names the key, the value, what is allowed and what to do.",
     ),
     Reason.PREEMPTED: (

@@ -13,6 +13,9 @@ import math
 from trainer.spec.errors import ConfigError, divisors, listed
 from trainer.spec.schema import LayoutConfig, ModelConfig, TrainConfig
 
+TRACKING_REMEDY = "leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+"""What to do with a secret in ``tracking.uri``."""
+
 
 def resolve(config: TrainConfig, world_size: int) -> TrainConfig:
     """``config`` with every derived value filled in, checked for ``world_size`` ranks."""
@@ -63,7 +66,7 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_schedule(config)
     _check_batch(config)
     _check_sharding(config.layout)
-    _check_tracking(config.tracking.uri)
+    check_tracking_uri(config.tracking.uri)
     if config.run.warmup_steps >= config.run.steps:
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
@@ -71,11 +74,11 @@ def check(config: TrainConfig, world_size: int) -> None:
         )
 
 
-def _check_tracking(uri: str | None) -> None:
+def check_tracking_uri(uri: str | None) -> None:
+    """``ConfigError`` on a user name or password in the address."""
     if uri is not None and "@" in uri.partition("://")[2].partition("/")[0]:
         raise ConfigError(
-            "tracking.uri contains a user name or password, which would be written into every trial's folder; leave them out and set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+            f"tracking.uri contains a user name or password, which would be written into every trial's folder; {TRACKING_REMEDY}"
         )
 
 
