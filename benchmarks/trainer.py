@@ -178,11 +178,11 @@ def measure(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, 
 
 
 def flops_per_step() -> float:
-    """Model FLOPs of a step on GPU, as ``trainer.measure.meter`` counts them."""
-    from trainer.measure.meter import model_flops
-    from trainer.spec import ModelConfig, from_dict
+    """Model FLOPs of a step on GPU, as ``trainer.spec.flops`` counts them."""
+    from trainer.spec import ModelConfig, from_dict, resolve_model
+    from trainer.spec.flops import model_flops
 
-    return model_flops(from_dict(ModelConfig, MODELS["cuda"]), BATCHES["cuda"][0])
+    return model_flops(resolve_model(from_dict(ModelConfig, MODELS["cuda"])), BATCHES["cuda"][0])
 
 
 COLUMNS = {

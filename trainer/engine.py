@@ -15,13 +15,14 @@ from trainer.comm.groups import Groups
 from trainer.data import Dataset
 from trainer.launch.failure import NonFinite
 from trainer.measure.memory import ActivationMeter, check_room
-from trainer.measure.meter import Recorder, recomputed_flops
+from trainer.measure.meter import Recorder
 from trainer.models.transformer import Transformer
 from trainer.pipeline.compile import compile_blocks
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
 from trainer.pipeline.runtime import Boundary, Chunk, Pipeline
-from trainer.spec import Factors, TrainConfig, blocks_per_chunk, build, micro_batches
+from trainer.spec import Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
+from trainer.spec.flops import recomputed_flops
 from trainer.state.bucket import Common, Precision
 from trainer.state.buffers import Chain, Pool
 from trainer.state.gathering import Gathering
@@ -72,10 +73,10 @@ class Batch:
 class Engine:
     """Built once from a resolved configuration; every rank of ``world`` builds its own."""
 
-    def __init__(self, config: TrainConfig, world: World, dataset: Dataset):
+    def __init__(self, config: ResolvedTrainConfig, world: World, dataset: Dataset):
         self.config, self.world, self.device, self.dataset = config, world, world.device, dataset
         layout, model = config.layout, config.model
-        self.groups = Groups.make(world, layout, bool(model.tied))
+        self.groups = Groups.make(world, layout, model.tied)
         self.precision = Precision.of(config.run.precision)
         self.clock = Clock(world.device)
         self.recorder = Recorder(self.clock, world.ledger)
@@ -104,7 +105,7 @@ class Engine:
         """This rank's chunks; state is made for the last one first, because backward starts there."""
         layout, model, at = self.config.layout, self.config.model, self.groups.at
         counts = blocks_per_chunk(model, layout)
-        tied, stages, noise = bool(model.tied), layout.pipeline, Noise(self.config.run.seed)
+        tied, stages, noise = model.tied, layout.pipeline, Noise(self.config.run.seed)
         parallelizer = Parallelizer(
             self.region,
             self.state,

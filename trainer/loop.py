@@ -24,17 +24,18 @@ from trainer.data import open_dataset
 from trainer.engine import Engine, StepResult
 from trainer.launch.failure import NonFinite
 from trainer.launch.rank_env import Place
-from trainer.measure.meter import mean_split, model_flops, spread, stragglers
+from trainer.measure.meter import mean_split, spread, stragglers
 from trainer.measure.timeline import align, write_timeline
-from trainer.spec import ConfigError, Reason, Status, TrainConfig, to_dict
+from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, to_dict
 from trainer.spec.files import finite
+from trainer.spec.flops import model_flops
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
 
 GARBAGE_STEPS = 50
 """Steps between collections, which all ranks make at the same place."""
 
 
-def train(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
+def train(config: ResolvedTrainConfig, place: Place, out: Path, attempt: int) -> Status:
     """Train a resolved run. Done or stopped; anything else is raised."""
     asked = StopFlag()
     device = choose_device(config.run.device, place.local_rank)
@@ -59,7 +60,7 @@ def choose_device(wish: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def identity(config: TrainConfig, out: Path) -> str:
+def identity(config: ResolvedTrainConfig, out: Path) -> str:
     """What all attempts of one run share and no other run has: its configuration and the folder of its results."""
     content = json.dumps([to_dict(config), str(out.resolve())], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
@@ -104,7 +105,7 @@ class History:
 class Run:
     """The loop around an engine."""
 
-    def __init__(self, config: TrainConfig, engine: Engine, out: Path, attempt: int, asked: StopFlag):
+    def __init__(self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, asked: StopFlag):
         self.config, self.engine, self.out, self.attempt, self.asked = config, engine, out, attempt, asked
         self.world = engine.groups.world
         self.leads = self.world.index == 0

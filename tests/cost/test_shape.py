@@ -9,6 +9,8 @@ import torch
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
 from trainer.models.transformer import Transformer
 from trainer.spec import ModelConfig, resolve_model
+from trainer.spec.flops import model_flops
+from trainer.spec.schema import FAMILIES
 
 BLOOM = ModelConfig(family="bloom", layers=70, hidden=14336, heads=112, vocab=250880, seq=2048)
 LLAMA_7B = ModelConfig(family="llama", layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000, seq=4096)
@@ -54,6 +56,12 @@ def test_step_flops_are_those_of_the_megatron_papers() -> None:
     shape = Shape.of(ModelConfig(layers=96, hidden=12288, heads=96, vocab=51200, seq=2048))
     s, h, layers, vocab = 2048, 12288, 96, 51200
     assert shape.model_flops() == pytest.approx(72 * layers * s * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h)), rel=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_planner_and_the_trainer_count_the_same_flops(family: str) -> None:
+    model = resolve_model(ModelConfig(family=family, layers=3, hidden=64, heads=8, kv_heads=2, vocab=300, seq=48))
+    assert Shape.of(model).model_flops() == model_flops(model, 1)
 
 
 def test_causal_counting_halves_attention_only() -> None:

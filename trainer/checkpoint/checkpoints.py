@@ -21,7 +21,7 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
 from trainer.checkpoint.shards import Reader, Snapshot, piece_of, snapshot, write_rank
 from trainer.comm.collectives import Group
-from trainer.spec import CheckpointConfig, ConfigError, ModelConfig, Reason
+from trainer.spec import CheckpointConfig, ConfigError, Reason, ResolvedModelConfig
 from trainer.state.parameters import Owned
 
 PLAIN = (ConfigError, CheckpointError)
@@ -59,7 +59,7 @@ class Checkpoints:
         settings: CheckpointConfig,
         root: Path,
         world: Group,
-        model: ModelConfig,
+        model: ResolvedModelConfig,
         data: DataOrder,
         run: str,
         attempt: int,

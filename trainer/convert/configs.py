@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.spec import ConfigError, ModelConfig, resolve_model
+from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, resolve_model
 
 ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
 """GPT-2's ``activation_function``; ours are the tanh form of GELU and Primer's max(x, 0)^2."""
 
 
-def to_config(model: ModelConfig) -> dict[str, Any]:
+def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
     """``config.json`` of a resolved model; ``ConfigError`` if the family's architecture there cannot express it."""
     _check_expressible(model)
     common = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32"}
     return {"gpt": _gpt2, "llama": _llama, "bloom": _bloom}[model.family](model) | common
 
 
-def from_config(config: Mapping[str, Any]) -> ModelConfig:
+def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
     """The resolved model of a ``config.json``; ``ConfigError`` for an architecture or option that we do not have."""
     read = {"gpt2": _from_gpt2, "llama": _from_llama, "bloom": _from_bloom}.get(str(config.get("model_type")))
     if read is None:
@@ -29,7 +29,7 @@ def from_config(config: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(f"config.json has no {error.args[0]}, which a {config['model_type']} model needs") from None
 
 
-def _check_expressible(model: ModelConfig) -> None:
+def _check_expressible(model: ResolvedModelConfig) -> None:
     allowed = {"gpt": tuple(ACTIVATIONS), "llama": ("swiglu",), "bloom": ("gelu",)}[model.family]
     if model.activation not in allowed:
         raise ConfigError(
@@ -45,7 +45,7 @@ def _check_expressible(model: ModelConfig) -> None:
         )
 
 
-def _gpt2(model: ModelConfig) -> dict[str, Any]:
+def _gpt2(model: ResolvedModelConfig) -> dict[str, Any]:
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
     return dropout | {
         "model_type": "gpt2",
@@ -55,12 +55,12 @@ def _gpt2(model: ModelConfig) -> dict[str, Any]:
         "n_head": model.heads,
         "n_inner": model.ffn,
         "n_positions": model.seq,
-        "activation_function": ACTIVATIONS[str(model.activation)],
+        "activation_function": ACTIVATIONS[model.activation],
         "layer_norm_epsilon": model.norm_eps,
     }
 
 
-def _llama(model: ModelConfig) -> dict[str, Any]:
+def _llama(model: ResolvedModelConfig) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -79,7 +79,7 @@ def _llama(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _bloom(model: ModelConfig) -> dict[str, Any]:
+def _bloom(model: ResolvedModelConfig) -> dict[str, Any]:
     return {
         "model_type": "bloom",
         "architectures": ["BloomForCausalLM"],

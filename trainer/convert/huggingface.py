@@ -27,7 +27,7 @@ from trainer.checkpoint.shards import Reader, Snapshot, write_rank
 from trainer.convert.configs import from_config, to_config
 from trainer.convert.rules import rules
 from trainer.models.transformer import Transformer
-from trainer.spec import ConfigError, ModelConfig, from_dict
+from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
 from trainer.spec.files import write_json
 
 FILE_BYTES = 5 * 10**9
@@ -36,7 +36,9 @@ COMPUTED = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq|self_attent
 """Names in older files that are no parameters but constants."""
 
 
-def export_weights(checkpoint: Path, target: Path, dtype: torch.dtype = torch.float32, tokenizer: Path | None = None) -> ModelConfig:
+def export_weights(
+    checkpoint: Path, target: Path, dtype: torch.dtype = torch.float32, tokenizer: Path | None = None
+) -> ResolvedModelConfig:
     """Write ``target``: config.json, the weights as safetensors in ``dtype``, and the tokenizer file if one is given.
 
     ``checkpoint`` is one checkpoint, or a folder of them (the newest is taken). ``ConfigError`` if it cannot be read or its
@@ -47,7 +49,7 @@ def export_weights(checkpoint: Path, target: Path, dtype: torch.dtype = torch.fl
         raise ConfigError(f"{target} exists already; give a folder that does not")
     try:
         manifest = read_manifest(found)
-        model = from_dict(ModelConfig, manifest["model"], "model.")
+        model = resolve_model(from_dict(ModelConfig, manifest["model"], "model."))
         config = to_config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
         work = target.with_name(f".{target.name}.partial")
         shutil.rmtree(work, ignore_errors=True)
@@ -64,7 +66,7 @@ def export_weights(checkpoint: Path, target: Path, dtype: torch.dtype = torch.fl
     return model
 
 
-def import_weights(source: Path, target: Path) -> ModelConfig:
+def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
     """Write the model in the Hugging Face folder ``source`` as the checkpoint of step 0 in the folder ``target``.
 
     A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. ``ConfigError`` if the folder cannot be read,
@@ -88,7 +90,7 @@ def import_weights(source: Path, target: Path) -> ModelConfig:
     return model
 
 
-def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
     """Global name and shape of every parameter of a model; a tied weight once."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
@@ -103,7 +105,7 @@ def _find(path: Path) -> Found:
     return found[0]
 
 
-def _exported(reader: Reader, model: ModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _exported(reader: Reader, model: ResolvedModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Their names and tensors, one of our parameters at a time."""
     for rule in rules(model):
         piece = whole(rule.ours, reader.shapes.get(rule.ours, ()))
@@ -141,7 +143,7 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
 
 
-def _imported(tensors: _Tensors, model: ModelConfig) -> Iterator[Snapshot]:
+def _imported(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[Snapshot]:
     expected = shapes(model)
     for rule in rules(model):
         shape = expected[rule.ours]

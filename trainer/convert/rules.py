@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.spec import ModelConfig
+from trainer.spec import ResolvedModelConfig
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ BLOOM_BLOCK = [
 TABLES = {"gpt": (GPT2_ENDS, GPT2_BLOCK), "llama": (LLAMA_ENDS, LLAMA_BLOCK), "bloom": (BLOOM_ENDS, BLOOM_BLOCK)}
 
 
-def rules(model: ModelConfig) -> Iterator[Rule]:
+def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
     """The rule of every parameter of ``model``, in the order of the network, ends first."""
     ends, block = TABLES[model.family]
     yield from ends

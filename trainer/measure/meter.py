@@ -1,4 +1,4 @@
-"""What a run measures: where the time of a step goes, model FLOPs, memory by part."""
+"""What a run measures: where the time of a step goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.comm.clock import Clock
 from trainer.comm.collectives import Ledger
-from trainer.spec import Action, Kind, LayoutConfig, ModelConfig
+from trainer.spec import Action, Kind
 
 PHASES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "backward", Kind.WEIGHT_GRAD: "backward"}
 """The part of the step split that a computation belongs to. Sends and receives only start something."""
@@ -104,40 +104,6 @@ class Recorder:
                 }
             )
         return events
-
-
-def model_flops(model: ModelConfig, sequences: int) -> float:
-    """FLOPs of forward and backward of ``sequences`` without recomputation: 2 per multiply-add, backward twice forward.
-
-    Counted are the matrices of the blocks and the head, and q k^T and the weights times v over the whole s x s square (the causal
-    half is not discounted): the convention of Narayanan et al. 2021, equation 3, for any MLP and grouped queries.
-    """
-    return 3.0 * sequences * (model.layers * block_forward_flops(model) + 2.0 * model.seq * model.hidden * model.vocab)
-
-
-def block_forward_flops(model: ModelConfig) -> float:
-    """Forward FLOPs of one block on one sequence."""
-    return 2.0 * model.seq * block_matrix_weights(model) + attention_core_flops(model)
-
-
-def attention_core_flops(model: ModelConfig) -> float:
-    """Forward FLOPs of q k^T and weights times v on one sequence: 4 s^2 h."""
-    return 4.0 * model.seq**2 * model.hidden
-
-
-def block_matrix_weights(model: ModelConfig) -> int:
-    """Elements of a block's matrices."""
-    h, kv, ffn = model.hidden, model.kv_heads or model.heads, model.ffn or 4 * model.hidden
-    up = 2 if model.activation == "swiglu" else 1
-    return h * (2 * h + 2 * kv * (h // model.heads)) + (up + 1) * h * ffn
-
-
-def recomputed_flops(model: ModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
-    """FLOPs that recomputation adds to ``model_flops``: a forward of each recomputed attention core, or of each block but for the product that
-    ends its MLP."""
-    down = 2.0 * model.seq * model.hidden * (model.ffn or 4 * model.hidden)
-    one = {"none": 0.0, "selective": attention_core_flops(model), "full": block_forward_flops(model) - down}[layout.recompute]
-    return sequences * recomputed_blocks * one
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

@@ -1,37 +1,84 @@
-"""A stretch of a transformer: the whole network, or the part of it that one pipeline chunk holds."""
+"""A decoder-only transformer: the whole network, or the part of it that one pipeline chunk holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
 
 from torch import Tensor, nn
 
-from trainer.models import bloom, gpt, llama
-from trainer.spec import ModelConfig
-
-FAMILIES: dict[str, ModuleType] = {"gpt": gpt, "llama": llama, "bloom": bloom}
-"""Each module has Embedding, Block and Head, made from a ``ModelConfig``."""
+from trainer.models.attention import Attention, AttentionCore, Rotary
+from trainer.models.families import FAMILIES, Family
+from trainer.models.layers import MLP, Dropout, Linear, PositionEmbedding, TokenEmbedding, residual_std
+from trainer.spec import ResolvedModelConfig
 
 EMBEDDING_WEIGHT = "embedding.tokens.weight"
 HEAD_WEIGHT = "head.output.weight"
 
 
-class Transformer(nn.Module):
-    """Blocks ``blocks`` of a network (all, if None), with the embedding if it is the ``first`` stretch and the head if the ``last``.
+class Embedding(nn.Module):
+    """Tokens [s, b] -> [s, b, h]."""
 
-    Input: tokens [s, b], or [s, b, h] from the stretch before. Output: logits [s, b, V], or [s, b, h]. Names of parameters
-    count blocks from the start of the network, so they do not depend on how it is cut. A tied head shares the embedding's
-    parameter where both are here.
+    def __init__(self, c: ResolvedModelConfig, family: Family):
+        super().__init__()
+        self.tokens = TokenEmbedding(c.vocab, c.hidden, c.init_std)
+        self.positions = PositionEmbedding(c.seq, c.hidden, c.init_std) if family.positions == "learned" else None
+        self.norm = family.norm(c.hidden, c.norm_eps) if family.embedding_norm else None
+        self.dropout = Dropout(c.dropout) if family.embedding_dropout else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.tokens(tokens)
+        for layer in (self.positions, self.norm, self.dropout):
+            x = x if layer is None else layer(x)
+        return x
+
+
+class Block(nn.Module):
+    """[s, b, h] -> [s, b, h]. Each half normalises its input and adds its result to the residual stream."""
+
+    def __init__(self, c: ResolvedModelConfig, family: Family):
+        super().__init__()
+        output_std = residual_std(c.init_std, c.layers)
+        core = AttentionCore(c.heads, c.attention == "fused", c.dropout, alibi=family.positions == "alibi")
+        rotary = Rotary(c.hidden // c.heads, c.rope_theta) if family.positions == "rotary" else None
+        self.attention_norm = family.norm(c.hidden, c.norm_eps)
+        self.attention = Attention(c.hidden, c.heads, c.kv_heads, c.init_std, output_std, family.biases, core, rotary)
+        self.attention_dropout = Dropout(c.dropout)
+        self.mlp_norm = family.norm(c.hidden, c.norm_eps)
+        self.mlp = MLP(c.hidden, c.ffn, c.activation, c.init_std, output_std, family.biases)
+        self.mlp_dropout = Dropout(c.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
+
+
+class Head(nn.Module):
+    """[s, b, h] -> logits [s, b, V]."""
+
+    def __init__(self, c: ResolvedModelConfig, family: Family):
+        super().__init__()
+        self.norm = family.norm(c.hidden, c.norm_eps)
+        self.output = Linear(c.hidden, (c.vocab,), c.init_std, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.norm(x))
+
+
+class Transformer(nn.Module):
+    """Blocks ``blocks`` of a network (all, if None), with the embedding if this is the ``first`` part and the head if the ``last``.
+
+    Input: tokens [s, b], or [s, b, h] from the part before. Output: logits [s, b, V], or [s, b, h]. Parameter names count blocks
+    from the start of the network, so they do not depend on where it is cut. A tied head shares the embedding's parameter if
+    this part has both.
     """
 
-    def __init__(self, config: ModelConfig, blocks: range | None = None, first: bool = True, last: bool = True):
+    def __init__(self, config: ResolvedModelConfig, blocks: range | None = None, first: bool = True, last: bool = True):
         super().__init__()
         family = FAMILIES[config.family]
         blocks = range(config.layers) if blocks is None else blocks
-        self.embedding = family.Embedding(config) if first else None
-        self.blocks = nn.ModuleDict({str(i): family.Block(config) for i in blocks})
-        self.head = family.Head(config) if last else None
+        self.embedding = Embedding(config, family) if first else None
+        self.blocks = nn.ModuleDict({str(i): Block(config, family) for i in blocks})
+        self.head = Head(config, family) if last else None
         if config.tied and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.tokens.weight
 

@@ -9,36 +9,54 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Any, TypeVar
 
 from trainer.spec.errors import ConfigError, divisors, listed
-from trainer.spec.schema import LayoutConfig, ModelConfig, TrainConfig
+from trainer.spec.schema import (
+    LayoutConfig,
+    ModelConfig,
+    ResolvedLayoutConfig,
+    ResolvedModelConfig,
+    ResolvedOptimizerConfig,
+    ResolvedTrainConfig,
+    TrainConfig,
+)
+
+T = TypeVar("T")
 
 TRACKING_REMEDY = "leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
 """What to do with a secret in ``tracking.uri``."""
 
 
-def resolve(config: TrainConfig, world_size: int) -> TrainConfig:
-    """``config`` with every derived value filled in, checked for ``world_size`` ranks."""
+def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
+    """``config`` with every derived value, checked for ``world_size`` ranks."""
     model = resolve_model(config.model)
     check_model(model)
     _check_split(model, config.layout)  # what the model forbids on any cluster is said before what this cluster cannot hold
-    layout = dataclasses.replace(config.layout, data=_data_degree(config.layout, world_size))
-    optimizer = dataclasses.replace(
+    layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
+    optimizer = _with(
+        ResolvedOptimizerConfig,
         config.optimizer,
         min_lr=config.optimizer.lr / 10 if config.optimizer.min_lr is None else config.optimizer.min_lr,
         decay_steps=config.run.steps if config.optimizer.decay_steps is None else config.optimizer.decay_steps,
     )
-    resolved = dataclasses.replace(config, model=model, layout=layout, optimizer=optimizer)
+    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=optimizer)
     check(resolved, world_size)
     return resolved
 
 
-def resolve_model(model: ModelConfig) -> ModelConfig:
+def _with(cls: type[T], config: Any, **derived: Any) -> T:
+    """The fields of ``config`` and its ``derived`` values as a ``cls``."""
+    return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | derived)
+
+
+def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
     """Family defaults: LLaMA is untied SwiGLU with an MLP of 8/3 hidden rounded up to 64; the others tied GELU with 4 hidden."""
     llama = model.family == "llama"
     activation = model.activation or ("swiglu" if llama else "gelu")
     ffn = model.ffn or (64 * math.ceil(8 * model.hidden / 3 / 64) if activation == "swiglu" else 4 * model.hidden)
-    return dataclasses.replace(
+    return _with(
+        ResolvedModelConfig,
         model,
         kv_heads=model.kv_heads or model.heads,
         ffn=ffn,

@@ -177,6 +177,41 @@ class TrainConfig:
     tracking: TrackingConfig = key(TrackingConfig, "where measurements are mirrored")
 
 
+@dataclass(kw_only=True)
+class ResolvedModelConfig(ModelConfig):
+    """A model with its derived values (``trainer.spec.rules.resolve_model``)."""
+
+    kv_heads: int = field()
+    ffn: int = field()
+    tied: bool = field()
+    activation: str = field()
+    init_std: float = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedLayoutConfig(LayoutConfig):
+    """A layout whose data-parallel degree is known."""
+
+    data: int = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedOptimizerConfig(OptimizerConfig):
+    """An optimizer whose learning-rate schedule is known."""
+
+    min_lr: float = field()
+    decay_steps: int = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedTrainConfig(TrainConfig):
+    """A run with every derived value (``trainer.spec.rules.resolve``): what the trainer works with. The same keys as ``TrainConfig``."""
+
+    model: ResolvedModelConfig = field()
+    layout: ResolvedLayoutConfig = field()
+    optimizer: ResolvedOptimizerConfig = field()
+
+
 def field_docs(cls: type, prefix: str = "") -> dict[str, str]:
     """``{"layout.tensor": "tensor-parallel ranks", ...}`` for a config class, depth first."""
     docs: dict[str, str] = {}

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from trainer.comm.collectives import Group
-from trainer.spec import OptimizerConfig
+from trainer.spec import ResolvedOptimizerConfig
 from trainer.state.parameters import Owned
 
 
-def learning_rate(config: OptimizerConfig, step: int) -> float:
+def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
     """Rate of step 0, 1, ...: linear warm-up over ``warmup_steps``, then a cosine from ``lr`` to ``min_lr`` at ``decay_steps``."""
-    lowest = config.min_lr or 0.0
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    length = max(1, (config.decay_steps or 1) - config.warmup_steps)
+    length = max(1, config.decay_steps - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / length)
-    return lowest + (config.lr - lowest) * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
@@ -48,7 +47,7 @@ def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
 class AdamW:
     """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, which may be none."""
 
-    def __init__(self, config: OptimizerConfig, owned: Sequence[Owned], device: torch.device):
+    def __init__(self, config: ResolvedOptimizerConfig, owned: Sequence[Owned], device: torch.device):
         self.config = config
         self.groups = [[p for p in owned if p.record.decay], [p for p in owned if not p.record.decay]]
         self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count

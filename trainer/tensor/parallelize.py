@@ -70,17 +70,15 @@ class Parallelizer:
 
     def _replace(self, model: Transformer, path: str, part: Part, unit: str) -> None:
         cut = CUTS.get(".".join(path.split(".")[-2:]))
-        made: dict[str, nn.Parameter | None] = {"bias": None}
-        for key, plain in part.named_parameters(recurse=False):
-            made[key] = self._member(path, key, plain, part, cut, unit).parameter
+        made = {key: self._member(path, key, plain, part, cut, unit).parameter for key, plain in part.named_parameters(recurse=False)}
         if cut is not None and cut.layer is VocabularyEmbedding:
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
         elif cut is not None:
-            _set(model, path, cut.layer(made["weight"], made["bias"], self.region, self.gradients))
+            _set(model, path, cut.layer(made["weight"], made.get("bias"), self.region, self.gradients))
         elif isinstance(part, PositionEmbedding):
             _set(model, path, CutPositionEmbedding(made["weight"], self.region))
         else:
-            part._parameters.update({key: parameter for key, parameter in made.items() if parameter is not None})
+            part._parameters.update(made)
 
     def _member(self, path: str, key: str, plain: nn.Parameter, part: Part, cut: Cut | None, unit: str) -> Member:
         known = self.members.get(plain)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.spec import ModelConfig
+from trainer.spec import ModelConfig, flops
 from trainer.spec.rules import resolve_model
 
 Number = Any
@@ -110,7 +110,7 @@ class Shape:
     def attention_parameters(self) -> Number:
         """Matrices of one attention: queries, keys, values, output."""
         if self.latent is None:
-            return self.hidden * (2 * self.query_width + 2 * self.kv_width)
+            return flops.attention_weights(self.hidden, self.query_width, self.kv_width)
         q, kv, rotary = self.latent.query_rank, self.latent.kv_rank, self.latent.rotary
         queries = self.hidden * q + q * self.heads * (self.head_width + rotary)
         keys_values = self.hidden * (kv + rotary) + kv * 2 * self.query_width
@@ -119,7 +119,7 @@ class Shape:
     @property
     def mlp_parameters(self) -> Number:
         """Matrices of an ordinary MLP."""
-        return self.mlp_matrices * self.hidden * self.ffn
+        return flops.mlp_weights(self.hidden, self.ffn, self.gated)
 
     @property
     def expert_parameters(self) -> Number:
@@ -173,12 +173,12 @@ class Shape:
     def attention_flops(self, causal: bool = False) -> Number:
         """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""
         further = 0 if self.latent is None else self.heads * self.latent.rotary / 2  # of queries and keys, not of values
-        return 4 * self.layers * self.seq**2 * (self.query_width + further) / (2 if causal else 1)
+        return self.layers * flops.attention_core_flops(self.seq, self.query_width + further, causal)
 
     def forward_flops(self, causal: bool = False) -> Number:
         """Forward FLOPs of one sequence."""
-        return 2 * self.seq * self.active_matrix_parameters + self.attention_flops(causal)
+        return flops.matrix_flops(self.seq, self.active_matrix_parameters) + self.attention_flops(causal)
 
     def model_flops(self, causal: bool = False) -> Number:
         """FLOPs of one sequence, forward and backward, nothing recomputed: what MFU counts (6 N per token + attention)."""
-        return 3 * self.forward_flops(causal)
+        return flops.training_flops(self.forward_flops(causal))
