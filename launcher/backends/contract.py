@@ -65,6 +65,13 @@ class Backend(ABC):
     def render(self, job: Job) -> Request:
         """What ``submit`` would send. Pure: no effect, no clock, no queries."""
 
+    def validate(self, request: Request) -> str | None:
+        """The place's own answer to a request that is not submitted: nothing is started or stored. None: there is nobody to ask.
+
+        ``ConfigError`` when it would be refused, ``BackendError`` when nobody answers now.
+        """
+        return None
+
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
         """Start the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice.

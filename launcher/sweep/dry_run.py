@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from launcher.sweep.run import Point
+from launcher.backends.contract import Backend, BackendError
+from launcher.backends.pool import Backends
+from launcher.config.schema import Config
+from launcher.trials.identity import trial_id
+from launcher.trials.job import Job
+from launcher.trials.store import Point, Store
+from trainer.spec import ConfigError, to_dict, world_size_of
+from trainer.spec.grid import Grid
 
 
 def print_requests(points: Sequence[Point], mode: str) -> None:
     """The exact script, manifest or command of every point, as its backend renders it; pruned points with their reason.
 
-    ``mode`` is ``client``, or ``server`` for backends that can ask their server whether it would accept the request.
+    ``mode`` is ``client``, or ``server``: also ask the place what it would answer. ``ConfigError`` at the end for what it would refuse.
     """
-    from launcher.backends import backend_for
-    from launcher.trials.identity import trial_id
-    from launcher.trials.job import Job
-    from launcher.trials.store import Store
-    from trainer.spec import to_dict, world_size_of
-    from trainer.spec.grid import Grid
+    refused: list[str] = []
+    with Backends() as backends:
+        for point in points:
+            if point.config is None:
+                print(f"# {' '.join(point.overrides)}: pruned: {point.error}\n")
+            elif error := _print_request(point.config, point.overrides, backends.of(point.config.cluster), mode):
+                refused.append(error)
+    if refused:
+        raise ConfigError(refused[0])
 
-    for point in points:
-        if point.config is None:
-            print(f"# {' '.join(point.overrides)}: pruned: {point.error}\n")
-            continue
-        config = point.config
-        backend = backend_for(config.cluster)
-        identifier = trial_id(config)
-        directory = Store(config.sweep.dir).trials / identifier
-        name = config.sweep.name or "dry-run"
-        ranks = world_size_of(config.layout)
-        job = Job(identifier, name, 0, directory, config.cluster, ranks, config.sweep.max_parallel or 0, to_dict(config.train_config()))
-        print(f"# trial {identifier}: {' '.join(point.overrides)}")
-        print("\n".join(f"# {line}" for line in Grid.of(config.layout).picture(config.cluster.gpus_per_node).splitlines()))
-        print(backend.render(job).text + "\n")
-        if mode == "server" and hasattr(backend, "validate"):
-            backend.validate(backend.render(job))
+
+def _print_request(config: Config, overrides: Sequence[str], backend: Backend, mode: str) -> str | None:
+    """Print one trial's request, and the place's answer to it; returned where it is a refusal."""
+    job = _job(config)
+    request = backend.render(job)
+    print(f"# trial {job.trial}: {' '.join(overrides)}")
+    _comment(Grid.of(config.layout).picture(config.cluster.gpus_per_node))
+    print(request.text + "\n")
+    if mode != "server":
+        return None
+    try:
+        _comment(backend.validate(request) or f"cluster.backend={config.cluster.backend} has no server to ask")
+    except ConfigError as error:
+        _comment(f"refused: {error}")
+        return str(error)
+    except BackendError as error:
+        raise ConfigError(str(error)) from None
+    return None
+
+
+def _job(config: Config) -> Job:
+    identifier = trial_id(config)
+    directory = Store(config.sweep.dir).trials / identifier
+    size = world_size_of(config.layout), config.sweep.max_parallel or 0
+    return Job(identifier, config.sweep.name or "dry-run", 0, directory, config.cluster, *size, to_dict(config.train_config()))
+
+
+def _comment(text: str) -> None:
+    print("\n".join(f"# {line}" for line in text.splitlines()))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes import causes, states
@@ -214,6 +215,16 @@ def test_what_the_server_refuses_is_a_failed_trial_with_a_plain_reason_and_nothi
         gang.backend.validate(gang.backend.render(gang.job))
     gang.backend.cancel([gang.handle])
     gang.backend.collect(gang.job, gang.handle)
+
+
+def test_the_server_answers_for_every_object_of_a_request_and_stores_none(stage: Stage) -> None:
+    backend = stage.backend()
+    request = backend.render(stage.job())
+    server, *answers = backend.validate(request).splitlines()
+    kinds = [manifest["kind"] for manifest in yaml.safe_load_all(request.text)]
+    assert server.startswith("https://") and [line.split()[0] for line in answers] == kinds
+    assert all(line.endswith(": accepted (server dry run)") for line in answers)
+    assert not stage.left()
 
 
 def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -240,6 +241,19 @@ def test_a_folder_of_trials_that_nodes_do_not_share_is_named(slurm: Slurm, tmp_p
     script.unlink()
     (record,) = sweep.ended()
     assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START) and "sweep.dir" in record.detail
+
+
+def test_a_server_side_dry_run_prints_the_answer_of_sbatch_and_submits_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    queued = squeue("JobID")
+    accepted = _train(tmp_path / "here", "--dry-run=server")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "#SBATCH --ntasks=1" in accepted.stdout and re.search(
+        r"^# sbatch: Job \d+ to start at \S+ .* on nodes? n\d", accepted.stdout, re.M
+    )
+    refused = _train(tmp_path / "here", "--dry-run=server", "cluster.partition=nosuch")
+    words = "cluster.partition=nosuch does not exist"
+    assert refused.returncode == 2 and words in refused.stderr and f"# refused: Slurm refused the job: {words}" in refused.stdout
+    assert squeue("JobID") == queued and not list((tmp_path / "here").glob("runs/*"))
 
 
 def test_without_slurm_the_machine_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,24 +25,24 @@ from trainer.spec import Reason, Status
 DYING = """\
 import os, signal, sys
 from pathlib import Path
-from launcher.backends.slurm.submission import ScriptExecutor
+from launcher.backends.slurm import submission
 from tests.backends.slurm_support import run, trial
 
 moment, runs, python, controller = sys.argv[1:]
-submit = ScriptExecutor.submit_script
+submit = submission.submit_script
 
-def before(self, path):
+def before(folder, environment):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def after(self, path):
-    submit(self, path)
+def after(folder, environment):
+    submit(folder, environment)
     os.kill(os.getpid(), signal.SIGKILL)
 
-def during(self, path):
+def during(folder, environment):
     os.kill(int(controller), signal.SIGSTOP)
-    submit(self, path)
+    submit(folder, environment)
 
-ScriptExecutor.submit_script = locals()[moment]
+submission.submit_script = locals()[moment]
 run(Path(runs), *(trial(seed=seed, python=python) for seed in (1, 2, 3)))
 """
 

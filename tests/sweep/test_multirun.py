@@ -115,3 +115,8 @@ def test_dry_run_prints_every_trial_and_starts_nothing(tmp_path: Path) -> None:
     assert out.count("# trial ") == 2 and "pruned: layout.tensor=4" in out
     assert "-m trainer" in out
     assert not (tmp_path / "runs" / "trials").exists()
+
+
+def test_a_dry_run_by_a_server_says_where_there_is_none_to_ask(tmp_path: Path) -> None:
+    assert "# cluster.backend=local has no server to ask" in trireme(tmp_path, "train", *TINY, "--dry-run=server")
+    assert not (tmp_path / "runs" / "trials").exists()

@@ -119,9 +119,10 @@ class KubernetesBackend(Backend):
         config = yaml.safe_dump(dict(job.config or {}), sort_keys=False) if job.config is not None else job.config_path.read_text()
         return Request(job, to_text(render(job, check_cluster(job.cluster), config)))
 
-    def validate(self, request: Request) -> None:
-        """``--dry-run=server``: ask the server whether it would take the request. ``ConfigError`` with its reason if not."""
-        self._submission.rehearse(from_text(request.text))
+    def validate(self, request: Request) -> str:
+        """A server-side dry run of each object, admission included."""
+        answers = self._submission.rehearse(from_text(request.text))
+        return "\n".join([f"{self._client.server}:", *answers])
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
         """A job that the server refuses gets a handle that says so, and ``poll`` reports it as failed: the others go on."""

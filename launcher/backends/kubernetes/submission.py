@@ -48,17 +48,22 @@ class Submission:
         """Return when no pod of the job runs any more. A node that is lost never confirms: at last its pods are struck off the books."""
         self._end(f"{JOB}={name}", lambda _: True)
 
-    def rehearse(self, objects: Sequence[Manifest], doing: str = "submit") -> None:
-        """Ask the server whether it would take ``objects``; nothing is stored. ``ConfigError`` says what it would not, or would forget."""
-        for manifest in objects:
-            what = f"{manifest['kind']} {manifest['metadata']['name']}"
-            try:
-                stored = self._client.create(self._path(manifest), manifest, dry_run=True)
-            except ApiError as error:
-                if error.over_quota or error.exists or "does not support dry run" in error.message:
-                    continue  # room may be made; what is there will be adopted; a webhook that cannot be asked
-                raise ConfigError(explain(error, f"{doing} {what}", self._client.namespace)) from None
-            self._unforgotten(manifest, stored)
+    def rehearse(self, objects: Sequence[Manifest], doing: str = "submit") -> list[str]:
+        """Ask the server whether it would take ``objects``; nothing is stored. Its answer to each, one line.
+
+        ``ConfigError`` says what it would refuse, or drop.
+        """
+        return [self._rehearse(manifest, f"{manifest['kind']} {manifest['metadata']['name']}", doing) for manifest in objects]
+
+    def _rehearse(self, manifest: Manifest, what: str, doing: str) -> str:
+        try:
+            stored = self._client.create(self._path(manifest), manifest, dry_run=True)
+        except ApiError as error:
+            if error.over_quota or error.exists or "does not support dry run" in error.message:
+                return f"{what}: {error.message}"  # room may be made; what exists is adopted; a webhook that cannot be asked
+            raise ConfigError(explain(error, f"{doing} {what}", self._client.namespace)) from None
+        self._unforgotten(manifest, stored)
+        return f"{what}: accepted (server dry run)"
 
     def _path(self, manifest: Manifest) -> str:
         paths = {"Service": SERVICES, "ConfigMap": CONFIG_MAPS}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends.contract import Backend, Request
+from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client, submission_environment
@@ -60,7 +60,7 @@ class SlurmBackend(Backend):
         client = Client(job.cluster)
         try:
             script = self.render(job).text
-            client.output("sbatch", "--test-only", text=script, environment=self._environment(job))
+            client.test(script, self._environment(job))
         except ConfigError as error:
             return str(error)
         except Silent:
@@ -87,6 +87,16 @@ class SlurmBackend(Backend):
         code = self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None
         return Request(job, job_script(job, job.cluster, code))
 
+    def validate(self, request: Request) -> str:
+        """What ``sbatch --test-only`` says to the script: when and where the job would start."""
+        try:
+            return self._client.test(request.text, self._environment(request.job))
+        except Refused as error:
+            passing = ", which it also says while nodes are down or busy" if error.may_pass else ""
+            raise ConfigError(f"{error}{passing}") from None
+        except Silent as error:
+            raise BackendError(f"{error}; ask again later") from None
+
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
         if self._slurm.code == "image":
             return self._submission.submit(requests, "image")
@@ -104,7 +114,7 @@ class SlurmBackend(Backend):
     def can_place(self, job: Job) -> bool:
         """Asks Slurm's scheduler, which counts nodes that are down as missing, and those that are busy as there."""
         try:
-            self._client.output("sbatch", "--test-only", text=self.render(job).text, environment=self._environment(job))
+            self._client.test(self.render(job).text, self._environment(job))
         except Refused:
             return False
         except Silent:
@@ -139,13 +149,6 @@ class SlurmBackend(Backend):
         directory, attempt = Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt
         words = absent([*_last_lines(directory, attempt), *_lines(_script_log(directory, attempt))], self._slurm)
         return replace(state, reason=Reason.CANNOT_START, detail=words) if words else state
-
-    def validate(self, request: Request) -> str:
-        """What Slurm would say to the script now, without submitting it."""
-        try:
-            return self._client.output("sbatch", "--test-only", str(request.job.request_path))
-        except (Refused, Silent) as error:
-            return str(error)
 
 
 def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) -> str | None:

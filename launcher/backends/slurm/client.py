@@ -65,6 +65,13 @@ class Client:
 
     def output(self, *command: str, text: str = "", environment: Mapping[str, str] | None = None) -> str:
         """Standard output, with ``text`` as standard input. ``Silent`` when Slurm cannot be asked now, ``Refused`` when it says no."""
+        return self._run(command, text, environment).stdout
+
+    def test(self, script: str, environment: Mapping[str, str]) -> str:
+        """What ``sbatch --test-only`` answers to a script: it says so on standard error. Raises as ``output`` does."""
+        return self._run(("sbatch", "--test-only"), script, environment).stderr.strip()
+
+    def _run(self, command: Sequence[str], text: str, environment: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
         try:
             done = subprocess.run(
                 command, env=environment or clean_environment(os.environ), capture_output=True, text=True, errors="replace",
@@ -74,7 +81,7 @@ class Client:
             raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {_ANSWER_SECONDS:g} s") from None
         if done.returncode:
             raise explain(done.stderr, self.cluster)
-        return done.stdout
+        return done
 
     def answer(self, *command: str) -> str:
         """Standard output of a question. There is nothing to refuse about one: ``Silent`` whatever is wrong."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum
 
+from submitit.helpers import environment_variables
+from submitit.slurm.slurm import SlurmJobEnvironment
+
 from launcher.trials.job import JobState
 from trainer.spec import Reason, Status
 from trainer.spec.records import EXIT_STOPPED
@@ -186,7 +189,8 @@ def _seconds(text: str) -> float | None:
 
 
 def expand(nodes: str) -> list[str]:
-    """``n[1-3,7],m2`` as names; what is no list of nodes is one name."""
-    from submitit.slurm.slurm import _parse_node_list
-
-    return list(_parse_node_list(nodes)) if nodes and nodes != "(null)" else []
+    """``n[1-3,7],m2`` as names, by submitit, which reads the list where a job finds it: in the environment."""
+    if nodes in ("", "(null)"):
+        return []
+    with environment_variables(SLURM_JOB_NODELIST=nodes):
+        return list(SlurmJobEnvironment().hostnames)

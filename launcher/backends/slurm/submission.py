@@ -17,15 +17,14 @@ import fcntl
 import io
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from submitit import SlurmExecutor
-from submitit.core.utils import CommandFunction, FailedJobError
+from submitit.core.utils import FailedJobError
+from submitit.helpers import CommandFunction
 
 from launcher.backends.contract import Request
 from launcher.backends.slurm.client import Client, patiently, submission_environment
@@ -40,22 +39,15 @@ from trainer.spec.files import read_json, write_text
 T = TypeVar("T")
 
 
-class ScriptExecutor(SlurmExecutor):
-    """submitit's Slurm executor for jobs that are a script a person can read, where its own are pickled functions."""
+def submit_script(folder: Path, environment: dict[str, str]) -> str:
+    """The id of the job that sbatch makes of ``array.sh`` in ``folder``; ``FailedJobError`` with sbatch's words.
 
-    environment: dict[str, str] | None = None
-    """In which sbatch runs; None: ours."""
-
-    def submit_script(self, path: Path) -> str:
-        """The id of the job that sbatch makes of the script; ``FailedJobError`` with sbatch's words."""
-        self._throttle()
-        self._last_job_submitted = time.time()
-        command = CommandFunction(self._make_submission_command(path), verbose=False, env=self.environment)
-        with contextlib.redirect_stderr(io.StringIO()):  # where it repeats the words of the error
-            return self._get_job_id_from_submission_command(command())
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["flock", str(self.folder / "lock"), *super()._make_submission_command(submission_file_path)]
+    submitit runs the command. Its ``SlurmExecutor`` submits pickled functions; these jobs are a script that a person can read and repeat.
+    """
+    command = ["flock", str(folder / "lock"), "sbatch", "--parsable", str(folder / "array.sh")]
+    with contextlib.redirect_stderr(io.StringIO()):  # where CommandFunction repeats the words of the error
+        output = CommandFunction(command, verbose=False, env=environment)()
+    return output.partition(";")[0].strip()  # JOB;CLUSTER, in a federation
 
 
 class Submission:
@@ -109,10 +101,8 @@ class Submission:
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
     def _sbatch(self, folder: Path, job: Job) -> str:
-        executor = ScriptExecutor(folder)
-        executor.environment = submission_environment(os.environ, options(job, self.client.cluster))
         try:
-            return executor.submit_script(folder / "array.sh")
+            return submit_script(folder, submission_environment(os.environ, options(job, self.client.cluster)))
         except FailedJobError as error:
             raise explain(str(error), self.client.cluster) from None
 
