@@ -19,7 +19,7 @@ LARGEST_BYTES = 64 * 2**20
 """Code is a few MiB. What is larger holds something else, and would be copied for every change of the code."""
 
 
-class Snapshot:
+class CodeSnapshot:
     """The files of a checkout (those that git tracks, as they are now, and new sources in the packages), or the installed packages."""
 
     def __init__(self, project: Path | None = None):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends.contract import BackendError
 from launcher.backends.pool import Backends
-from launcher.backends.snapshot import Snapshot
+from launcher.backends.snapshot import CodeSnapshot
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.labels import one_line
 from launcher.sweep.reconcile import catch_up
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     others = sorted({code for record in sweep.records if (code := _code(record))} - {here})
     if others and not arguments.json:
         print(
-            f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {Snapshot().project}"
+            f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {CodeSnapshot().project}"
         )
     return 0
 
@@ -64,7 +64,7 @@ def _code(record: Record) -> str | None:
 
 def _code_here(sweep: Sweep) -> str | None:
     """What a snapshot of the launcher's code would be called now; None where no trial runs one."""
-    return Snapshot().digest if any(map(_code, sweep.records)) else None
+    return CodeSnapshot().digest if any(map(_code, sweep.records)) else None
 
 
 def _print(document: Any, show: Callable[[Console], None], as_json: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.interrupt import asked, leave
-from launcher.tracking.mirror import Mirror, attempt, tracking_of
+from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 from launcher.tracking.names import view_name
 from launcher.tracking.server import LocalServer, PortLost, ServerError, free_port, runs_page
 from launcher.trials.owner import owner_of
@@ -40,10 +40,10 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
     """
     for name in store.names():
         if name != wanted.name and tracking_of(store.sweep(name)).uri is None:
-            trouble = attempt(Mirror(store.root, name))
+            trouble = attempt(MlflowSweep(store.root, name))
             if trouble:
                 print(f"sweep {name} is not up to date: {trouble}", file=sys.stderr)
-    mirror = Mirror(store.root, wanted.name)
+    mirror = MlflowSweep(store.root, wanted.name)
     trouble = attempt(mirror)
     if trouble:
         place = tracking_of(wanted).uri or store.root / "mlflow.db"

@@ -38,7 +38,7 @@ TAIL_LINES, TAIL_BYTES, TAIL_FILES = 30, 8192, 3
 
 
 @dataclass(frozen=True)
-class Trial:
+class ReportedTrial:
     """One trial with all that the page says of it."""
 
     measured: Measurement
@@ -55,15 +55,15 @@ class LossGroup:
 
     curves: Markup
     differences: Markup | None
-    trials: Sequence[Trial]
+    trials: Sequence[ReportedTrial]
     widest: tuple[float, int, str, str] | None  # relative difference, step, and the two trials
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ReportedPipeline:
     """One trial's pipeline: as it was traced, and as the cost model expected it, in the same scale of time."""
 
-    trial: Trial
+    trial: ReportedTrial
     timeline: Timeline
     traced: Markup
     predicted: Markup | None
@@ -107,7 +107,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
 # -- gathering ------------------------------------------------------------------------------------------------------------------
 
 
-def gather(records: Sequence[Record]) -> list[Trial]:
+def gather(records: Sequence[Record]) -> list[ReportedTrial]:
     """Every trial of the sweep with what its directory holds, in the order of the ranking."""
     by_id = {record.id: record for record in records}
     ranked = rank(measure(by_id.values()))
@@ -115,16 +115,16 @@ def gather(records: Sequence[Record]) -> list[Trial]:
     return [_trial(measured, by_id[measured.trial], names[measured.trial], index % COLOURS) for index, measured in enumerate(ranked)]
 
 
-def _trial(measured: Measurement, record: Record, name: str, colour: int) -> Trial:
+def _trial(measured: Measurement, record: Record, name: str, colour: int) -> ReportedTrial:
     result, steps = record.result() or {}, read_steps(record.directory)
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
     times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]
     losses = {s["step"]: loss for s in steps if (loss := number(s.get("loss"))) is not None}
     series = Series(name, colour, times, measured.step_time_interval_s, measured.predicted_step_time_s, losses)
-    return Trial(measured, name, record, result, series, Timeline.read(read_timeline(record.directory)))
+    return ReportedTrial(measured, name, record, result, series, Timeline.read(read_timeline(record.directory)))
 
 
-def facts(trials: Sequence[Trial]) -> dict[str, str]:
+def facts(trials: Sequence[ReportedTrial]) -> dict[str, str]:
     """What all trials have in common, for the head of the page."""
     config: Mapping[str, Any] = next((trial.record.config for trial in trials if trial.record.config), {})
     cluster: Mapping[str, Any] = next((trial.record.cluster for trial in trials if trial.record.cluster), {})
@@ -142,7 +142,7 @@ def facts(trials: Sequence[Trial]) -> dict[str, str]:
     return {name: words for name, words in found.items() if words}
 
 
-def counts(trials: Sequence[Trial]) -> str:
+def counts(trials: Sequence[ReportedTrial]) -> str:
     """``3 done, 1 failed``."""
     found = {status.value: sum(trial.measured.status is status for trial in trials) for status in Status}
     return ", ".join(f"{count} {status}" for status, count in found.items() if count)
@@ -159,9 +159,9 @@ def said(record: Record) -> dict[str, Any]:
 # -- pictures -------------------------------------------------------------------------------------------------------------------
 
 
-def pictures(trials: Sequence[Trial]) -> tuple[list[Pipeline], int]:
+def pictures(trials: Sequence[ReportedTrial]) -> tuple[list[ReportedPipeline], int]:
     """The pipelines of as many trials as the page has room for, the fastest first; and how many had to be left out."""
-    drawn: list[Pipeline] = []
+    drawn: list[ReportedPipeline] = []
     have = [trial for trial in trials if trial.timeline is not None]
     for trial in have:
         assert trial.timeline is not None
@@ -169,15 +169,15 @@ def pictures(trials: Sequence[Trial]) -> tuple[list[Pipeline], int]:
         seconds = max(t.seconds for t in (trial.timeline, expected) if t is not None)
         traced = timeline.picture(trial.timeline, f"pipeline of {trial.name}, traced", seconds)
         simulated = timeline.picture(expected, f"pipeline of {trial.name}, predicted", seconds) if expected else None
-        drawn.append(Pipeline(trial, trial.timeline, traced, simulated))
+        drawn.append(ReportedPipeline(trial, trial.timeline, traced, simulated))
         if sum(len(p.traced) + len(p.predicted or "") for p in drawn) > PICTURES_BYTES:
             break
     return drawn, len(have) - len(drawn)
 
 
-def loss_groups(trials: Sequence[Trial]) -> list[LossGroup]:
+def loss_groups(trials: Sequence[ReportedTrial]) -> list[LossGroup]:
     """One overlay for each set of trials that must train alike: same model, data, optimizer, batch, seed and precision."""
-    groups: dict[str, list[Trial]] = {}
+    groups: dict[str, list[ReportedTrial]] = {}
     for trial in trials:
         if trial.series.losses:
             groups.setdefault(problem(trial.record.config), []).append(trial)
@@ -194,12 +194,12 @@ def problem(config: Mapping[str, Any]) -> str:
     return json.dumps([config.get("model"), config.get("data"), config.get("optimizer"), run], sort_keys=True)
 
 
-def _parts(trials: Sequence[Trial], series_of: Any, order: Sequence[str]) -> Markup | None:
+def _parts(trials: Sequence[ReportedTrial], series_of: Any, order: Sequence[str]) -> Markup | None:
     found = [series for series in map(series_of, trials) if series.parts]
     return plots.stacked(found, order, labels.memory if order is plots.STATES else labels.seconds) if found else None
 
 
-def memory_parts(trial: Trial) -> Series:
+def memory_parts(trial: ReportedTrial) -> Series:
     """Counted bytes of the fullest rank by part; the peak is what the device really held."""
     measured = trial.measured
     return Series(
@@ -208,7 +208,7 @@ def memory_parts(trial: Trial) -> Series:
     )  # fmt: skip
 
 
-def split(trial: Trial) -> Series:
+def split(trial: ReportedTrial) -> Series:
     """Where the time of the mean step goes, over ranks and steps; ``other`` is what no part accounts for."""
     parts = _amounts(trial.result.get("step_split_s"))
     if parts:

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 from launcher.tracking import unmirrored
-from launcher.tracking.mirror import Mirror, attempt
+from launcher.tracking.mirror import MlflowSweep, attempt
 from launcher.trials.lock import Locks
 from launcher.trials.store import Store
 from trainer.spec import Status
@@ -39,7 +39,7 @@ class Copier:
     def __init__(self, root: Path):
         self._root, self._store = root, Store(root)
         self._locks = Locks(root / "copier.lock")
-        self._mirrors: dict[str, Mirror] = {}
+        self._mirrors: dict[str, MlflowSweep] = {}
         self._pauses: dict[str, float] = {}  # of sweeps that could not be copied
         self._due: dict[str, float] = {}  # when they are tried again, monotonic
 
@@ -72,7 +72,7 @@ class Copier:
 
     def _copy(self, name: str) -> None:
         unmirrored.take(self._root, name)
-        mirror = self._mirrors.setdefault(name, Mirror(self._root, name))
+        mirror = self._mirrors.setdefault(name, MlflowSweep(self._root, name))
         trouble = attempt(mirror) if self._has_begun(name) else ""
         if not trouble:
             self._due.pop(name, None)

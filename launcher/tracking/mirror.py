@@ -36,7 +36,7 @@ LOG_FILES, LOG_BYTES = 64, 4 << 20
 
 
 @dataclass
-class Run:
+class MirroredRun:
     """A trial's run, and how much of the trial it holds."""
 
     id: str
@@ -47,7 +47,7 @@ class Run:
     name: str = ""
 
     @classmethod
-    def of(cls, run: Any) -> Run:
+    def of(cls, run: Any) -> MirroredRun:
         tags = run.data.tags
         return cls(
             run.info.run_id,
@@ -59,7 +59,7 @@ class Run:
         )
 
 
-class Mirror:
+class MlflowSweep:
     """One sweep's parent run and child runs. Any exception of MLflow or of the network may come out of ``update``."""
 
     def __init__(self, root: Path, sweep: str):
@@ -70,7 +70,7 @@ class Mirror:
         self._owner = owner_of(root)
         self._parent = self._parent_state = ""
         self._parent_metrics: dict[str, float] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, MirroredRun] = {}
         self._embedded = True
 
     def update(self) -> None:
@@ -109,7 +109,7 @@ class Mirror:
         self._parent = parent.info.run_id
         self._parent_state, self._parent_metrics = "", dict(parent.data.metrics)
         children = self._search(client, **{PARENT: self._parent})
-        self._runs = {run.data.tags["trial"]: Run.of(run) for run in children if "trial" in run.data.tags}
+        self._runs = {run.data.tags["trial"]: MirroredRun.of(run) for run in children if "trial" in run.data.tags}
         self._client = client
         return client
 
@@ -123,18 +123,18 @@ class Mirror:
             found, token = found + list(page), page.token or None
         return found
 
-    def _run(self, client: MlflowClient, record: Record) -> Run:
+    def _run(self, client: MlflowClient, record: Record) -> MirroredRun:
         """The trial's run in this sweep: known, or begun by rank 0 or another mirror meanwhile, or new. MLflow lets nobody change its start."""
         if record.id not in self._runs:
             found = self._search(client, trial=record.id, owner=self._owner)
             ours = [run for run in found if run.data.tags.get(PARENT, self._parent) == self._parent]
             if ours:
                 client.set_tag(ours[0].info.run_id, PARENT, self._parent)
-                self._runs[record.id] = Run.of(ours[0])
+                self._runs[record.id] = MirroredRun.of(ours[0])
             else:
                 start = int(1000 * (record.started or record.ended or time.time()))
                 tags = {PARENT: self._parent, "trial": record.id, "owner": self._owner}
-                self._runs[record.id] = Run(client.create_run(self.experiment, start, tags, record.id).info.run_id)
+                self._runs[record.id] = MirroredRun(client.create_run(self.experiment, start, tags, record.id).info.run_id)
         return self._runs[record.id]
 
     # -- writing what is new ------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Mirror:
             client.set_tag(run.id, RUN_NAME, name)
             run.name = name
 
-    def _write_metrics(self, client: MlflowClient, record: Record, run: Run) -> None:
+    def _write_metrics(self, client: MlflowClient, record: Record, run: MirroredRun) -> None:
         from mlflow.entities import Metric
 
         tail = Tail(record.directory / METRICS, run.offset)
@@ -166,7 +166,7 @@ class Mirror:
             client.set_tag(run.id, OFFSET, str(tail.offset))  # last: lines that are sent again are dropped by MLflow
             run.offset = tail.offset
 
-    def _write_record(self, client: MlflowClient, record: Record, run: Run) -> None:
+    def _write_record(self, client: MlflowClient, record: Record, run: MirroredRun) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         ended = int(1000 * (record.ended or record.created or 0))
@@ -186,7 +186,7 @@ class Mirror:
         else:
             client.update_run(run.id, tracked.RUN_STATUS[record.status])
 
-    def _write_files(self, client: MlflowClient, record: Record, run: Run) -> None:
+    def _write_files(self, client: MlflowClient, record: Record, run: MirroredRun) -> None:
         for path in [*(record.directory / name for name in FILES), *record.directory.glob(failure_file("*"))]:
             if path.exists():
                 client.log_artifact(run.id, str(path))
@@ -222,7 +222,7 @@ def tracking_of(sweep: Sweep) -> TrackingConfig:
     return from_dict(TrackingConfig, configs[0]) if configs else TrackingConfig()
 
 
-def attempt(mirror: Mirror) -> str:
+def attempt(mirror: MlflowSweep) -> str:
     """One update. What went wrong in MLflow, the database or the network, in one line; empty when nothing did."""
     try:
         mirror.update()

@@ -19,7 +19,7 @@ import yaml
 from launcher.backends import backend_for
 from launcher.cli.main import main
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
-from launcher.tracking.mirror import Mirror
+from launcher.tracking.mirror import MlflowSweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
 from launcher.trials.store import Store
@@ -225,7 +225,7 @@ def test_the_main_job_sweeps_layouts_over_pods_and_ranks_them_with_the_losses_of
     ranking = json.loads(capsys.readouterr().out)
     assert [trial["status"] for trial in ranking] == ["done", "done"] and ranking[0]["step_time_s"] <= ranking[1]["step_time_s"]
     _assert_complete_and_clean(real_node, namespace)
-    Mirror(Path("runs"), "pods").update()  # for which the launcher does not wait long
+    MlflowSweep(Path("runs"), "pods").update()  # for which the launcher does not wait long
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"mlflow.db", "attempt0.submitted.txt", "attempt0.rank0.log", "trial.json"} <= {path.name for path in files}
     assert not [path for path in files if secret.encode() in path.read_bytes()], "the secret is in no file that was written"

@@ -18,7 +18,7 @@ from launcher.backends import backend_for
 from launcher.backends.contract import BackendError
 from launcher.backends.local import backend as local
 from launcher.backends.local.backend import LocalBackend
-from launcher.backends.local.fork_server import Nursery, NurseryError
+from launcher.backends.local.fork_server import ForkServerClient, ForkServerError
 from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
 from tests.backends.conformance import LONG, Conformance, Ground, closing
@@ -129,13 +129,13 @@ def test_a_worker_process_that_died_unnoticed_disturbs_neither_cancel_nor_the_ne
 
 
 def test_a_worker_process_that_did_not_live_to_read_its_last_request_is_closed_quietly() -> None:
-    nursery = Nursery((sys.executable, "-c", "input()"))
-    nursery._process = nursery._spawn()
-    nursery._process.kill()
-    nursery._process.wait()
-    with pytest.raises(NurseryError, match="ended with code -9"):
-        nursery.kill("a trial")
-    nursery.close()
+    server = ForkServerClient((sys.executable, "-c", "input()"))
+    server._process = server._spawn()
+    server._process.kill()
+    server._process.wait()
+    with pytest.raises(ForkServerError, match="ended with code -9"):
+        server.kill("a trial")
+    server.close()
 
 
 def _kill_and_wait(process: psutil.Process) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import snapshot
-from launcher.backends.snapshot import Snapshot
+from launcher.backends.snapshot import CodeSnapshot
 from trainer.spec import ConfigError
 
 
@@ -44,7 +44,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def copied(folder: Path, root: Path) -> dict[str, str]:
-    target = Snapshot(folder).write(root)
+    target = CodeSnapshot(folder).write(root)
     return {
         str(path.relative_to(target)): path.read_text() for path in target.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
@@ -68,19 +68,19 @@ def test_a_checkout_gives_what_git_tracks_as_it_is_now_and_new_sources_of_the_pa
 
 
 def test_what_is_left_out_does_not_change_the_name_of_the_copy(checkout: Path) -> None:
-    before = Snapshot(checkout).digest
+    before = CodeSnapshot(checkout).digest
     write(checkout, "core.1234", "not code")
-    assert Snapshot(checkout).digest == before
+    assert CodeSnapshot(checkout).digest == before
     write(checkout, "trainer/e.py", "code")
-    assert Snapshot(checkout).digest != before
+    assert CodeSnapshot(checkout).digest != before
 
 
 def test_code_that_is_too_large_is_refused_with_its_largest_file(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LARGEST_BYTES", 2**20)
-    Snapshot(checkout).check()
+    CodeSnapshot(checkout).check()
     write(checkout, "trainer/weights.py", "x" * 2**21)
     with pytest.raises(ConfigError) as error:
-        Snapshot(checkout).check()
+        CodeSnapshot(checkout).check()
     assert "trainer/weights.py, 2.0 MiB" in str(error.value) and "; " in str(error.value) and "\n" not in str(error.value)
 
 
@@ -91,9 +91,7 @@ def test_installed_packages_give_all_that_the_ranks_import(tmp_path: Path) -> No
         shutil.copytree(Path(snapshot.__file__).parents[2] / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
     write(site, "launcher/conf/config.yaml", "")
     write(site, "other/module.py", "")
-    program = (
-        "import sys; from launcher.backends.snapshot import Snapshot; from pathlib import Path; print(Snapshot().write(Path(sys.argv[1])))"
-    )
+    program = "import sys; from launcher.backends.snapshot import CodeSnapshot; from pathlib import Path; print(CodeSnapshot().write(Path(sys.argv[1])))"
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "runs"], env=os.environ | {"PYTHONPATH": str(site)}, cwd=tmp_path,
         check=True, capture_output=True, text=True,

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from launcher.tracking.database import experiment_id, open_client
-from launcher.tracking.mirror import PARENT, Mirror
+from launcher.tracking.mirror import PARENT, MlflowSweep
 from launcher.tracking.server import LocalServer, free_port
 from launcher.trials.store import Record
 from tests.results.trial_files import (
@@ -165,7 +165,7 @@ def test_launcher_adopts_rank_0s_run_and_completes_it_without_duplicates(server:
         write_json(record.directory / "result.json", result_of(record, step_times(0.2, 0.02)))
     write_metrics(record, [0.2], first=9)  # a line that rank 0 did not live to send
     write_logs(record, "ready\n")
-    mirror = Mirror(tmp_path, "adopted")
+    mirror = MlflowSweep(tmp_path, "adopted")
     mirror.update()
     found = OnServer(server, record.id)
     assert found.steps() == list(range(1, 10))

@@ -13,7 +13,7 @@ import pytest
 from launcher.results.measurements import measure
 from launcher.results.ranking import rank
 from launcher.tracking import database
-from launcher.tracking.mirror import OFFSET, PARENT, STATE, Mirror, attempt
+from launcher.tracking.mirror import OFFSET, PARENT, STATE, MlflowSweep, attempt
 from launcher.trials.store import Store
 from tests.results.trial_files import STARTED, SweepOnDisk, demo_sweep, point, seeded, step_times, tracked_at, write_metrics
 from tests.tracking.mirrored import children, history, runs
@@ -22,7 +22,7 @@ from trainer.spec import Reason, Status
 
 def test_sweep_is_a_parent_run_and_each_trial_a_child_sorted_like_the_ranking(root: Path) -> None:
     sweep = demo_sweep(root)
-    Mirror(root, sweep.name).update()
+    MlflowSweep(root, sweep.name).update()
     parents = [run for run in runs(root) if run.data.tags.get("kind") == "sweep"]
     assert [run.info.run_name for run in parents] == ["planted"]
     mirrored = children(root)
@@ -36,7 +36,7 @@ def test_sweep_is_a_parent_run_and_each_trial_a_child_sorted_like_the_ranking(ro
 
 def test_runs_are_named_by_what_sets_their_trials_apart_also_when_trials_are_added(root: Path) -> None:
     sweep = SweepOnDisk(root)
-    mirror = Mirror(root, sweep.name)
+    mirror = MlflowSweep(root, sweep.name)
     first = sweep.done(seeded(1), 0.2)
     mirror.update()
     assert children(root)[first.id].info.run_name == f"t2 p2 d1 mb1 1f1b {first.id[:6]}"
@@ -50,7 +50,7 @@ def test_runs_are_named_by_what_sets_their_trials_apart_also_when_trials_are_add
 
 def test_run_of_the_sweep_says_who_ran_it_how_and_what_came_of_it(root: Path) -> None:
     sweep = demo_sweep(root)
-    Mirror(root, sweep.name).update()
+    MlflowSweep(root, sweep.name).update()
     parent = next(run for run in runs(root) if run.data.tags.get("kind") == "sweep")
     assert parent.data.metrics["best_step_time_s"] == pytest.approx(0.2, rel=0.01)
     counts = {name.removeprefix("trials/"): value for name, value in parent.data.metrics.items() if name.startswith("trials/") and value}
@@ -62,12 +62,12 @@ def test_run_of_the_sweep_says_who_ran_it_how_and_what_came_of_it(root: Path) ->
 
 
 def test_figures_of_the_sweep_are_those_of_now(root: Path) -> None:
-    sweep, mirror = SweepOnDisk(root), Mirror(root, "planted")
+    sweep, mirror = SweepOnDisk(root), MlflowSweep(root, "planted")
     record = sweep.add(point(1, 1), Status.RUNNING)
     mirror.update()
     sweep.done(point(1, 1), 0.3)
     sweep.done(point(2, 1), 0.2)
-    Mirror(root, "planted").update()
+    MlflowSweep(root, "planted").update()
     mirror.update()
     parent = next(run for run in runs(root) if run.data.tags.get("kind") == "sweep")
     assert (parent.data.metrics["trials/running"], parent.data.metrics["trials/done"]) == (0, 2)
@@ -76,7 +76,7 @@ def test_figures_of_the_sweep_are_those_of_now(root: Path) -> None:
 
 
 def test_duration_of_a_run_is_that_of_its_trial_without_the_queue(root: Path) -> None:
-    sweep, mirror = SweepOnDisk(root), Mirror(root, "planted")
+    sweep, mirror = SweepOnDisk(root), MlflowSweep(root, "planted")
     record = sweep.add(point(1, 1), Status.SUBMITTED)
     record.created = record.submitted = STARTED - 1000
     record.started = None
@@ -97,7 +97,7 @@ def test_duration_of_a_run_is_that_of_its_trial_without_the_queue(root: Path) ->
 def test_trial_has_its_params_tags_metrics_and_files(root: Path) -> None:
     sweep = SweepOnDisk(root)
     record = sweep.done(point(2, 2), 0.2)
-    Mirror(root, sweep.name).update()
+    MlflowSweep(root, sweep.name).update()
     run = children(root)[record.id]
     assert run.info.status == "FINISHED"
     assert (
@@ -126,7 +126,7 @@ def test_trial_has_its_params_tags_metrics_and_files(root: Path) -> None:
 
 def test_failed_and_pruned_trials_say_why(root: Path) -> None:
     sweep = demo_sweep(root)
-    Mirror(root, sweep.name).update()
+    MlflowSweep(root, sweep.name).update()
     said = {(run.data.tags["status"], run.info.status): run.data.tags["reason"] for run in children(root).values()}
     assert said[("failed", "FAILED")] == "out of memory"
     assert said[("pruned", "KILLED")] == "configuration"
@@ -135,23 +135,23 @@ def test_failed_and_pruned_trials_say_why(root: Path) -> None:
 
 def test_mirroring_again_changes_nothing(root: Path) -> None:
     demo_sweep(root)
-    mirror = Mirror(root, "planted")
+    mirror = MlflowSweep(root, "planted")
     mirror.update()
     before = {trial: (run.info.run_id, history(root, run.info.run_id), run.data.tags) for trial, run in children(root).items()}
     mirror.update()
-    Mirror(root, "planted").update()
+    MlflowSweep(root, "planted").update()
     assert {trial: (run.info.run_id, history(root, run.info.run_id), run.data.tags) for trial, run in children(root).items()} == before
     assert len(runs(root)) == len(before) + 1
 
 
 def test_mirror_killed_before_it_noted_its_progress_duplicates_nothing(root: Path) -> None:
     record = SweepOnDisk(root).done(point(2, 2), 0.2)
-    Mirror(root, "planted").update()
+    MlflowSweep(root, "planted").update()
     run = children(root)[record.id]
     client = database.open_client(database.database_uri(root))
     for tag in (OFFSET, STATE):
         client.delete_tag(run.info.run_id, tag)
-    Mirror(root, "planted").update()
+    MlflowSweep(root, "planted").update()
     assert list(children(root)) == [record.id]
     for name in ("train/loss", "train/step_time_s"):
         assert history(root, run.info.run_id, name) == list(range(1, 9))
@@ -161,7 +161,7 @@ def test_mirror_killed_before_it_noted_its_progress_duplicates_nothing(root: Pat
 def test_running_trial_is_followed_line_by_line(root: Path) -> None:
     sweep = SweepOnDisk(root)
     record = sweep.add(point(1, 1), Status.RUNNING)
-    mirror = Mirror(root, "planted")
+    mirror = MlflowSweep(root, "planted")
     mirror.update()
     run_id = children(root)[record.id].info.run_id
     write_metrics(record, [1.0, 1.0])
@@ -185,7 +185,7 @@ def test_trial_shared_by_two_sweeps_is_in_both(root: Path) -> None:
     record = first.done(point(1, 1), 0.2)
     second.done(point(1, 1), 0.2)
     for name in ("first", "second"):
-        Mirror(root, name).update()
+        MlflowSweep(root, name).update()
     found = [run for run in runs(root) if run.data.tags.get("trial") == record.id]
     assert sorted(run.data.tags["sweep"] for run in found) == ["first", "second"]
 
@@ -201,7 +201,7 @@ def test_dead_server_costs_one_bounded_attempt_and_no_record(root: Path, kind: s
         uri = f"http://127.0.0.1:{black_hole.getsockname()[1]}"
         sweep = SweepOnDisk(root)
         record = sweep.done(tracked_at(point(1, 1), uri), 0.2)
-        assert "127.0.0.1" in attempt(Mirror(root, "planted")), "what went wrong is said in one line"
+        assert "127.0.0.1" in attempt(MlflowSweep(root, "planted")), "what went wrong is said in one line"
     assert Store(root).trial(record.id).status is Status.DONE
     assert rank(measure(Store(root).sweep().records))[0].step_time_s == pytest.approx(0.2, rel=0.01)
 
@@ -210,7 +210,7 @@ def test_two_launchers_with_the_same_sweep_share_a_server_but_no_run(tmp_path: P
     for who, step_time in (("ada", 0.2), ("bob", 0.4)):
         sweep = SweepOnDisk(tmp_path / who, "shared")
         sweep.done(tracked_at(point(1, 1), server), step_time)
-        Mirror(tmp_path / who, "shared").update()
+        MlflowSweep(tmp_path / who, "shared").update()
     client = database.open_client(server)
     found = client.search_runs([database.experiment_id(client, "trireme", None)], "tags.sweep = 'shared'")
     assert len({run.data.tags["owner"] for run in found}) == 2 and len(found) == 4
@@ -230,7 +230,7 @@ def test_running_trial_on_a_server_is_left_to_rank_0(root: Path, server: str) ->
     sweep = SweepOnDisk(root, "left-to-rank-0")
     running = sweep.add(tracked_at(point(1, 1), server), Status.RUNNING)
     write_metrics(running, step_times(0.2, 0.02))
-    mirror = Mirror(root, sweep.name)
+    mirror = MlflowSweep(root, sweep.name)
     mirror.update()
     client = database.open_client(server)
     assert [run.info.run_name for run in client.search_runs([mirror.experiment], f"tags.sweep = '{sweep.name}'")] == [sweep.name]

@@ -21,7 +21,7 @@ import pytest
 from launcher.cli import ui
 from launcher.results.measurements import measure
 from launcher.results.ranking import rank
-from launcher.tracking.mirror import Mirror, attempt
+from launcher.tracking.mirror import MlflowSweep, attempt
 from launcher.tracking.server import LocalServer, PortLost, free_port
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 from tests.tracking.headless import Page
@@ -113,7 +113,7 @@ def test_two_pages_started_together_are_two_servers(root: Path, tmp_path: Path) 
 
 def test_a_port_that_others_answer_on_is_not_taken_for_ones_own(root: Path) -> None:
     SweepOnDisk(root).done(point(1, 1), 0.2)
-    assert not attempt(Mirror(root, "planted"))
+    assert not attempt(MlflowSweep(root, "planted"))
     with socketserver.TCPServer(("127.0.0.1", free_port()), Answering) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         with LocalServer(root, other.server_address[1]) as server, pytest.raises(PortLost):

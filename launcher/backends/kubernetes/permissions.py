@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import RBAC
-from launcher.backends.kubernetes.workloads import Kind
+from launcher.backends.kubernetes.workloads import WorkloadKind
 
 
-def needed(kind: Kind) -> Iterator[tuple[str, str, str]]:
+def needed(kind: WorkloadKind) -> Iterator[tuple[str, str, str]]:
     """``(verb, group, resource)`` of everything that is done in the namespace: deploy/kubernetes/rbac.yaml grants no more."""
     wanted = {
         ("", "services"): "get list watch create delete",
@@ -28,7 +28,7 @@ def needed(kind: Kind) -> Iterator[tuple[str, str, str]]:
             yield verb, group, resource
 
 
-def missing_permissions(client: Client, kind: Kind) -> str:
+def missing_permissions(client: Client, kind: WorkloadKind) -> str:
     """One sentence that names everything that is not allowed; empty if all is."""
     refused: dict[str, list[str]] = {}
     for verb, group, resource in needed(kind):

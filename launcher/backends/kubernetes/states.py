@@ -29,7 +29,7 @@ from launcher.backends.kubernetes.causes import (
     words_for_waiting,
 )
 from launcher.backends.kubernetes.errors import explain_refusal
-from launcher.backends.kubernetes.workloads import Kind, outcome
+from launcher.backends.kubernetes.workloads import WorkloadKind, outcome
 from launcher.trials.job import JobState
 from trainer.spec import Reason, Status
 
@@ -49,7 +49,7 @@ class Observed:
     events: Sequence[Object] = ()
 
 
-def state_of(kind: Kind, job: Observed, now: float, fault_timeout: float) -> JobState:
+def state_of(kind: WorkloadKind, job: Observed, now: float, fault_timeout: float) -> JobState:
     """Status, reason and words. ``now`` is the server's time in unix seconds."""
     if job.root is None:
         return JobState(Status.FAILED, Reason.NODE, "its objects were deleted from the namespace by somebody else")
@@ -98,7 +98,7 @@ def _wants_suspension(workload: Object | None) -> bool:
     return bool(((workload or {}).get("spec") or {}).get("suspend"))
 
 
-def _given_up(kind: Kind, job: Observed, word: str, reason: str, message: str, now: float, fault_timeout: float) -> Cause | None:
+def _given_up(kind: WorkloadKind, job: Observed, word: str, reason: str, message: str, now: float, fault_timeout: float) -> Cause | None:
     """What the workload itself says: that it has failed, that its pods are refused, or nothing because it is not there."""
     if kind.kind != "Pod" and job.workload is None:
         return Cause(2, Reason.NODE, f"its {kind.kind} was deleted by somebody else")

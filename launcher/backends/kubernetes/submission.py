@@ -10,7 +10,7 @@ from launcher.backends.kubernetes.causes import ended
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, dropped, explain
 from launcher.backends.kubernetes.manifests import ATTEMPT, DIRECTORY, JOB, STORE, TRIAL, Manifest, store_of
-from launcher.backends.kubernetes.workloads import KINDS, Kind, outcome
+from launcher.backends.kubernetes.workloads import KINDS, WorkloadKind, outcome
 from launcher.trials.job import Job
 from trainer.spec import ConfigError
 
@@ -26,7 +26,7 @@ _TIME_TO_LIVE = "spec.ttlSecondsAfterFinished"
 class Submission:
     """Creates the objects of jobs, all of one kind of workload."""
 
-    def __init__(self, client: Client, kind: Kind, grace: float):
+    def __init__(self, client: Client, kind: WorkloadKind, grace: float):
         self._client, self._kind = client, kind
         self._end_seconds = grace + _END_SECONDS
 

@@ -29,7 +29,7 @@ _FAILED = ("Failed", "Aborted", "Terminated")
 
 
 @dataclass(frozen=True)
-class Kind:
+class WorkloadKind:
     """One way to run the pods of a job."""
 
     api: str  # group and version
@@ -96,7 +96,7 @@ def check_schema(manifest: Manifest) -> None:
         raise ConfigError(f"{manifest['kind']} {place} {problem}; {remedy}") from None
 
 
-def outcome(kind: Kind, workload: Manifest) -> tuple[str, str, str]:
+def outcome(kind: WorkloadKind, workload: Manifest) -> tuple[str, str, str]:
     """``(word, reason, message)`` of a workload's status; word is complete, failed, suspended, or empty while it goes on."""
     status = workload.get("status") or {}
     if "state" in status:  # Volcano has a phase, the others conditions
@@ -191,11 +191,11 @@ def _volcano_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> li
 _INDEX = "JOB_COMPLETION_INDEX"
 
 KINDS = {
-    "job": Kind("batch/v1", "Job", "jobs", _INDEX, "{name}-0", _indexed_job, "Complete"),
-    "pods": Kind("v1", "Pod", "pods", "TRIREME_NODE", "{name}-0", _pods, ""),
-    "jobset": Kind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets", _INDEX, "{name}-node-0-0", _job_set, "Completed"),
-    "trainjob": Kind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", _INDEX, "{name}-node-0-0", _train_job, "Complete"),
-    "volcano": Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", "VC_TASK_INDEX", "{name}-node-0", _volcano_job, "Completed"),
+    "job": WorkloadKind("batch/v1", "Job", "jobs", _INDEX, "{name}-0", _indexed_job, "Complete"),
+    "pods": WorkloadKind("v1", "Pod", "pods", "TRIREME_NODE", "{name}-0", _pods, ""),
+    "jobset": WorkloadKind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets", _INDEX, "{name}-node-0-0", _job_set, "Completed"),
+    "trainjob": WorkloadKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", _INDEX, "{name}-node-0-0", _train_job, "Complete"),
+    "volcano": WorkloadKind("batch.volcano.sh/v1alpha1", "Job", "jobs", "VC_TASK_INDEX", "{name}-node-0", _volcano_job, "Completed"),
 }
 """By ``cluster.workload``."""
 

@@ -1,6 +1,6 @@
 """Trials as processes of this machine. The embedded default: needs no service and nothing installed.
 
-Ranks are forked from a process that has imported torch and the trainer already (``nursery.py``), so that start-up is paid once
+Ranks are forked from a process that has imported torch and the trainer already (``fork_server.py``), so that start-up is paid once
 per launcher and not once per rank and trial. Measured on two busy cores with 8 ranks: 1.7 to 2.7 s until the first trial's ranks
 run, 0.2 to 0.6 s for each further trial; the same ranks started as processes of their own took 29 to 45 s to the end of 2 steps,
 which take 1.5 s.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import psutil
 
 from launcher.backends.contract import Backend, Request
-from launcher.backends.local.fork_server import COMMAND, Brood, Nursery, NurseryError
+from launcher.backends.local.fork_server import COMMAND, ForkServerClient, ForkServerError, RankGroup
 from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.trials.job import Handle, Job, JobState
@@ -39,7 +39,7 @@ class _Running:
     """A job that this launcher started."""
 
     job: Job
-    brood: Brood
+    group: RankGroup
     port: int
     slots: list[int]  # a number for each rank that no other rank alive has: its GPU, where there are some
     started: float  # unix seconds; all ranks existed by then
@@ -48,7 +48,7 @@ class _Running:
 
     @property
     def ended(self) -> bool:
-        return bool(self.lost) or len(self.brood.codes) == len(self.brood.pids)
+        return bool(self.lost) or len(self.group.codes) == len(self.group.pids)
 
 
 class LocalBackend(Backend):
@@ -61,10 +61,10 @@ class LocalBackend(Backend):
     poll_seconds = 0.1
     outlives_launcher = False
 
-    def __init__(self, cluster: ClusterConfig, nursery: Sequence[str] = COMMAND):
+    def __init__(self, cluster: ClusterConfig, command: Sequence[str] = COMMAND):
         super().__init__(cluster)
-        self._command = nursery
-        self._nursery = Nursery(nursery)
+        self._command = command
+        self._fork_server = ForkServerClient(command)
         self._running: dict[str, _Running] = {}
 
     def check(self) -> None:
@@ -118,12 +118,12 @@ class LocalBackend(Backend):
                 _terminate(handle)
             elif not running.ended:
                 try:
-                    self._nursery.kill(handle["job"])
-                except NurseryError as error:
+                    self._fork_server.kill(handle["job"])
+                except ForkServerError as error:
                     self._replace(error)
 
     def close(self) -> None:
-        self._nursery.close()
+        self._fork_server.close()
 
     def _start(self, job: Job) -> Handle:
         if job.name in self._running:
@@ -144,25 +144,25 @@ class LocalBackend(Backend):
             "env": _environment(job) | (_devices(slots) if job.max_parallel != 1 else {}),
             "log": _log_pattern(job),
         }
-        brood = self._nursery.start(job.name, request)
-        self._running[job.name] = _Running(job, brood, port, slots, time.time(), kills)
+        group = self._fork_server.start(job.name, request)
+        self._running[job.name] = _Running(job, group, port, slots, time.time(), kills)
         return _handle(self._running[job.name])
 
     def _listen(self) -> None:
-        """Hear of ranks that ended, or that the nursery did."""
+        """Hear of ranks that ended, or that the fork server did."""
         try:
-            self._nursery.listen()
-        except NurseryError as error:
+            self._fork_server.listen()
+        except ForkServerError as error:
             self._replace(error)
 
-    def _replace(self, error: NurseryError) -> None:
-        """A new nursery for one that is lost, which takes its trials with it."""
+    def _replace(self, error: ForkServerError) -> None:
+        """A new fork server for one that is lost, which takes its trials with it."""
         for running in self._running.values():
             if not running.ended:
                 _terminate(_handle(running))
                 running.lost = str(error)
-        self._nursery.close()
-        self._nursery = Nursery(self._command)
+        self._fork_server.close()
+        self._fork_server = ForkServerClient(self._command)
 
     def _state(self, handle: Handle) -> JobState:
         running = self._running.get(handle["job"])
@@ -180,8 +180,8 @@ class LocalBackend(Backend):
 
 
 def _judge(running: _Running) -> tuple[Status, Reason | None, str]:
-    """Status, reason and plain words for exit codes. The first rank that failed explains the others: the nursery ends its peers."""
-    failed = [(rank, code) for rank, code in running.brood.codes.items() if code != 0]  # in the order in which they ended
+    """Status, reason and plain words for exit codes. The first rank that failed explains the others: the fork server ends its peers."""
+    failed = [(rank, code) for rank, code in running.group.codes.items() if code != 0]  # in the order in which they ended
     if not failed:
         return Status.DONE, None, ""
     rank, code = failed[0]
@@ -223,7 +223,7 @@ def _handle(running: _Running) -> Handle:
     return {
         "job": running.job.name,
         "host": socket.gethostname(),
-        "pids": list(running.brood.pids.values()),
+        "pids": list(running.group.pids.values()),
         "since": running.started,
     }
 
@@ -268,4 +268,4 @@ def _free_port(job: Job, taken: set[int]) -> int:
                 continue
         if port not in taken:
             return port
-    raise NurseryError(f"no free port from {_PORTS.start} to {_PORTS.stop - 1}")
+    raise ForkServerError(f"no free port from {_PORTS.start} to {_PORTS.stop - 1}")

@@ -1,7 +1,7 @@
 """The launcher's end of ``python -m trainer.fork_server``: one process that has imported torch already and forks ranks on request.
 
-Messages are JSON lines over its standard input and output. The nursery is in a session of its own, so that Ctrl-C reaches the
-launcher only; when the launcher dies, even by SIGKILL, the pipe ends and the nursery takes its ranks with it.
+Messages are JSON lines over its standard input and output. The server is in a session of its own, so that Ctrl-C reaches the
+launcher only; when the launcher dies, even by SIGKILL, the pipe ends and the fork server takes its ranks with it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from launcher.backends.contract import BackendError
 COMMAND = (sys.executable, "-m", "trainer.fork_server")
 
 
-class NurseryError(BackendError):
-    """The nursery ended or does not answer. The message holds the last lines that it wrote to standard error."""
+class ForkServerError(BackendError):
+    """The server ended or does not answer. The message holds the last lines that it wrote to standard error."""
 
 
 @dataclass
-class Brood:
+class RankGroup:
     """The ranks of one request: process ids and, for those that ended, exit codes (negative: killed by that signal)."""
 
     pids: dict[int, int] = field(default_factory=dict)
@@ -36,49 +36,49 @@ class Brood:
     error: str = ""  # why it could not be started
 
 
-class Nursery:
-    """Starts lazily, with the first request. ``broods`` is as of the last ``listen``."""
+class ForkServerClient:
+    """Starts lazily, with the first request. ``groups`` is as of the last ``listen``."""
 
     def __init__(self, command: Sequence[str] = COMMAND):
-        self.broods: dict[str, Brood] = {}
+        self.groups: dict[str, RankGroup] = {}
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the nursery
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the fork server
         self._buffer = b""
 
-    def start(self, key: str, request: dict[str, Any], timeout: float = 120.0) -> Brood:
+    def start(self, key: str, request: dict[str, Any], timeout: float = 120.0) -> RankGroup:
         """Fork the ranks of ``request`` (the protocol is that of ``trainer/fork_server.py``) and return once their process ids are known."""
-        brood = self.broods[key] = Brood()
+        group = self.groups[key] = RankGroup()
         self._send({"start": key, **request})
         deadline = time.monotonic() + timeout
-        while not brood.pids:
+        while not group.pids:
             if time.monotonic() > deadline:
-                raise NurseryError(f"the worker process did not answer within {timeout:g} s{self._last_words()}")
+                raise ForkServerError(f"the worker process did not answer within {timeout:g} s{self._last_words()}")
             self.listen(0.1)
-            if brood.error:
-                raise NurseryError(f"the ranks could not be started: {brood.error}")
-        return brood
+            if group.error:
+                raise ForkServerError(f"the ranks could not be started: {group.error}")
+        return group
 
     def kill(self, key: str) -> None:
-        """SIGTERM to all ranks of ``key``, then SIGKILL after the nursery's grace. ``NurseryError`` if it has ended."""
+        """SIGTERM to all ranks of ``key``, then SIGKILL after the fork server's grace. ``ForkServerError`` if it has ended."""
         self._send({"kill": key})
 
     def listen(self, seconds: float = 0.0) -> None:
-        """Take in what the nursery has said; waits up to ``seconds`` for something to come. ``NurseryError`` if it has ended."""
+        """Take in what the fork server has said; waits up to ``seconds`` for something to come. ``ForkServerError`` if it has ended."""
         if self._process is None or self._process.stdout is None:
             return
         stream = self._process.stdout
         while select.select([stream], [], [], seconds)[0]:
             data = os.read(stream.fileno(), 1 << 16)
             if not data:
-                raise NurseryError(f"the worker process ended with code {self._process.wait()}{self._last_words()}")
+                raise ForkServerError(f"the worker process ended with code {self._process.wait()}{self._last_words()}")
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
             seconds = 0.0
 
     def close(self, timeout: float = 15.0) -> None:
-        """End of input: the nursery kills what still runs and ends, if it has not ended by itself."""
+        """End of input: the fork server kills what still runs and ends, if it has not ended by itself."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):  # what it did not live to read is still in the buffer
                 self._process.stdin.close()
@@ -100,7 +100,7 @@ class Nursery:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise NurseryError(f"the worker process ended with code {self._process.wait()}{self._last_words()}") from None
+            raise ForkServerError(f"the worker process ended with code {self._process.wait()}{self._last_words()}") from None
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # must be there before torch is imported
@@ -110,11 +110,11 @@ class Nursery:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "started" in message:
-            self.broods[message["started"]].pids = {int(rank): pid for rank, pid in message["pids"].items()}
-        elif message.get("error") and message.get("start") in self.broods:
-            self.broods[message["start"]].error = message["error"]
+            self.groups[message["started"]].pids = {int(rank): pid for rank, pid in message["pids"].items()}
+        elif message.get("error") and message.get("start") in self.groups:
+            self.groups[message["start"]].error = message["error"]
         elif "exited" in message:
-            self.broods[message["exited"]].codes[int(message["rank"])] = message["code"]
+            self.groups[message["exited"]].codes[int(message["rank"])] = message["code"]
 
     def _last_words(self) -> str:
         self._errors.seek(0)

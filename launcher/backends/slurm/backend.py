@@ -16,7 +16,7 @@ from launcher.backends.slurm.options import exclusive, options
 from launcher.backends.slurm.script import job_script
 from launcher.backends.slurm.submission import Submission, equal
 from launcher.backends.slurm.watcher import Watcher
-from launcher.backends.snapshot import Snapshot
+from launcher.backends.snapshot import CodeSnapshot
 from launcher.config.schema import ClusterConfig
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Handle, Job, JobState
@@ -28,7 +28,7 @@ class SlurmBackend(Backend):
 
     throttles = True
 
-    def __init__(self, cluster: ClusterConfig, snapshot: Snapshot | None = None):
+    def __init__(self, cluster: ClusterConfig, snapshot: CodeSnapshot | None = None):
         assert isinstance(cluster, SlurmCluster)
         super().__init__(cluster)
         self.poll_seconds, self.visibility_s = cluster.poll_seconds, cluster.visibility_s
@@ -36,7 +36,7 @@ class SlurmBackend(Backend):
         self._client = Client(cluster)
         self._submission = Submission(self._client)
         self._watcher = Watcher(self._client)
-        self._snapshot = snapshot or Snapshot()
+        self._snapshot = snapshot or CodeSnapshot()
 
     def check(self) -> None:
         self._client.check()
