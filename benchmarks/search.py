@@ -32,7 +32,7 @@ from launcher.planning.layout_names import name_of, overrides_of
 from launcher.planning.plan import plan
 from launcher.search.policy import Trial
 from launcher.search.problem import SearchProblem, search_problem
-from launcher.sweep.oneoff import run_errand
+from launcher.sweep.oneoff import run_job
 from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.search import Found, measurement, search
 from launcher.trials.store import Record
@@ -76,7 +76,7 @@ def main() -> None:
 def measured(config: Config) -> Config:
     """``config`` on this machine as the probe finds it."""
     print("measuring the machine", file=sys.stderr)
-    figures = run_errand(asked(config), "doctor", lambda *_: None)["probe"]
+    figures = run_job(asked(config), "doctor", lambda *_: None)["probe"]
     return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, hardware=hardware("here", figures)))
 
 

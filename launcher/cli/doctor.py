@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     from launcher.config import compose
     from launcher.config.hardware import shipped_hardware
     from launcher.cost.calibration import hardware
-    from launcher.sweep.oneoff import ErrandError, run_errand
+    from launcher.sweep.oneoff import JobError, run_job
 
     path = target(arguments.name)
     check_file(path, "--name")
@@ -54,8 +54,8 @@ def main(argv: list[str]) -> int:
     started = time.time()
     progress = Progress()
     try:
-        result = run_errand(config, "doctor", progress.tell)
-    except ErrandError as error:
+        result = run_job(config, "doctor", progress.tell)
+    except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def measure(records: Iterable[Record]) -> list[Measurement]:
     """One measurement for each record, in order. A trial without a result is measured by the steps that it wrote so far."""
-    return [measurement(record, record.result() or summary(record)) for record in records]
+    return [measurement(record, record.read_result() or summary(record)) for record in records]
 
 
 def summary(record: Record) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def gather(records: Sequence[Record]) -> list[ReportedTrial]:
 
 
 def _trial(measured: Measurement, record: Record, name: str, colour: int) -> ReportedTrial:
-    result, steps = record.result() or {}, read_steps(record.directory)
+    result, steps = record.read_result() or {}, read_steps(record.directory)
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
     times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]
     losses = {s["step"]: loss for s in steps if (loss := number(s.get("loss"))) is not None}

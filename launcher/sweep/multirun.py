@@ -193,6 +193,6 @@ def _too_large(config: Config, prediction: Prediction) -> str:
 
 
 def _objective(record: Record) -> float:
-    result = record.result() or {}
+    result = record.read_result() or {}
     value = positive(result.get("step_time_s"))
     return value if record.status is Status.DONE and value else math.inf

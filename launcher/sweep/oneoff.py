@@ -1,4 +1,4 @@
-"""One job outside of any sweep, through the same backends: started, followed, its result read, and nothing of it left behind."""
+"""One job outside any sweep, through the same backends: start it, follow it, read its result, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _END_SECONDS = 60.0
 """How long an interrupted job is waited for: a rank may have to be killed."""
 
 
-class ErrandError(RuntimeError):
+class JobError(RuntimeError):
     """The job failed. ``str(error)`` is one plain line."""
 
 
-def run_errand(config: Config, name: str, tell: Tell, backends: Callable[[ClusterConfig], Backend] = backend_for) -> dict[str, Any]:
-    """Run a resolved ``config`` once and return its ``result.json``. ``tell`` hears how it stands, with the newest line of its metrics.
+def run_job(config: Config, name: str, tell: Tell, backends: Callable[[ClusterConfig], Backend] = backend_for) -> dict[str, Any]:
+    """Run a resolved ``config`` once and return its ``result.json``. ``tell`` is called with its state and the newest line of its metrics.
 
-    Its folder lies where trials lie, so that all nodes see it, and is gone afterwards, whatever happens. ``ErrandError`` when it
-    fails, ``ConfigError`` when the cluster cannot be used.
+    Its folder is where trials are, so that all nodes see it, and is always removed. ``JobError`` when the job fails, ``ConfigError``
+    when the cluster cannot be used.
     """
     check_folder(config.sweep.dir, "sweep.dir")
-    identifier = digest([name, time.time()])  # never the job of an earlier errand
+    identifier = digest([name, time.time()])  # never that of an earlier job
     root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
     train = config.train_config()
     job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
@@ -50,7 +50,7 @@ def run_errand(config: Config, name: str, tell: Tell, backends: Callable[[Cluste
             save(train, job.config_path)
             return _follow(backend, job, tell)
         except BackendError as error:
-            raise ErrandError(str(error)) from error
+            raise JobError(str(error)) from error
         finally:
             backend.close()
             shutil.rmtree(root, ignore_errors=True)
@@ -71,19 +71,19 @@ def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
             tell(state, last_object(job.directory / METRICS))
             time.sleep(backend.poll_seconds)
         backend.collect(job, handle)
-        _await_words(job, state, backend.visibility_s)
+        _await_files(job, state, backend.visibility_s)
     except BaseException:
         _end(backend, job, handle or backend.find([job]).get(job.name))
         raise
     result = read_json(job.directory / RESULT)
     verdict = decide(job.attempt, state, result, failures_in(job.directory))
     if verdict.status is not Status.DONE or result is None:
-        raise ErrandError(_words(job, verdict))
+        raise JobError(_failure(job, verdict))
     return result
 
 
-def _await_words(job: Job, state: JobState, patience_s: float) -> None:
-    """Wait until everything is there that the ranks may have written: a file system that machines share may show it late."""
+def _await_files(job: Job, state: JobState, patience_s: float) -> None:
+    """Wait for the files of the ranks: a network file system may show them late."""
     deadline = time.monotonic() + patience_s
     while patience_s:
         look_again(job.directory)
@@ -95,7 +95,7 @@ def _await_words(job: Job, state: JobState, patience_s: float) -> None:
 
 
 def _end(backend: Backend, job: Job, handle: Handle | None) -> None:
-    """Cancel the job and wait until it has ended, so that its folder and whatever else is its own can go."""
+    """Cancel the job and wait for its end, so that its folder can be removed."""
     if handle is None:
         return
     backend.cancel([handle])
@@ -105,8 +105,8 @@ def _end(backend: Backend, job: Job, handle: Handle | None) -> None:
     backend.collect(job, handle)
 
 
-def _words(job: Job, verdict: Verdict) -> str:
-    """Why it failed; where nobody said why, with the last line of rank 0."""
+def _failure(job: Job, verdict: Verdict) -> str:
+    """Why the job failed; if nothing says why, the last line of rank 0."""
     reason = f"{verdict.reason.value}: " if verdict.reason else ""
     log = job.log_path(0)
     last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
@@ -116,5 +116,5 @@ def _words(job: Job, verdict: Verdict) -> str:
 def _remove_if_empty(folder: Path) -> None:
     try:
         folder.rmdir()
-    except OSError:  # another errand is under way, or it never was made
+    except OSError:  # another job is under way, or the folder was never made
         return

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from launcher.console import say
-from launcher.sweep.loop import Flight, Observer
+from launcher.sweep.active_trial import ActiveTrial
+from launcher.sweep.observer import Observer
 from launcher.trials.labels import newest_step, outcome, step, total_steps, trial_labels
 from launcher.trials.store import Record
 from trainer.spec import Status
@@ -19,13 +20,13 @@ from trainer.spec import Status
 _REFRESH_SECONDS = 0.25
 
 
-def progress_for(name: str, records: Sequence[Record], flights: Sequence[Flight]) -> Observer:
+def progress_for(name: str, records: Sequence[Record], active: Sequence[ActiveTrial]) -> Observer:
     """Bars on a terminal, lines elsewhere; both begin with what there is to do and what is done already."""
     trials = list({record.id: record for record in records}.values())
-    say(f"sweep {name}: {_counts(trials, {flight.record.id for flight in flights})}")
-    if sys.stderr.isatty() and flights:
-        return Bars([flight.record for flight in flights], trial_labels(trials))
-    return Lines(len(flights), trial_labels(trials))
+    say(f"sweep {name}: {_counts(trials, {trial.record.id for trial in active})}")
+    if sys.stderr.isatty() and active:
+        return Bars([trial.record for trial in active], trial_labels(trials))
+    return Lines(len(active), trial_labels(trials))
 
 
 def _counts(trials: Sequence[Record], to_run: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Trials that no launcher follows: bring their records up to date, and stop them. For ``trireme status`` and ``cancel``."""
+"""Reconcile records with the clusters, for trials that no launcher follows; and stop them. For ``trireme status`` and ``cancel``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from launcher.backends.pool import Backends
 from launcher.config.clusters import cluster_from_dict
 from launcher.config.schema import SweepConfig
-from launcher.sweep.loop import Flight, Loop
+from launcher.sweep.active_trial import ActiveTrial
+from launcher.sweep.loop import Loop
 from launcher.sweep.run import launcher_name
 from launcher.tracking import unmirrored
 from launcher.tracking.process import resume
@@ -18,43 +19,45 @@ from trainer.spec import Status
 
 
 def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> None:
-    """Ask the backends once about trials that are under way although their launcher has gone, and record what became of them.
+    """Ask the backends once about trials under way whose launcher is gone, and record what became of them.
 
-    Those that a launcher follows are left to it. Nothing is submitted, ended or removed: what is left of ended jobs at their places
-    is removed by the next command that runs or cancels the trial.
+    Trials that a launcher follows are left to it. Nothing is submitted, ended or removed: the objects of ended jobs are removed by the
+    next command that runs or cancels the trial.
     """
     under_way = [record for record in records if record.status in (Status.SUBMITTED, Status.RUNNING)]
-    with _attending(store, under_way, backends, reading=True) as (loop, flights):
-        loop.catch_up(flights)
+    with _reconciling(store, under_way, backends, reading=True) as (loop, active):
+        loop.catch_up(active)
 
 
 def stop(store: Store, records: Sequence[Record], backends: Backends) -> list[Record]:
-    """Stop the trials that have not ended, and remove what is left of those that have at their places.
+    """Stop the trials that have not ended, and remove the objects that ended ones have left on their clusters.
 
-    Those that a launcher runs are left to it, with a mark, and returned.
+    Trials that a launcher runs are left to it, with a stop request, and returned.
     """
     for record in records:
         if not record.status.final:
             store.ask_to_stop(record)
-    with _attending(store, [record for record in records if not record.status.final or record.left], backends) as (loop, flights):
-        return loop.end(flights)
+    with _reconciling(store, [record for record in records if not record.status.final or record.left], backends) as (loop, active):
+        return loop.end(active)
 
 
 @contextmanager
-def _attending(store: Store, records: Sequence[Record], backends: Backends, reading: bool = False) -> Iterator[tuple[Loop, list[Flight]]]:
-    """A loop, and ``records`` as its flights."""
+def _reconciling(
+    store: Store, records: Sequence[Record], backends: Backends, reading: bool = False
+) -> Iterator[tuple[Loop, list[ActiveTrial]]]:
+    """A loop, and ``records`` as its trials."""
     locks = Locks(store.root / "locks")
     try:
         clusters = [cluster_from_dict(record.cluster) for record in records]
-        flights = [Flight(record, cluster, backends.of(cluster)) for record, cluster in zip(records, clusters)]
-        yield Loop(store, locks, SweepConfig(), "attend", launcher_name(), [_News(store)], reading=reading), flights
+        active = [ActiveTrial(record, cluster, backends.of(cluster)) for record, cluster in zip(records, clusters)]
+        yield Loop(store, locks, SweepConfig(), "reconcile", launcher_name(), [_News(store)], reading=reading), active
     finally:
         locks.close()
         resume(store.root)
 
 
 class _News:
-    """Has MLflow told of what became of trials that no launcher follows."""
+    """Marks sweeps whose trials have changed, so that MLflow is told."""
 
     def __init__(self, store: Store):
         self._store = store

@@ -17,7 +17,9 @@ from launcher.backends.pool import Backends
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.console import say
 from launcher.interrupt import WORDS, Interrupted, asked, part_from_terminal
-from launcher.sweep.loop import Flight, Loop, Observer
+from launcher.sweep.active_trial import ActiveTrial
+from launcher.sweep.loop import Loop
+from launcher.sweep.observer import Observer
 from launcher.sweep.progress import progress_for
 from launcher.trials.job import Job
 from launcher.trials.lock import Locks
@@ -45,15 +47,15 @@ def run_sweep(
     try:
         _enter(store, locks, name)
         records = _plan(store, locks, name, points)
-        flights = _flights(points, records, settings, backends)
-        _forget_old_wishes(store, locks, flights)
-        watchers = [progress_for(name, records, flights), *observers]
+        active = _active_trials(points, records, settings, backends)
+        _drop_stale_requests(store, locks, active)
+        watchers = [progress_for(name, records, active), *observers]
         for watcher in watchers:
             watcher.begin()
         loop = Loop(store, locks, settings, name, launcher_name(), watchers)
         try:
             with _interruptible(loop, name):
-                loop.run(flights)
+                loop.run(active)
         except BackendError as error:
             say(f"{error}; what is submitted goes on, and the same command follows it again")
         finally:
@@ -74,7 +76,10 @@ def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backend
     wanted = [cluster_of(record, config.cluster) for config, record in trials if _to_do(record, settings)]
     for cluster in sorted(wanted, key=lambda cluster: -cluster.world_size):  # the largest makes the backend
         if not backends.checked(cluster).outlives_launcher and not settings.follow:
-            raise ConfigError(f"sweep.follow=false needs a queue, which cluster.backend={cluster.backend} has not; set it to true")
+            raise ConfigError(
+                f"sweep.follow=false requires a backend that queues jobs (slurm, kubernetes), not cluster.backend={cluster.backend}; "
+                "use sweep.follow=true"
+            )
 
 
 def _to_do(record: Record, settings: SweepConfig) -> bool:
@@ -142,21 +147,21 @@ def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point]) -> lis
     return records
 
 
-def _flights(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig, backends: Backends) -> list[Flight]:
+def _active_trials(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig, backends: Backends) -> list[ActiveTrial]:
     """The trials to run, each with its backend."""
     todo: dict[str, tuple[Record, ClusterConfig]] = {}
     for point, record in zip(points, records, strict=True):
         if point.config is not None and _to_do(record, settings):
             todo[record.id] = (record, cluster_of(record, point.config.cluster))
-    return [Flight(record, cluster, backends.of(cluster), settings.rerun) for record, cluster in todo.values()]
+    return [ActiveTrial(record, cluster, backends.of(cluster), settings.rerun) for record, cluster in todo.values()]
 
 
-def _forget_old_wishes(store: Store, locks: Locks, flights: Sequence[Flight]) -> None:
-    """A wish to stop that outlived the launcher it was meant for does not bind this one."""
-    for identifier in store.stops():
-        for flight in flights:
-            if flight.record.id == identifier and not locks.held(identifier):
-                store.forget_stop(flight.record)
+def _drop_stale_requests(store: Store, locks: Locks, active: Sequence[ActiveTrial]) -> None:
+    """Drop stop requests that were left for a launcher that has died since."""
+    for identifier in store.stop_requests():
+        for trial in active:
+            if trial.record.id == identifier and not locks.held(identifier):
+                store.forget_stop(trial.record)
 
 
 @contextmanager
@@ -166,7 +171,7 @@ def _interruptible(loop: Loop, name: str) -> Iterator[None]:
 
     def interrupt(number: int, _frame: object) -> None:
         requests.append(number)
-        loop.interrupted = WORDS[signal.Signals(number)]
+        loop.interrupt(WORDS[signal.Signals(number)])
         for each, handler in before.items():
             signal.signal(each, handler)
         part_from_terminal()

@@ -107,7 +107,7 @@ def _point(problem: SearchProblem, trial: Trial, overrides: Sequence[str]) -> Po
 
 def measurement(record: Record, hours: float) -> Measurement:
     """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran."""
-    result = record.result() or {}
+    result = record.read_result() or {}
     elapsed = max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0)
     done = record.status is Status.DONE
     given_up = record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN

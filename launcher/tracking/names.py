@@ -62,7 +62,7 @@ def trial_metrics(record: Record) -> dict[str, float]:
     """The trial's figures, measured (once it is done) and predicted. Only what is known and finite."""
     predicted = {f"predicted_{name}": number((record.predicted or {}).get(name)) for name in ("step_time_s", "memory_bytes")}
     known = {name: value for name, value in predicted.items() if value is not None and math.isfinite(value)}
-    return known | (summary_metrics(record.result() or {}) if record.status is Status.DONE else {})
+    return known | (summary_metrics(record.read_result() or {}) if record.status is Status.DONE else {})
 
 
 def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:

@@ -108,14 +108,14 @@ def total_steps(record: Record) -> int | None:
 
 def step(record: Record) -> int | None:
     """The last step that the newest attempt has completed."""
-    line = record.last_step() or {}
+    line = record.read_last_step() or {}
     value = line.get("step")
     return value if isinstance(value, int) and 0 <= value < LAST_STEP and line.get("attempt", 0) == record.attempt else None
 
 
 def newest_step(record: Record) -> str:
     """The newest step in words: ``step 7  loss 5.83  41.2 ms``; empty before the first."""
-    line = record.last_step() or {}
+    line = record.read_last_step() or {}
     if step(record) is None:
         return ""
     loss, step_time = number(line.get("loss")), positive(line.get("step_time_s"))
@@ -128,6 +128,6 @@ def newest_step(record: Record) -> str:
 def outcome(record: Record) -> str:
     """How a trial ended: its step time, or the reason and the words that go with it."""
     if record.status is Status.DONE:
-        step_time = positive((record.result() or {}).get("step_time_s"))
+        step_time = positive((record.read_result() or {}).get("step_time_s"))
         return "done" + (f"  {seconds(step_time)} a step" if step_time else "")
     return state(record) + (f" ({record.detail})" if record.detail else "")

@@ -3,7 +3,7 @@
     <root>/trials/<id>/trial.json   the launcher's record of a trial; beside it everything the trainer writes
     <root>/sweeps/<name>.json       a sweep: its points in order, each a trial or a pruned combination
     <root>/locks                    who runs what (see lock.py)
-    <root>/stop/<id>                a wish to stop a trial, left for the launcher that is running it
+    <root>/stop/<id>                a request to stop a trial, left for the launcher that is running it
 
 Trials are global: two sweeps with the same point share the trial.
 """
@@ -59,7 +59,7 @@ class Record:
     reason: Reason | None = None
     detail: str = ""
     attempt: int = 0
-    handle: dict[str, Any] | None = None  # submitted without a handle: the launcher meant to submit, and did not live to note it
+    handle: dict[str, Any] | None = None  # None after submission intent was recorded but before the handle was (launcher died in between)
     overrides: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)  # resolved TrainConfig
     cluster: dict[str, Any] = field(default_factory=dict)
@@ -81,12 +81,12 @@ class Record:
     launcher: str = ""  # who runs it: "process 123 on host"
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
 
-    def result(self) -> dict[str, Any] | None:
+    def read_result(self) -> dict[str, Any] | None:
         """The trainer's ``result.json``, unless it is missing or left by an older attempt."""
         result = read_json(self.directory / RESULT)
         return result if result is not None and attempt_of(result) >= self.attempt else None
 
-    def last_step(self) -> dict[str, Any] | None:
+    def read_last_step(self) -> dict[str, Any] | None:
         """The newest line of ``metrics.jsonl``: step, loss, step_time_s, ..."""
         return last_object(self.directory / METRICS)
 
@@ -94,7 +94,7 @@ class Record:
     def answered(self) -> bool:
         """Whether running the trial again would only repeat what is known: measured, out of memory, diverged, or beaten."""
         if self.status is Status.DONE:
-            return (self.result() or {}).get("status") == Status.DONE.value
+            return (self.read_result() or {}).get("status") == Status.DONE.value
         return self.status.final and self.reason in (Reason.OUT_OF_MEMORY, Reason.NUMERICS, Reason.CANNOT_WIN)
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Store:
         self.root = Path(os.path.abspath(root))
         self.trials = self.root / "trials"
         self.sweeps = self.root / "sweeps"
-        self.wishes = self.root / "stop"
+        self.requests = self.root / "stop"
 
     # -- trials ---------------------------------------------------------------------------------------------------------
 
@@ -237,23 +237,23 @@ class Store:
         identifier = digest(list(overrides))
         return Record(identifier, self.trials / identifier, Status.PRUNED, reason, detail, overrides=overrides)
 
-    # -- wishes to stop -------------------------------------------------------------------------------------------------
+    # -- stop requests --------------------------------------------------------------------------------------------------
 
     def ask_to_stop(self, record: Record, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
-        """Leave a mark for the launcher that runs the trial; it obeys within a second."""
-        write_json(self.wishes / record.id, {"reason": reason.value, "detail": detail})
+        """Leave a request for the launcher that runs the trial; it acts within a second."""
+        write_json(self.requests / record.id, {"reason": reason.value, "detail": detail})
 
-    def stops(self) -> dict[str, tuple[Reason, str]]:
-        """All marks that ``ask_to_stop`` left, by trial id: one look at one folder, however many trials there are."""
+    def stop_requests(self) -> dict[str, tuple[Reason, str]]:
+        """All requests that ``ask_to_stop`` left, by trial id. Lists one folder, however many trials there are."""
         try:
-            names = [name for name in os.listdir(self.wishes) if not name.startswith(".")]
+            names = [name for name in os.listdir(self.requests) if not name.startswith(".")]
         except FileNotFoundError:
             return {}
-        marks = {name: read_json(self.wishes / name) or {} for name in names}
-        return {name: (known_reason(mark.get("reason")) or Reason.CANCELLED, str(mark.get("detail", ""))) for name, mark in marks.items()}
+        found = {name: read_json(self.requests / name) or {} for name in names}
+        return {name: (known_reason(data.get("reason")) or Reason.CANCELLED, str(data.get("detail", ""))) for name, data in found.items()}
 
     def forget_stop(self, record: Record) -> None:
-        (self.wishes / record.id).unlink(missing_ok=True)
+        (self.requests / record.id).unlink(missing_ok=True)
 
 
 def check_name(name: str, key: str = "sweep.name", what: str = "a sweep") -> str:

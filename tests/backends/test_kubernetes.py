@@ -218,7 +218,7 @@ def test_the_main_job_sweeps_layouts_over_pods_and_ranks_them_with_the_losses_of
     for sweep in ("pods", "local"):
         records = Store("runs").sweep(sweep).records
         assert [record.status for record in records] == [Status.DONE, Status.DONE], [record.detail for record in records]
-        losses[sweep] = [(record.result() or {})["losses"] for record in records]
+        losses[sweep] = [(record.read_result() or {})["losses"] for record in records]
     assert losses["pods"] == [pytest.approx(series, rel=1e-5) for series in losses["local"]]
     capsys.readouterr()
     assert main(["rank", "pods", "--json"]) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.cli import doctor
 from launcher.config import Config
 from launcher.config.schema import SweepConfig
-from launcher.sweep.oneoff import run_errand
+from launcher.sweep.oneoff import run_job
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.process import wait_for
 
@@ -19,7 +19,7 @@ def test_two_pods_are_measured_with_the_network_between_them(real_node: Kubernet
         config = Config(cluster=cluster, sweep=SweepConfig(dir=str(tmp_path)))
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu"))
         lines: list[object] = []
-        figures = run_errand(doctor.asked(config), "doctor", lambda _, line: lines.append(line))["probe"]
+        figures = run_job(doctor.asked(config), "doctor", lambda _, line: lines.append(line))["probe"]
         core = real_node.core()
         wait_for(lambda: not core.list_namespaced_pod(namespace).items, "the pods to be gone")
     assert (figures["nodes"], figures["per_node"]) == (2, 1)

@@ -348,7 +348,7 @@ def test_asking_how_trials_stand_brings_results_home_and_removes_nothing(stage: 
         before = stage.left()
         catch_up(store, [here, there], backends)
         assert (here.status, there.status.final) == (Status.DONE, False), (here.detail, there.detail)
-        assert (here.result() or {})["losses"] and sorted(stage.left()) == sorted(before)
+        assert (here.read_result() or {})["losses"] and sorted(stage.left()) == sorted(before)
         assert len(_active(core.list_namespaced_pod(other).items)) == 2
         assert stop(store, [store.load(here.id), store.load(there.id)], backends) == []
         assert [store.load(record.id).status for record in (here, there)] == [Status.DONE, Status.STOPPED]

@@ -52,7 +52,7 @@ def test_ranks_meet_across_nodes_that_they_do_not_fill(slurm: Slurm, tmp_path: P
     cluster = {"gpus_per_node": 2, "nodes": 2, "setup": ["getent() { return 2; }"]}
     (record,) = run(tmp_path, trial(data=3, **cluster))
     assert record.status is Status.DONE, record.detail
-    result = record.result() or {}
+    result = record.read_result() or {}
     assert result["world_size"] == 3 and len(result["hosts"]) == len(record.nodes) == 2
 
 

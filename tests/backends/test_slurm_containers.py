@@ -120,7 +120,7 @@ def test_a_sweep_in_a_container_has_the_losses_of_the_host(tmp_path: Path, image
     inside = run(tmp_path / "runs", *(contained(image, "pyxis", mounts, ranks=ranks) for ranks in (1, 2)))
     assert [record.status for record in inside] == [Status.DONE] * 2, inside
     outside = run(tmp_path / "runs", trial(), name="host")
-    assert (inside[0].result() or {})["losses"] == (outside[0].result() or {})["losses"]
+    assert (inside[0].read_result() or {})["losses"] == (outside[0].read_result() or {})["losses"]
 
 
 def test_the_jobs_variables_win_over_those_of_a_pyxis_image(tmp_path: Path, image: Path, mounts: list[str]) -> None:
@@ -184,7 +184,7 @@ def test_an_oci_bundle_runs_one_torchrun_per_node(tmp_path: Path, bundle: Path) 
     (record,) = run(tmp_path / "runs", contained(bundle, "oci", [], ranks=2, data=2, gpus_per_node=2, env={"GREETING": "job, really"}))
     assert record.status is Status.DONE, record.detail
     assert environment(record)["GREETING"] == "job, really"
-    result = record.result() or {}
+    result = record.read_result() or {}
     assert result["world_size"] == 4 and len(result["hosts"]) == 2
 
 

@@ -12,7 +12,7 @@ from launcher.cli import doctor
 from launcher.config import Config
 from launcher.config.schema import SweepConfig
 from launcher.cost.calibration import hardware
-from launcher.sweep.oneoff import run_errand
+from launcher.sweep.oneoff import run_job
 from launcher.trials.job import JobState
 from tests.backends.slurm_support import CLUSTER, squeue
 from tests.clusters.slurm.fixture import Slurm
@@ -21,7 +21,7 @@ from tests.clusters.slurm.fixture import Slurm
 def test_two_nodes_are_measured_with_the_network_between_them(slurm: Slurm, tmp_path: Path) -> None:
     config = Config(cluster=dataclasses.replace(CLUSTER, nodes=2, gpus_per_node=2), sweep=SweepConfig(dir=str(tmp_path)))
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu"))
-    figures = run_errand(doctor.asked(config), "doctor", lambda *_: None)["probe"]
+    figures = run_job(doctor.asked(config), "doctor", lambda *_: None)["probe"]
     assert (figures["nodes"], figures["per_node"]) == (2, 2)
     groups = {(one["size"], one["near"]) for one in figures["exchanges"] if one["operation"] == "all_reduce"}
     assert groups == {(2, 2), (2, 1), (4, 2)}, "inside a node, between nodes, everyone"
@@ -39,6 +39,6 @@ def test_an_interrupted_probe_leaves_the_queue(slurm: Slurm, tmp_path: Path) -> 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_errand(doctor.asked(config), "doctor", interrupt)
+        run_job(doctor.asked(config), "doctor", interrupt)
     assert {state for (state,) in squeue("State")} <= {"CANCELLED", "COMPLETED", "FAILED"}
     assert list(tmp_path.iterdir()) == []

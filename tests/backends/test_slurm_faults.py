@@ -107,14 +107,14 @@ def test_the_training_goes_on_from_its_checkpoint_and_is_finished_once(trials: d
     assert attempts == sorted(attempts) and len(set(attempts)) > 1, "attempts follow one another"
     resumed = next(line["step"] for line in lines if line["attempt"] == attempts[-1])
     assert resumed > 1, "the last attempt did not begin anew"
-    assert (record.result() or {})["attempt"] == attempts[-1] == record.attempt
+    assert (record.read_result() or {})["attempt"] == attempts[-1] == record.attempt
 
 
 @pytest.mark.parametrize("what", ["power cut", "preemption", "time limit"])
 def test_losses_are_those_of_a_training_without_faults(trials: dict[str, Record], farm: Farm, what: str) -> None:
     record = trials[what]
     undisturbed = farm.train({**record.config, "run": {**record.config["run"], "checkpoint": {}}}, record.world_size).checked()
-    assert (record.result() or {})["losses"] == undisturbed.result["losses"]
+    assert (record.read_result() or {})["losses"] == undisturbed.result["losses"]
 
 
 def test_a_warned_job_loses_no_step(trials: dict[str, Record]) -> None:

@@ -67,7 +67,7 @@ def test_a_step_time_that_is_no_time_is_no_measurement(tmp_path: Path, value: ob
     sweep = SweepOnDisk(tmp_path)
     sweep.done(point(1, 1), 0.3)
     odd = sweep.done(point(2, 1), 0.1, step_time_s=value)
-    ranked = rank([measurement(r, r.result() or {}) for r in sweep.records])
+    ranked = rank([measurement(r, r.read_result() or {}) for r in sweep.records])
     assert ranked[0].step_time_s == pytest.approx(0.3, rel=0.01)
     assert (ranked[1].trial, ranked[1].place, ranked[1].step_time_s) == (odd.id, None, None)
 

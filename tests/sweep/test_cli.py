@@ -150,7 +150,7 @@ def test_cancelling_a_sweep_at_work_ends_its_trials_and_its_launcher(tmp_path: P
     assert not any(psutil.pid_exists(pid) for pid in pids)
     records = Store(tmp_path).sweep().records
     assert [(r.status, r.reason) for r in records] == [(Status.STOPPED, Reason.CANCELLED)] * 2
-    assert starts(records[1]) == [] and Store(tmp_path).stops() == {}
+    assert starts(records[1]) == [] and Store(tmp_path).stop_requests() == {}
 
 
 def test_cancelling_a_trial_lets_the_sweep_go_on(tmp_path: Path) -> None:

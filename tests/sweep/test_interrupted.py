@@ -87,8 +87,8 @@ def test_nohup_is_obeyed(tmp_path: Path) -> None:
     process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     folder = running(tmp_path / "runs")
     process.send_signal(signal.SIGHUP)
-    step = (Store(tmp_path / "runs").load(folder.name).last_step() or {})["step"]
-    until(lambda: (Store(tmp_path / "runs").load(folder.name).last_step() or {})["step"] > step, 300)
+    step = (Store(tmp_path / "runs").load(folder.name).read_last_step() or {})["step"]
+    until(lambda: (Store(tmp_path / "runs").load(folder.name).read_last_step() or {})["step"] > step, 300)
     process.terminate()
     assert process.wait(600) == 143
 

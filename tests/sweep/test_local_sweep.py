@@ -33,7 +33,7 @@ def test_a_failed_trial_has_one_reason_the_rank_that_it_came_from_and_a_result(
 ) -> None:
     failed, other = sweep(tmp_path, trial(behaviour, tensor=2), trial("ok", seed=2), retries=0)
     assert (failed.status, failed.reason, failed.detail) == (Status.FAILED, reason, detail)
-    assert (failed.result() or {})["status"] == "failed"
+    assert (failed.read_result() or {})["status"] == "failed"
     assert other.status is Status.DONE
 
 

@@ -187,7 +187,7 @@ def test_what_ranks_wrote_unseen_is_not_overwritten_and_counts(place: Place, mon
     """This machine remembers that there is no result, until it asks again because it may not write one."""
     seen, asked = Record.result, threading.Event()
     monkeypatch.setattr(Record, "result", lambda record: seen(record) if asked.is_set() else None)
-    monkeypatch.setattr("launcher.sweep.loop.look_again", lambda folder: asked.set())
+    monkeypatch.setattr("launcher.sweep.poller.look_again", lambda folder: asked.set())
     thread, records = place.begin(1)
     (name,) = until(place.queue.queued)
     finish(Path(place.queue.queued()[name]["directory"]), 0)
@@ -269,7 +269,7 @@ def test_the_result_of_an_older_attempt_is_not_taken_for_the_newer_ones(place: P
     place.queue.end(second, JobState(Status.FAILED, Reason.OUT_OF_MEMORY, "truly"))
     thread.join()
     assert (records[0].status, records[0].reason) == (Status.FAILED, Reason.OUT_OF_MEMORY)
-    assert (records[0].result() or {})["attempt"] == 1
+    assert (records[0].read_result() or {})["attempt"] == 1
 
 
 def test_a_job_started_again_by_its_place_is_followed_under_its_new_attempt(place: Place) -> None:
@@ -351,7 +351,7 @@ def test_a_trial_left_in_a_queue_is_stopped_there(place: Place) -> None:
     records = place.run(1, 2, follow=False, max_parallel=1)
     assert stop(place.store, records, Backends(place.backend)) == []
     assert [place.store.load(r.id).status for r in records] == [Status.STOPPED] * 2
-    assert place.queue.queued() == {} and place.store.stops() == {}
+    assert place.queue.queued() == {} and place.store.stop_requests() == {}
 
 
 def test_each_trial_is_asked_after_and_stopped_at_its_own_place(tmp_path: Path) -> None:

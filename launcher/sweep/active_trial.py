@@ -1,0 +1,92 @@
+"""A trial that this launcher runs: its record, its backend, and what need not survive the launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from launcher.backends.contract import Backend
+from launcher.config.schema import ClusterConfig
+from launcher.trials import exclusion
+from launcher.trials.exclusion import Exclusion
+from launcher.trials.job import Handle, Job
+from launcher.trials.store import Record
+from trainer.spec import ConfigError, Reason, Status
+
+
+@dataclass(eq=False)
+class ActiveTrial:
+    """A trial of the running sweep, waiting to be submitted or submitted."""
+
+    record: Record
+    cluster: ClusterConfig
+    backend: Backend
+    rerun: bool = False  # measure it again although it has a result
+    planned: float = field(default_factory=time.time)
+    claimed: bool = False
+    held_elsewhere: bool = False  # another launcher was running it when we first looked
+    tries: int = 0  # attempts used up by infrastructure failures
+    inherited: bool = False  # adopted from a previous launcher; does not consume a retry
+    stop: tuple[Reason, str] | None = None  # why it is being ended
+    first_step: int = 0  # last step known when the attempt began
+    result_seen: float | None = None  # monotonic; when the attempt's result was first seen
+    position: int = 0  # in the order of submission
+    room_wanted: float | None = None  # monotonic; since when it has waited for room for all of its parts
+    room_words: str = ""  # the last warning about that
+    withdrawals: int = 0
+    withdrawn: str = ""  # why its job is being ended, to be submitted again later
+
+    def job(self, max_parallel: int) -> Job:
+        record = self.record
+        place = (record.directory, self.cluster, record.world_size)
+        return Job(record.id, record.sweep, record.attempt, *place, max_parallel, record.config, record.avoided)
+
+    @property
+    def handle(self) -> Handle:
+        """Of its job; only a submitted trial has one."""
+        assert self.record.handle is not None, "a submitted trial has a handle"
+        return self.record.handle
+
+    def exclusions(self) -> list[Exclusion]:
+        """Nodes that an attempt should leave out now."""
+        return exclusion.exclusions(self.record.history, self.cluster.avoid_s, time.time())
+
+    @property
+    def settled(self) -> bool:
+        """Nothing to run: the record has the answer, or another launcher ran the trial while this one waited."""
+        if self.record.status.final and (self.record.ended or 0.0) > self.planned:
+            return True
+        return self.record.answered and not self.rerun
+
+    @property
+    def under_way(self) -> bool:
+        """Submitted, by this launcher or a previous one, and not known to have ended."""
+        return self.record.status in (Status.SUBMITTED, Status.RUNNING)
+
+    def read_last_step(self) -> int:
+        step = (self.record.read_last_step() or {}).get("step", 0)
+        return step if isinstance(step, int) else 0
+
+    def check_fits(self) -> None:
+        """``ConfigError`` when it has more ranks than its backend can ever hold."""
+        capacity, needed = self.backend.capacity(), self.record.world_size
+        if capacity is not None and needed > capacity:
+            raise ConfigError(f"the layout needs {needed} ranks, and cluster.max_processes={capacity} allows fewer at once; raise it")
+
+    def refresh(self, stored: Record) -> None:
+        """Take over what another launcher wrote of the trial's attempts."""
+        for name in [f.name for f in dataclasses.fields(stored) if f.name not in _OF_PLAN]:
+            setattr(self.record, name, getattr(stored, name))
+
+
+_OF_PLAN = {"id", "directory", "overrides", "config", "cluster", "world_size", "sweep", "created", "predicted", "launcher", "commit"}
+"""What a record says of the planned trial; the rest is what became of its attempts."""
+
+
+def by_backend(trials: Sequence[ActiveTrial]) -> list[tuple[Backend, list[ActiveTrial]]]:
+    groups: dict[int, tuple[Backend, list[ActiveTrial]]] = {}
+    for trial in trials:
+        groups.setdefault(id(trial.backend), (trial.backend, []))[1].append(trial)
+    return list(groups.values())

@@ -1,0 +1,112 @@
+"""What becomes of a trial whose job has ended: its result, another attempt, or a place in the queue again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from launcher.sweep.active_trial import ActiveTrial
+from launcher.sweep.state import SweepState
+from launcher.trials.job import JobState
+from launcher.trials.outcome import Verdict, decide, silent_nodes
+from launcher.trials.store import Record
+from trainer.spec import Reason, Status
+from trainer.spec.files import look_again, remove_if, write_json_first
+from trainer.spec.records import FORMAT, RESULT, attempt_of, failures_in
+
+
+class Settlement:
+    """Judges ended attempts and writes down what came of them."""
+
+    def __init__(self, state: SweepState):
+        self._state = state
+
+    def settle(self, trial: ActiveTrial, job: JobState) -> None:
+        """Judge an ended attempt: finish the trial, or put it back for another attempt."""
+        record = trial.record
+        failures = failures_in(record.directory)
+        verdict = decide(record.attempt, job, record.read_result(), failures)
+        if trial.withdrawn and trial.stop is None and verdict.status is not Status.DONE:
+            self._submit_later(trial)
+            return
+        bad_nodes = job.bad_nodes or silent_nodes(job.nodes or record.nodes, record.world_size, verdict.attempt, failures)
+        if self._state.interrupted and verdict.retryable and not trial.backend.outlives_launcher:
+            trial.stop = trial.stop or (Reason.CANCELLED, self._state.interrupted)  # no launcher is left to retry it
+        if trial.stop is not None and verdict.status is not Status.DONE:
+            verdict = _stopped(trial.stop, verdict)
+        elif self._retry_due(trial, verdict):
+            self._retry(trial, verdict, bad_nodes)
+            return
+        self.finish(trial, verdict, bad_nodes)
+
+    def finish(self, trial: ActiveTrial, verdict: Verdict, bad_nodes: Sequence[str] = ()) -> None:
+        """Record the verdict and let go of the trial."""
+        record = trial.record
+        verdict = _sign(record, verdict)
+        record.status, record.reason, record.detail = verdict.status, verdict.reason, verdict.detail
+        record.attempt, record.ended = verdict.attempt, time.time()
+        _add_to_history(record, verdict, bad_nodes)
+        self._state.store.save(record)
+        self._state.release(trial)
+        self._state.tell(record)
+
+    def _retry_due(self, trial: ActiveTrial, verdict: Verdict) -> bool:
+        """Whether another attempt is due. Attempts that were adopted, and those that made progress, are not counted as tries."""
+        if not verdict.retryable:
+            return False
+        if trial.inherited or (verdict.resumable and trial.read_last_step() > trial.first_step):
+            return True
+        trial.tries += 1
+        return trial.tries <= self._state.settings.retries
+
+    def _retry(self, trial: ActiveTrial, verdict: Verdict, bad_nodes: Sequence[str]) -> None:
+        record = trial.record
+        _add_to_history(record, verdict, bad_nodes)
+        record.attempt = verdict.attempt + 1
+        _plan_again(record, verdict.reason, verdict.detail)
+        self._state.save_and_tell(record)
+        self._state.waiting.insert(0, trial)
+
+    def _submit_later(self, trial: ActiveTrial) -> None:
+        """Put a withdrawn trial back in its place. It has not run: the same attempt is submitted again."""
+        record = trial.record
+        record.attempt += 1 if record.read_result() is not None else 0  # unless it finished at the last moment
+        _plan_again(record, None, trial.withdrawn)
+        trial.withdrawn, trial.room_wanted = "", None
+        self._state.save_and_tell(record)
+        self._state.waiting = sorted([*self._state.waiting, trial], key=lambda t: t.position)
+
+
+def _stopped(stop: tuple[Reason, str], verdict: Verdict) -> Verdict:
+    """The verdict on an attempt that the launcher itself ended."""
+    reason, detail = stop
+    status = Status.FAILED if reason is Reason.CANNOT_START else Status.STOPPED
+    return Verdict(status, reason, detail or verdict.detail, verdict.attempt)
+
+
+def _plan_again(record: Record, reason: Reason | None, detail: str) -> None:
+    record.status, record.reason, record.detail, record.handle = Status.PLANNED, reason, detail, None
+    record.submitted, record.started, record.nodes = None, None, ()
+
+
+def _sign(record: Record, verdict: Verdict) -> Verdict:
+    """Write the result of an attempt whose ranks wrote none. If they have written one after all, it is kept, and it counts."""
+    if verdict.status is Status.DONE or record.read_result() is not None:
+        return verdict
+    outcome = {"status": verdict.status.value, "reason": verdict.reason and verdict.reason.value, "message": verdict.detail}
+    path = record.directory / RESULT
+    for _ in range(3):
+        if write_json_first(path, {"format": FORMAT, **outcome, "attempt": verdict.attempt, "world_size": record.world_size}):
+            break
+        look_again(record.directory)
+        if (late := record.read_result()) is not None:
+            return decide(verdict.attempt, JobState(verdict.status, verdict.reason, verdict.detail), late)
+        remove_if(path, lambda older: attempt_of(older or {}) < record.attempt)
+    return verdict
+
+
+def _add_to_history(record: Record, verdict: Verdict, bad_nodes: Sequence[str]) -> None:
+    reason = verdict.reason.value if verdict.reason else None
+    entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
+    times = {"started": record.started or record.submitted, "ended": time.time()}
+    record.history.append(entry | times | {"nodes": list(record.nodes), "bad_nodes": list(bad_nodes)})

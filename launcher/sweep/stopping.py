@@ -1,0 +1,71 @@
+"""Ending trials before their time: on interruption, and on the stop requests that other commands leave in the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from launcher.backends.contract import BackendError
+from launcher.sweep.active_trial import ActiveTrial, by_backend
+from launcher.sweep.settlement import Settlement
+from launcher.sweep.state import SweepState
+from launcher.sweep.submitter import Submitter
+from launcher.trials.outcome import Verdict
+from trainer.spec import Reason, Status
+
+_REQUESTS_SECONDS = 0.5
+"""How often stop requests are read."""
+
+
+class Stopper:
+    """Cancels jobs, and finishes trials that were never submitted."""
+
+    def __init__(self, state: SweepState, settlement: Settlement, submitter: Submitter):
+        self._state, self._settlement, self._submitter = state, settlement, submitter
+        self._requests_read = float("-inf")
+
+    def handle_requests(self) -> None:
+        """Act on an interruption and on the stop requests that ``Store.ask_to_stop`` left."""
+        state = self._state
+        if state.interrupted:
+            state.waiting = []
+            self.stop([t for t in state.active if not t.backend.outlives_launcher], Reason.CANCELLED, state.interrupted)
+        if time.monotonic() - self._requests_read < _REQUESTS_SECONDS:
+            return
+        self._requests_read = time.monotonic()
+        requests = state.store.stop_requests()
+        for request in dict.fromkeys(requests.values()):
+            wanted = [trial for trial in [*state.waiting, *state.active] if requests.get(trial.record.id) == request]
+            self.stop([trial for trial in wanted if trial in state.active], *request)
+            claimed = [t for t in wanted if t in state.waiting and state.claim(t)]  # the others are stopped by whoever runs them
+            state.waiting = [trial for trial in state.waiting if trial not in claimed]
+            self.end(claimed, *request)
+
+    def end(self, trials: Sequence[ActiveTrial], reason: Reason, detail: str) -> None:
+        """Stop claimed trials that this launcher has not submitted: they may be done, or left under way by a previous launcher."""
+        never_submitted: list[ActiveTrial] = []
+        for backend, group in by_backend([trial for trial in trials if not trial.settled and trial.under_way]):
+            missing = self._submitter.adopt(backend, group)
+            never_submitted += missing
+            self.stop([trial for trial in group if trial not in missing], reason, detail)
+        for trial in trials:
+            if trial in never_submitted or not (trial.settled or trial.under_way):
+                self._settlement.finish(trial, Verdict(Status.STOPPED, reason, detail, trial.record.attempt))
+            elif trial.settled:
+                self._state.release(trial)
+
+    def stop(self, trials: Sequence[ActiveTrial], reason: Reason, detail: str) -> None:
+        """Cancel submitted trials. Those whose backend does not answer are tried again by the next call."""
+        for _, group in by_backend([trial for trial in trials if trial.stop is None]):
+            if self.cancel(group):
+                for trial in group:
+                    trial.stop = (reason, detail)
+
+    def cancel(self, trials: Sequence[ActiveTrial]) -> bool:
+        """Cancel jobs of one backend, all at once. False when it does not answer now."""
+        try:
+            trials[0].backend.cancel([trial.handle for trial in trials])
+        except BackendError as error:
+            self._state.note(trials, str(error))
+            return False
+        return True

@@ -1,0 +1,180 @@
+"""From waiting to submitted: claim a trial, adopt its job if there is one already, else write down the intent and submit.
+
+A record says ``submitted`` without a handle before its job is submitted. A launcher that is killed at any moment leaves a record from
+which the next launcher finds the job again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.backends.contract import Backend, BackendError, Request
+from launcher.sweep.active_trial import ActiveTrial, by_backend
+from launcher.sweep.settlement import Settlement
+from launcher.sweep.state import SweepState
+from launcher.trials import exclusion
+from launcher.trials.job import Handle, JobState
+from launcher.trials.outcome import Verdict
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import write_text
+
+log = logging.getLogger(__name__)
+
+
+class Submitter:
+    """Submits waiting trials while there is room for more."""
+
+    def __init__(self, state: SweepState, settlement: Settlement):
+        self._state, self._settlement = state, settlement
+
+    def launch(self) -> None:
+        """Claim and submit as many waiting trials, in order, as there is room for."""
+        batch = self._claim_batch()
+        fresh = [trial for trial in batch if not trial.under_way]
+        for backend, trials in by_backend([trial for trial in batch if trial.under_way]):
+            try:
+                fresh += self.adopt(backend, trials)
+            except BackendError as error:
+                self._ask_later(backend, trials, str(error))
+        for backend, trials in by_backend(fresh):
+            self._submit(backend, trials)
+
+    def adopt(self, backend: Backend, trials: Sequence[ActiveTrial]) -> list[ActiveTrial]:
+        """Take over trials that a previous launcher left under way. Those that were never submitted are returned."""
+        without = [trial for trial in trials if trial.record.handle is None]
+        found = backend.find([self._state.job(trial) for trial in without]) if without else {}
+        missing = []
+        for trial in trials:
+            trial.record.handle = trial.record.handle or found.get(self._state.job(trial).name)
+            if trial.record.handle is None:
+                # Ranks that end with their launcher may still be ending: only another attempt is fenced against them.
+                trial.record.attempt += 0 if backend.outlives_launcher else 1
+                missing.append(trial)
+            else:
+                trial.inherited = True
+        self._state.start_tracking([trial for trial in trials if trial.record.handle is not None])
+        return missing
+
+    # -- which trials ---------------------------------------------------------------------------------------------------
+
+    def _claim_batch(self) -> list[ActiveTrial]:
+        """Waiting trials that may be submitted or adopted now. They are claimed, and wait no longer."""
+        state, batch = self._state, list[ActiveTrial]()
+        for trial in list(state.waiting):
+            if not self._has_room(trial, batch) or self._held_back(trial, batch):
+                break
+            if trial.claimed and trial.under_way and not state.due(trial.backend):
+                continue  # its backend did not answer a moment ago
+            if not state.claim(trial):
+                self._say_who_runs(trial)
+                continue
+            state.waiting.remove(trial)
+            state.remove_left_objects(trial)
+            if trial.settled:
+                state.release(trial)
+                state.tell(trial.record)
+            else:
+                batch.append(trial)
+        return batch
+
+    def _has_room(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
+        """Whether one more trial may run: ``sweep.max_parallel``, and the ranks that the backend can hold."""
+        limit = 0 if trial.backend.throttles else self._state.limit(trial.backend)
+        capacity = trial.backend.capacity()
+        if not limit and capacity is None:
+            return True
+        others = self._others(trial, batch)
+        if limit and len(others) >= limit:
+            return False
+        return capacity is None or not others or sum(other.record.world_size for other in (*others, trial)) <= capacity
+
+    def _held_back(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
+        """Whether its backend wants other jobs to find room first."""
+        others = (self._state.job(other) for other in self._others(trial, batch))
+        return not trial.under_way and bool(trial.backend.admits(self._state.job(trial), others))
+
+    def _others(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> list[ActiveTrial]:
+        return [other for other in (*self._state.active, *batch) if other.backend is trial.backend]
+
+    def _say_who_runs(self, trial: ActiveTrial) -> None:
+        """Once for each trial that another launcher holds; it is tried again until that launcher releases it."""
+        if not trial.held_elsewhere:
+            holder = self._state.store.load(trial.record.id)
+            words = f"{holder.launcher or 'another launcher'} for sweep {holder.sweep or '?'}"
+            log.warning("trial %s is being run by %s; waiting for it", trial.record.id, words)
+            trial.held_elsewhere = True
+
+    # -- submission -----------------------------------------------------------------------------------------------------
+
+    def _submit(self, backend: Backend, trials: Sequence[ActiveTrial]) -> None:
+        """Write down the intent, submit, write down the handles."""
+        ready = self._intended(trials)
+        if not ready:
+            return
+        self._state.store.save_all([trial.record for trial, _ in ready])
+        try:
+            handles, failure = self._handles(backend, [request for _, request in ready])
+        except BackendError as silence:  # whether they were started is found out when somebody answers
+            self._ask_later(backend, [trial for trial, _ in ready], str(silence))
+            return
+        for (trial, _), handle in zip(ready, handles, strict=True):
+            trial.record.handle = handle
+        self._state.start_tracking([trial for trial, _ in ready if trial.record.handle is not None])
+        for trial in [trial for trial, _ in ready if trial.record.handle is None]:
+            self._settlement.settle(trial, failure)
+
+    def _intended(self, trials: Sequence[ActiveTrial]) -> list[tuple[ActiveTrial, Request]]:
+        """Each trial with its request. One that cannot be rendered, or cannot ever run there, is finished."""
+        ready = []
+        for trial in trials:
+            try:
+                trial.check_fits()
+                ready.append((trial, self._intend(trial)))
+            except ConfigError as error:
+                self._settlement.finish(trial, Verdict(Status.FAILED, Reason.CONFIGURATION, str(error), trial.record.attempt))
+        return ready
+
+    @staticmethod
+    def _handles(backend: Backend, requests: Sequence[Request]) -> tuple[list[Handle | None], JobState]:
+        """A handle for each request, None for those that could not be started, and why. ``BackendError`` when that is not known."""
+        try:
+            return [*backend.submit(requests)], JobState(Status.SUBMITTED)
+        except (ConfigError, BackendError) as error:
+            found = backend.find([request.job for request in requests])
+            reason = Reason.CONFIGURATION if isinstance(error, ConfigError) else Reason.CANNOT_START
+            return [found.get(request.job.name) for request in requests], JobState(Status.FAILED, reason, str(error))
+
+    def _ask_later(self, backend: Backend, trials: Sequence[ActiveTrial], detail: str) -> None:
+        """Put trials back that were, or may have been, submitted to a backend that does not answer now."""
+        self._state.mark_polled(backend)
+        self._state.note(trials, detail)
+        self._state.waiting[:0] = trials
+
+    def _intend(self, trial: ActiveTrial) -> Request:
+        """Render the next attempt of a trial. Its record, not saved yet, says that it is about to be submitted."""
+        record = trial.record
+        record.attempt += 1 if record.status.final else 0  # files of an earlier attempt are never taken for this one's
+        self._choose_nodes(trial)
+        request = trial.backend.render(self._state.job(trial))
+        write_text(request.job.request_path, request.text)
+        for name, text in request.files.items():
+            write_text(record.directory / name, text)
+        record.status, record.reason, record.detail = Status.SUBMITTED, None, record.avoided_words
+        record.handle, record.launcher, record.sweep = None, self._state.launcher, self._state.sweep
+        record.submitted, record.started, record.ended, record.nodes = time.time(), None, None, ()
+        record.end_seen = None
+        trial.first_step, trial.result_seen, trial.inherited = trial.read_last_step(), None, False
+        return request
+
+    def _choose_nodes(self, trial: ActiveTrial) -> None:
+        """Decide which nodes the next attempt leaves out."""
+        record, wanted = trial.record, trial.exclusions()
+
+        def possible(nodes: tuple[str, ...]) -> bool:
+            return trial.backend.can_place(replace(self._state.job(trial), avoid=nodes))
+
+        chosen = exclusion.choose(wanted, possible)
+        record.avoided, record.avoided_words = exclusion.names(chosen), exclusion.words(wanted, chosen)
