@@ -185,9 +185,9 @@ def test_a_job_without_a_result_is_judged_when_its_ranks_have_been_heard(place: 
 
 def test_what_ranks_wrote_unseen_is_not_overwritten_and_counts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine remembers that there is no result, until it asks again because it may not write one."""
-    seen, asked = Record.result, threading.Event()
-    monkeypatch.setattr(Record, "result", lambda record: seen(record) if asked.is_set() else None)
-    monkeypatch.setattr("launcher.sweep.poller.look_again", lambda folder: asked.set())
+    seen, asked = Record.read_result, threading.Event()
+    monkeypatch.setattr(Record, "read_result", lambda record: seen(record) if asked.is_set() else None)
+    monkeypatch.setattr("launcher.sweep.settlement.look_again", lambda folder: asked.set())
     thread, records = place.begin(1)
     (name,) = until(place.queue.queued)
     finish(Path(place.queue.queued()[name]["directory"]), 0)
