@@ -17,10 +17,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 CLUSTER_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py \
 	kubernetes.py kubernetes_cluster.py kubernetes_deploy.py kubernetes_indexed.py kubernetes_played.py kubernetes_sweeps.py)
 
-.PHONY: help demo test test-clusters check lint format docs clean
+.PHONY: help demo test test-fast test-clusters check lint format docs clean
 help:
 	@echo "make demo    environment, corpus, a sweep of layouts on 8 local processes, ranking, report"
 	@echo "make test    everything the tests need, then the tests"
+	@echo "make test-fast       the pure tests alone, in less than a minute"
 	@echo "make test-clusters   the tests on a real Slurm and a real Kubernetes alone (Debian, root)"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation as pages: build/docs/index.html"
@@ -51,6 +52,9 @@ demo: $(VENV)/.base
 test: $(VENV)/.test
 	tests/system-packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN) --dist loadgroup -m 'not slow' $(PYTEST_ARGS)
 
 test-clusters: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CLUSTER_TESTS) $(PYTEST_ARGS)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers: tables would be as narrow as its idea of a terminal
 
-sys.path.insert(0, str(Path(__file__).parent))
-from farm import Farm
+from trainer.testing import Farm
 
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -26,6 +23,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--layout-seed", type=int, default=1, help="seed of the matrix")
 
 
+STARTS_PROCESSES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
+"""Fixtures of tests that are not pure: ``make test-fast`` leaves them out."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere.
@@ -35,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         cluster = next((name for name in ("slurm", "kubernetes") if name in fixtures), None)
+        if any(name in fixtures for name in STARTS_PROCESSES):
+            item.add_marker(pytest.mark.slow)
         if "case_index" not in fixtures:
             item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
         if cluster:
@@ -43,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """Ranks at no cost: ``farm.train(config, world_size)``, ``farm.call("module:function", world_size, ...)``."""
-    nursery = Farm(tmp_path_factory.mktemp("farm"))
-    yield nursery
-    nursery.close()
+    """Ranks at no cost: ``farm.train(config, world_size)``, ``farm.call(function, world_size, ...)``."""
+    ranks = Farm(tmp_path_factory.mktemp("farm"))
+    yield ranks
+    ranks.close()

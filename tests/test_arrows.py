@@ -33,6 +33,7 @@ TRAINER = {
     "health": ("launch",),
     "__main__": ("spec", "launch", "measure", "loop", "probe"),
     "fork_server": ("spec", "__main__"),
+    "testing": ("spec", "launch", "__main__", "fork_server"),
 }
 """Rooms of the trainer (folders, and files at its top), and what else of it each may use."""
 

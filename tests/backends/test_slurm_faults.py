@@ -20,10 +20,10 @@ from launcher.trials.identity import trial_id
 from launcher.trials.store import Record, Store
 from tests.backends.slurm_support import Running, interpreter, run, squeue, trial
 from tests.clusters.slurm.fixture import Slurm
-from tests.farm import Farm
 from tests.sweep.support import until
 from trainer.spec import Status
 from trainer.spec.files import read_json
+from trainer.testing import Farm
 
 SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}
 STEPS = 200

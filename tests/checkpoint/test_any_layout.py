@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import FACTS, SHAPES, World, assert_holds, global_state, owned_by
 
+from tests.checkpoint.worlds import FACTS, SHAPES, World, assert_holds, global_state, owned_by
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
 from trainer.checkpoint.pieces import whole

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from worlds import FACTS
 
+from tests.checkpoint.worlds import FACTS
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.shards import write_rank

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_saving import ALONE, EXTRA, checkpoints
-from worlds import assert_holds, global_state, owned_by
 
+from tests.checkpoint.test_saving import ALONE, EXTRA, checkpoints
+from tests.checkpoint.worlds import assert_holds, global_state, owned_by
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.spec import ConfigError
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from farm import Farm, Finished
+
+from trainer.testing import Farm, Finished
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `doomed`
 

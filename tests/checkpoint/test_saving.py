@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from farm import Farm
-from small_runs import small
-from worlds import World, assert_holds, global_state, owned_by
 
+from tests.checkpoint.worlds import World, assert_holds, global_state, owned_by
+from tests.small_runs import small
 from trainer.checkpoint import CheckpointError, Checkpoints, DataOrder
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import write_rank
 from trainer.comm import collectives
 from trainer.launch.failure import classify
 from trainer.spec import CheckpointConfig, Factors, ModelConfig, Reason, resolve_model
+from trainer.testing import Farm
 
 ALONE = World(1, Factors(1, 1, 1, 1), 100)
 MODEL = resolve_model(ModelConfig())

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import HARDWARE
 
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
 from launcher.cost.time import collectives
 from launcher.cost.time.collectives import Group
+from tests.cost.machines import HARDWARE
 
 FILES = {"A100": "a100_80", "H200": "h200", "B200": "b200"}
 DEVICES = {name: Device.of(HARDWARE[file], 8) for name, file in FILES.items()}

@@ -18,7 +18,6 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import HARDWARE, layout, mixed
 
 from launcher.cli import doctor
 from launcher.cli.main import main
@@ -28,6 +27,7 @@ from launcher.cost import predict
 from launcher.cost.calibration import COPY, _exchange, _product, hardware, measured
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
+from tests.cost.machines import HARDWARE, layout, mixed
 from trainer.probe import groups_of, pair_of
 from trainer.spec import ConfigError, ModelConfig
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import HARDWARE
 
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
 from launcher.cost.time import matmul
+from tests.cost.machines import HARDWARE
 
 A100 = Device.of(HARDWARE["a100_80"], 8)
 SIZES = st.integers(1, 20000)

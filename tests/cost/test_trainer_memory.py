@@ -6,14 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from farm import Farm
-from small_runs import ranks, small
 
 from launcher.config.schema import ClusterConfig
 from launcher.cost import predict
 from tests.cost.machines import HARDWARE
+from tests.small_runs import ranks, small
 from trainer.spec import TrainConfig, from_dict, resolve
 from trainer.spec.schema import RECOMPUTE
+from trainer.testing import Farm
 
 RUNS = 80  # of the first 200 one misses: 84, interleaved with dropout behind an embedding norm, activations 4 % low
 TOLERANCE = 0.03

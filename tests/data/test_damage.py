@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from farm import Farm
-from small_runs import small
 
+from tests.small_runs import small
 from trainer.data import open_dataset
 from trainer.data.prepare import prepare
 from trainer.spec import ConfigError, DataConfig, ModelConfig
 from trainer.spec.corpus import SAMPLE_BLOCK_BYTES, SAMPLE_BLOCKS, TOKENS, sample_digest
+from trainer.testing import Farm
 
 VOCAB = 300
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from farm import Farm
-from small_runs import ranks
 
+from tests.small_runs import ranks
 from trainer.launch.rank_env import Place
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.testing import Farm
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 MOST_RANKS = 8
@@ -159,7 +159,7 @@ class Matrix:
         self.references: dict[str, dict[str, torch.Tensor]] = {}
 
     def run(self, case: Case) -> dict[str, torch.Tensor]:
-        finished = self.farm.call("numerics.matrix:trained", case.ranks, config=case.config())
+        finished = self.farm.call(trained, case.ranks, config=case.config())
         return torch.load(finished.directory / "trained.pt")
 
     def reference(self, case: Case) -> dict[str, torch.Tensor]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from farm import Farm
-from small_runs import ranks, small
+
+from tests.small_runs import ranks, small
+from trainer.testing import Farm
 
 S, B, H, A = 32, 2, 64, 4
 STATISTICS = 2 * 2 * 2  # two norms, mean and deviation, 16 bits: bytes per token

@@ -10,8 +10,9 @@ import math
 from typing import Any
 
 import pytest
-from farm import Farm
-from small_runs import ranks, small
+
+from tests.small_runs import ranks, small
+from trainer.testing import Farm
 
 S, H, V, LAYERS, STEPS = 16, 64, 128, 2, 3
 BLOCK = 12 * H * H + 13 * H

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from farm import Farm
-from small_runs import ranks, small
+
+from tests.small_runs import ranks, small
+from trainer.testing import Farm
 
 CUBE = {"tensor": 2, "pipeline": 2, "data": 2}
 

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from farm import Farm, Finished
-from small_runs import ranks, small
+
+from tests.small_runs import ranks, small
+from trainer.testing import Farm, Finished
 
 LAYOUTS: list[dict[str, Any]] = [
     {"tensor": 2, "sequence_parallel": True, "pipeline": 2},

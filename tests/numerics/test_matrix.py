@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from farm import Farm
 from numerics.matrix import TOLERANCE, Case, Matrix, draw
+
+from trainer.testing import Farm
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from farm import Farm, Finished
-from small_runs import ranks, small
+
+from tests.numerics.planted import planted as planted_ranks
+from tests.small_runs import ranks, small
+from trainer.testing import Farm, Finished
 
 CUBE = {"tensor": 2, "pipeline": 2, "data": 2}
 DEEP = {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved", "data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}
@@ -15,9 +16,8 @@ DEEP = {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved", "data":
 
 def planted(farm: Farm, layout: dict[str, Any], rank: int, where: str, **run: Any) -> Finished:
     out = farm.folder()
-    arguments = {"config": small(run=run, **layout), "rank": rank, "where": where}
-    (out / "call.json").write_text(json.dumps({"call": "numerics.planted:planted", "arguments": arguments}))
-    return farm.wait(farm.start(out / "call.json", ranks(layout), out))
+    call = farm.write_call(out, planted_ranks, config=small(run=run, **layout), rank=rank, where=where)
+    return farm.wait(farm.start(call, ranks(layout), out))
 
 
 @pytest.mark.parametrize(("where", "said"), [("weight", "weight "), ("output", "output of blocks."), ("gradient", "gradient of ")])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import small
 from torch import nn
 
+from tests.small_runs import small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine, parameters

@@ -14,7 +14,6 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from planted import PlantedBackend
 
 from launcher.backends import pool
 from launcher.backends.pool import Backends
@@ -34,6 +33,7 @@ from launcher.sweep.search import Found, measured_steps, measurement, noise_of, 
 from launcher.tracking import process as tracking
 from launcher.trials.identity import trial_id
 from launcher.trials.store import Store
+from tests.search.planted import PlantedBackend
 from trainer.spec import (
     ConfigError,
     DataConfig,

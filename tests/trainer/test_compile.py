@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from farm import Farm
-from small_runs import small
+
+from tests.small_runs import small
+from trainer.testing import Farm
 
 
 @pytest.mark.parametrize(("family", "recompute"), [("gpt", "selective"), ("bloom", "none")])

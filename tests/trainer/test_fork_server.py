@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farm import ROOT, Farm, free_port
-from small_runs import small
+
+from tests.small_runs import small
+from trainer.testing import Farm, free_port
 
 
 class Conversation:
@@ -22,7 +23,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+            [sys.executable, "-m", "trainer.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self.hear() == {"ready": True}
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from farm import Farm
-from small_runs import ranks, small
 
+from tests.small_runs import ranks, small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine
 from trainer.measure.meter import stragglers
 from trainer.measure.timeline import chrome_trace
 from trainer.spec import TrainConfig, build, from_dict, resolve
+from trainer.testing import Farm
 
 PIPELINES = [
     {"schedule": "gpipe", "pipeline": 2},

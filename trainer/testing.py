@@ -1,7 +1,12 @@
-"""The nursery that tests share: it runs configurations through the trainer, or any function of a test module on some ranks.
+"""Ranks for tests, at the cost of a fork: configurations through the trainer, or any function on some ranks.
 
-As a program it is ``trainer.fork_server`` with one more kind of request: where a trial has a configuration, a JSON file
-``{"call": "module:function", "arguments": {...}}`` runs ``function(place, out, **arguments)`` in every rank.
+    farm = Farm(folder)                                    # one for a whole test session; imports torch once
+    farm.train(config, 4).checked().result["losses"]       # ``python -m trainer`` on 4 ranks
+    farm.call(sums_agree, 4, numel=1000)                   # sums_agree(rank_env, folder, numel=1000) in each of 4 ranks
+    farm.close()
+
+As a program (``python -m trainer.testing``) it is ``trainer.fork_server`` with one more kind of request: in place of a configuration a JSON
+file ``{"call": "module:function", "arguments": {...}}``.
 """
 
 from __future__ import annotations
@@ -14,12 +19,15 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from trainer.spec.records import CONFIG, RESULT, failure_file
+
 PATIENCE_S = 180.0
+"""After so long the ranks of a run are killed: it hangs."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +39,10 @@ class Finished:
 
     @property
     def result(self) -> dict[str, Any]:
-        return json.loads((self.directory / "result.json").read_text())
+        return dict(json.loads((self.directory / RESULT).read_text()))
 
     def failure(self, rank: int) -> dict[str, Any]:
-        return json.loads((self.directory / f"failure-{rank}.json").read_text())
+        return dict(json.loads((self.directory / failure_file(rank)).read_text()))
 
     @property
     def logs(self) -> str:
@@ -47,20 +55,21 @@ class Finished:
 
 
 class Farm:
-    """A nursery process and the runs it has been asked for. One for the whole test session."""
+    """A fork server, and the runs that it was asked for. ``directory`` gets a folder for each. Functions and their modules are found as in this
+    process: by its ``sys.path``."""
 
     def __init__(self, directory: Path):
         self.directory, self.numbers = directory, itertools.count()
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True
+            [sys.executable, "-m", "trainer.testing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
         assert self._reply() == {"ready": True}
 
     def train(self, config: dict[str, Any], world_size: int, out: Path | None = None, attempt: int = 0) -> Finished:
         """``python -m trainer`` on ``world_size`` ranks with the plain data of a TrainConfig."""
         out = out or self.folder()
-        path = out / "config.yaml"
+        path = out / CONFIG
         self.write(path, config)
         return self.wait(self.start(path, world_size, out, attempt))
 
@@ -70,12 +79,19 @@ class Farm:
 
         path.write_text(yaml.safe_dump(config))
 
-    def call(self, function: str, world_size: int, **arguments: Any) -> Finished:
-        """``module:function`` of the tests folder on ``world_size`` ranks; fails if it fails on one."""
+    def call(self, function: Callable[..., Any], world_size: int, **arguments: Any) -> Finished:
+        """``function(rank_env, folder, **arguments)`` on ``world_size`` ranks; fails if it fails on one. It has to be a function of a module,
+        and its arguments what JSON holds."""
         out = self.folder()
+        return self.wait(self.start(self.write_call(out, function, **arguments), world_size, out)).checked()
+
+    @staticmethod
+    def write_call(out: Path, function: Callable[..., Any], **arguments: Any) -> Path:
+        """The request for ``function``, in place of a configuration."""
+        assert "." not in function.__qualname__, f"{function.__qualname__} is not found by the name of its module"
         path = out / "call.json"
-        path.write_text(json.dumps({"call": function, "arguments": arguments}))
-        return self.wait(self.start(path, world_size, out)).checked()
+        path.write_text(json.dumps({"call": f"{function.__module__}:{function.__name__}", "arguments": arguments}))
+        return path
 
     def folder(self) -> Path:
         out = self.directory / f"run{next(self.numbers)}"
@@ -117,8 +133,8 @@ class Farm:
     def _reply(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, "the nursery died"
-        return json.loads(line)
+        assert line, "the fork server died"
+        return dict(json.loads(line))
 
     def close(self) -> None:
         assert self.process.stdin is not None
