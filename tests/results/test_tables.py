@@ -16,7 +16,7 @@ from launcher.trials.labels import newest_step, trial_labels
 from launcher.trials.store import Point, Record, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, seeded
 from trainer.spec import Reason, Status
-from trainer.spec.records import read_steps
+from trainer.spec.records import read_steps, step_metrics
 
 LONG = ("layout.tensor=3", "data.path=/scratch/" + "very/" * 30 + "long", "run.seed=7\n8", "cluster.env.TOKEN=planted-secret")
 
@@ -171,7 +171,7 @@ def test_absurd_figures_are_no_measurements_and_hide_no_other(
     page = report.render(Store(tmp_path).sweep())
     assert "250 ms" in page
     assert "step_time_s" not in tracked.trial_metrics(records[0])
-    assert all(isinstance(metric[1], float) for line in read_steps(records[0].directory) for metric in tracked.step_metrics(line))
+    assert all(isinstance(metric[1], float) for line in read_steps(records[0].directory) for metric in step_metrics(line))
     assert measured_steps(records[0]) == [] and newest_step(records[0]).count("step") <= 1
 
 
