@@ -30,11 +30,11 @@ from launcher.cost.calibration import hardware
 from launcher.planning.layout_filter import columns_wanted, widen_space
 from launcher.planning.layout_names import name_of, overrides_of
 from launcher.planning.plan import plan
-from launcher.search.policy import Trial
+from launcher.search.policy import SearchTrial
 from launcher.search.problem import SearchProblem, search_problem
 from launcher.sweep.oneoff import run_job
 from launcher.sweep.run import Point, run_sweep
-from launcher.sweep.search import Found, measurement, search
+from launcher.sweep.search import SearchOutcome, measurement, search
 from launcher.trials.store import Record
 
 GRID = {
@@ -111,7 +111,7 @@ class Processor:
 
 def exhaustive(candidates: SearchProblem, number: int) -> Round:
     """Run every layout once."""
-    configs = [resolve(candidates.trial_config(Trial(i, True, None))) for i in range(len(candidates.candidates))]
+    configs = [resolve(candidates.trial_config(SearchTrial(i, True, None))) for i in range(len(candidates.candidates))]
     points = [Point(tuple(overrides_of(c.layout)), c) for c in configs]
     settings = dataclasses.replace(candidates.config.sweep, max_parallel=1, rerun=True)
     processor = Processor()
@@ -129,7 +129,7 @@ def busy_steps(candidates: SearchProblem, rounds: list[Round]) -> list[float]:
     return [(min(each) - less) / more / cores for *each, less in zip(*(each.busy for each in rounds), short.busy, strict=True)]
 
 
-def report(candidates: SearchProblem, found: Found, rounds: list[Round], busy: list[float] | None) -> None:
+def report(candidates: SearchProblem, found: SearchOutcome, rounds: list[Round], busy: list[float] | None) -> None:
     """Every layout, then the two results side by side."""
     by_layout = list(zip(*(each.seconds for each in rounds), strict=True))
     best = [min(times) for times in by_layout]
@@ -150,7 +150,7 @@ def report(candidates: SearchProblem, found: Found, rounds: list[Round], busy: l
     )
 
 
-def compare(how: str, candidates: SearchProblem, found: Found, seconds: list[float], words: str) -> None:
+def compare(how: str, candidates: SearchProblem, found: SearchOutcome, seconds: list[float], words: str) -> None:
     """How far the layout that the search found is behind the grid's best, and how well the first predictions did."""
     best, chosen = min(range(len(seconds)), key=lambda i: seconds[i]), found.policy.ranking()[0]
     errors = [abs(predicted / one - 1) for predicted, one in zip(candidates.candidates.seconds, seconds, strict=True)]

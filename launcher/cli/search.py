@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from launcher.config import Config
-    from launcher.search.policy import Measurement, Trial
+    from launcher.search.policy import SearchTrial, TrialObservation
     from launcher.search.problem import SearchProblem
     from launcher.search.replay import Replay
-    from launcher.sweep.search import Found
+    from launcher.sweep.search import SearchOutcome
     from launcher.trials.store import Record
 
 FOLDER = Path("runs") / "recipe"
@@ -154,7 +154,7 @@ def alone(config: Config) -> list[str]:
     return [f"cluster={config.cluster.backend}"]
 
 
-def line(candidates: SearchProblem, trial: Trial, record: Record, measured: Measurement) -> str:
+def line(candidates: SearchProblem, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
     """One trial as it ends."""
     from launcher.planning.layout_names import name_of
 
@@ -164,7 +164,7 @@ def line(candidates: SearchProblem, trial: Trial, record: Record, measured: Meas
     return f"{record.id}  {name_of(candidates.trial_config(trial).layout)}: {took}, predicted {predicted:.4g} s{given_up}"
 
 
-def document(name: str, candidates: SearchProblem, found: Found, layouts: int, recipe: Path | None) -> dict[str, Any]:
+def document(name: str, candidates: SearchProblem, found: SearchOutcome, layouts: int, recipe: Path | None) -> dict[str, Any]:
     """What a search found, as ``--json`` prints it: the ranking, predicted against measured, what it cost and what the grid would have."""
     from launcher.planning.layout_names import name_of
 
@@ -238,7 +238,7 @@ def recipe_path(name: str) -> Path:
 
 
 def write_recipe(
-    path: Path, name: str, candidates: SearchProblem, found: Found, asked: Config, default: Config, overrides: Sequence[str]
+    path: Path, name: str, candidates: SearchProblem, found: SearchOutcome, asked: Config, default: Config, overrides: Sequence[str]
 ) -> None:
     """The winner of the search ``name``: ``asked`` in the layout that was measured fastest."""
     from launcher.cli import recipes

@@ -17,9 +17,9 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.measured import FactorTable, Measured
 from launcher.cost.time import collectives, matmul
-from launcher.cost.time.collectives import Group
 from trainer.spec import ConfigError
 
 COPY = 0.87
@@ -144,7 +144,7 @@ def _exchange(device: Device, one: Figures, constants: Constants) -> np.ndarray:
     size, near, payload = (np.float64(one[key]) for key in ("size", "near", "bytes"))
     if one["operation"] == "send":
         return np.asarray(collectives.send(device, constants, near < size, payload))
-    return np.asarray(getattr(collectives, one["operation"])(device, constants, Group(size, near, near), payload))
+    return np.asarray(getattr(collectives, one["operation"])(device, constants, PlacedGroup(size, near, near), payload))
 
 
 def _kind(one: Figures) -> tuple[str, bool]:

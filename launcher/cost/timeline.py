@@ -20,7 +20,7 @@ MOST_SPANS = 20_000
 
 
 @dataclass(frozen=True)
-class Timeline:
+class SimulatedTimeline:
     """Spans per pipeline rank, in seconds from the start of the pipeline, of ``micro_batches`` of the step's ``of``."""
 
     ranks: list[list[Span]]
@@ -29,14 +29,14 @@ class Timeline:
     of: int
 
 
-def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SPANS) -> Timeline:
+def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SPANS) -> SimulatedTimeline:
     """Simulate the single layout of ``case``; at most about ``most`` computations of it, but the pipeline filled twice."""
     layout = case.table[0]
     p, v, m = int(layout["pipeline"]), int(layout["virtual_pipeline"]), int(case.micro_batches[0])
     shown = min(m, max(2, most // (2 * p * v) // p) * p)  # whole rounds of the pipeline, so that its end looks as it does
     times = model.stage_times(case, stages.held(case, split), block.times(case))
     schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown)
-    return Timeline(simulate(schedule, _per_stage(times, p, v)), v, shown, m)
+    return SimulatedTimeline(simulate(schedule, _per_stage(times, p, v)), v, shown, m)
 
 
 def _per_stage(times: pipeline.StageTimes, p: int, v: int) -> Times:

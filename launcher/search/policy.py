@@ -30,7 +30,7 @@ FEW_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Trial:
+class SearchTrial:
     """What to run: candidate ``index``, at the cluster's size or on as few nodes as keep its structure."""
 
     index: int
@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class TrialObservation:
     """What came of a trial. ``seconds`` is the median step time; infinite: it did not run, for ``reason``."""
 
     seconds: float = math.inf
@@ -105,7 +105,7 @@ class Policy:
         self.starts: list[float] = []  # measured seconds of trials besides their steps
         self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
 
-    def ask(self, count: int = 1) -> list[Trial] | Stop:
+    def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
         """Up to ``count`` trials to run now, the most promising first, or the reason to stop."""
         if limit := self._limit():
             return Stop(limit)
@@ -116,7 +116,9 @@ class Policy:
         best = self.best_seconds()
         if best is None:
             worth = np.where(untried & (fits >= HOPELESS), fits * np.exp(mean.min() - mean), 0.0)  # nothing to compare with: run something
-            nothing: Trial | Stop = Stop("no layout is likely to fit into memory" if not self.tried else "no layout that may fit is left")
+            nothing: SearchTrial | Stop = Stop(
+                "no layout is likely to fit into memory" if not self.tried else "no layout that may fit is left"
+            )
         else:
             plausible = untried & (self.chances(mean, spread, fits) >= self.settings.stop_probability)
             gain = expected_gain(mean, spread, best) * fits / self.price.expected(fits)
@@ -130,7 +132,7 @@ class Policy:
         trials = [self._trial(int(i)) for i in order if worth[i] > 0]
         return trials or (nothing if isinstance(nothing, Stop) else [nothing])
 
-    def tell(self, trial: Trial, measured: Measurement) -> None:
+    def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
         """Learn from a finished trial. Infrastructure failures do not update the model but count against the budget."""
         index = trial.index
         parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
@@ -178,16 +180,16 @@ class Policy:
         seconds = np.exp(self.time.posterior()[0]) * self.memory.fits() * steps + start
         return float(seconds.sum() * world_size / 3600)
 
-    def _is_full(self, trial: Trial) -> bool:
+    def _is_full(self, trial: SearchTrial) -> bool:
         return trial.full or self.small.parts is self.candidates.parts
 
-    def _trial(self, index: int, full: bool = False) -> Trial:
+    def _trial(self, index: int, full: bool = False) -> SearchTrial:
         best = self.best_seconds()
         parts = self.candidates.parts if full else self.small.parts
         ratio = float(parts[index].sum() / self.candidates.parts[index].sum())
-        return Trial(index, full, None if best is None else best * ratio * (1 + self.settings.tolerance))
+        return SearchTrial(index, full, None if best is None else best * ratio * (1 + self.settings.tolerance))
 
-    def _verification(self) -> Trial | None:
+    def _verification(self) -> SearchTrial | None:
         """The next of the best that has been measured on fewer nodes only."""
         if self.small.parts is self.candidates.parts:
             return None
@@ -197,11 +199,11 @@ class Policy:
                 return self._trial(index, full=True)
         return None
 
-    def _repetition(self) -> Trial | None:
+    def _repetition(self) -> SearchTrial | None:
         """The next of the best that has been measured once, if noise leaves open which of them is faster."""
         best, *others = self.ranking()[: self.settings.verify]
         rivals = [i for i in others if self._open(best, i)]
-        return next((Trial(i, True, None, 1) for i in (best, *rivals) if rivals and i not in self.repeated), None)
+        return next((SearchTrial(i, True, None, 1) for i in (best, *rivals) if rivals and i not in self.repeated), None)
 
     def _open(self, best: int, other: int) -> bool:
         """Whether the one that measured slower may well be faster by more than the tolerance. A trial that was given up has too few steps

@@ -14,7 +14,7 @@ from launcher.cost.inputs.layouts import to_layout
 from launcher.cost.model import estimate
 from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, columns, needed
-from launcher.search.policy import HOPELESS, Policy, Price, Small, Trial
+from launcher.search.policy import HOPELESS, Policy, Price, SearchTrial, Small
 from launcher.search.surrogate import Candidates
 from trainer.spec import ConfigError, LayoutConfig
 from trainer.spec.errors import divisors
@@ -45,7 +45,7 @@ class SearchProblem:
     def layout(self, index: int) -> LayoutConfig:
         return to_layout(self.table[index])
 
-    def trial_config(self, trial: Trial) -> Config:
+    def trial_config(self, trial: SearchTrial) -> Config:
         """The run that measures ``trial``. The same once more has another seed: it is a trial of its own and takes as long."""
         run = dataclasses.replace(self.config.run, seed=self.config.run.seed + trial.repeats)
         if trial.full:
@@ -57,7 +57,7 @@ class SearchProblem:
         run = dataclasses.replace(run, global_batch=batch)
         return dataclasses.replace(self.config, layout=layout, run=run, cluster=cluster)
 
-    def predicted(self, trial: Trial) -> tuple[np.ndarray, float]:
+    def predicted(self, trial: SearchTrial) -> tuple[np.ndarray, float]:
         """Seconds by part and bytes that are predicted of ``trial``."""
         if trial.full:
             return self.candidates.parts[trial.index], float(self.candidates.memory[trial.index])

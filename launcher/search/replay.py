@@ -19,7 +19,7 @@ from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.search.candidates import columns, coordinates
-from launcher.search.policy import FEW_STEPS, Measurement, Policy, Price, Stop, Trial
+from launcher.search.policy import FEW_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation
 from launcher.search.surrogate import Candidates, Prior
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
@@ -119,7 +119,7 @@ def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup
         trial = proposed[0]
         step = _measure(table, trial, settings, steps, warmup_steps, float(candidates.seconds[trial.index]), best)
         reason = Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
-        policy.tell(trial, Measurement(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
+        policy.tell(trial, TrialObservation(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
         done.append(step)
     grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
     return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
@@ -153,7 +153,9 @@ def _candidates(table: MeasuredSweep) -> Candidates:
     return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory)
 
 
-def _measure(table: MeasuredSweep, trial: Trial, settings: SearchConfig, steps: int, warmup: int, predicted: float, best: float) -> Step:
+def _measure(
+    table: MeasuredSweep, trial: SearchTrial, settings: SearchConfig, steps: int, warmup: int, predicted: float, best: float
+) -> Step:
     """What the cluster would have done with ``trial``."""
     i = trial.index
     ran = bool(np.isfinite(table.seconds[i]))

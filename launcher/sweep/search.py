@@ -18,31 +18,33 @@ from launcher.config import resolve
 from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
 from launcher.planning.layout_names import overrides_of
-from launcher.search.policy import Measurement, Policy, Stop, Trial, cannot_win
+from launcher.search.policy import Policy, SearchTrial, Stop, TrialObservation, cannot_win
 from launcher.search.problem import SearchProblem
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.records import positive, read_steps
 
-Tell = Callable[[Trial, Record, Measurement], None]
+Tell = Callable[[SearchTrial, Record, TrialObservation], None]
 
 
 @dataclass
-class Found:
+class SearchOutcome:
     """How a search went. ``trials`` in the order in which they were run."""
 
     policy: Policy
-    trials: list[tuple[Trial, Record, Measurement]] = field(default_factory=list)
+    trials: list[tuple[SearchTrial, Record, TrialObservation]] = field(default_factory=list)
     reason: str = ""
     unfinished: bool = False
     interrupted: Interrupted | None = None  # why it is unfinished, if it was asked to end
 
 
-def search(name: str, problem: SearchProblem, backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None) -> Found:
+def search(
+    name: str, problem: SearchProblem, backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None
+) -> SearchOutcome:
     """Run the search ``name`` to its end. ``overrides`` is what every trial has besides its layout, for the record."""
     config = problem.config
-    found = Found(problem.policy())
+    found = SearchOutcome(problem.policy())
     backends.of(config.cluster)  # the whole cluster makes the backend: the first trials may be small ones
     store = Store(config.sweep.dir)
     settings = dataclasses.replace(config.sweep, follow=True)
@@ -73,12 +75,12 @@ def first_points(problem: SearchProblem, overrides: Sequence[str] = ()) -> list[
 def _measure(
     name: str,
     problem: SearchProblem,
-    trials: Sequence[Trial],
+    trials: Sequence[SearchTrial],
     overrides: Sequence[str],
     settings: SweepConfig,
     store: Store,
     backends: Backends,
-) -> list[tuple[Trial, Record, Measurement]]:
+) -> list[tuple[SearchTrial, Record, TrialObservation]]:
     """Run ``trials`` side by side and say what came of each."""
     points = [_point(problem, trial, overrides) for trial in trials]
     watch = _Watch(store, {})
@@ -91,7 +93,7 @@ def _measure(
     return [(trial, record, measurement(record, hours)) for trial, record in zip(trials, records)]
 
 
-def _point(problem: SearchProblem, trial: Trial, overrides: Sequence[str]) -> Point:
+def _point(problem: SearchProblem, trial: SearchTrial, overrides: Sequence[str]) -> Point:
     config = problem.trial_config(trial)
     parts, memory = problem.predicted(trial)
     words = [*overrides, *overrides_of(config.layout, problem.config.layout)]
@@ -105,7 +107,7 @@ def _point(problem: SearchProblem, trial: Trial, overrides: Sequence[str]) -> Po
         return Point(tuple(words), None, str(error))
 
 
-def measurement(record: Record, hours: float) -> Measurement:
+def measurement(record: Record, hours: float) -> TrialObservation:
     """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran."""
     result = record.read_result() or {}
     elapsed = max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0)
@@ -115,7 +117,7 @@ def measurement(record: Record, hours: float) -> Measurement:
     seconds = float((positive(result.get("step_time_s")) if done else median(steps) if steps else None) or math.inf)
     peak = positive(result.get("peak_memory_bytes")) or 0.0 if done else 0.0
     start = max(elapsed - record.config["run"]["steps"] * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
-    return Measurement(seconds, record.reason or Reason.ERROR, noise_of(steps), peak, record.world_size * elapsed / 3600, hours, start)
+    return TrialObservation(seconds, record.reason or Reason.ERROR, noise_of(steps), peak, record.world_size * elapsed / 3600, hours, start)
 
 
 def noise_of(steps: Sequence[float]) -> float:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.time import collectives
-from launcher.cost.time.collectives import Group
 from tests.cost.machines import HARDWARE
 
 FILES = {"A100": "a100_80", "H200": "h200", "B200": "b200"}
@@ -33,7 +33,7 @@ def ratio(row: dict[str, str]) -> float:
     if "Ring" in row["algorithm"] and "LL" not in row["algorithm"]:
         device = dataclasses.replace(device, link_reduction=False)
     size, nodes, payload = int(row["gpus"]), int(row["nodes"]), float(row["payload_bytes"])
-    group = Group(size, size // nodes, size // nodes)
+    group = PlacedGroup(size, size // nodes, size // nodes)
     reduces = row["collective"] == "all-reduce"
     moved = (2 if reduces else 1) * (size - 1) / size * payload
     predicted = (collectives.all_reduce if reduces else collectives.all_gather)(device, SHIPPED, group, payload)
@@ -42,7 +42,7 @@ def ratio(row: dict[str, str]) -> float:
 
 @given(st.integers(2, 512), st.integers(1, 8), st.floats(3, 9), st.floats(10, 900), st.floats(1, 2))
 def test_a_faster_link_never_makes_a_collective_slower(size: int, near: int, digits: float, link: float, faster: float) -> None:
-    group = Group(size, min(near, size), min(near, size))
+    group = PlacedGroup(size, min(near, size), min(near, size))
     slow, fast = (dataclasses.replace(DEVICES["A100"], link=rate * 1e9) for rate in (link, link * faster))
     for operation in (collectives.all_reduce, collectives.all_gather, collectives.reduce_scatter):
         assert operation(fast, SHIPPED, group, 10**digits) <= operation(slow, SHIPPED, group, 10**digits) * (1 + 1e-9)
@@ -64,7 +64,7 @@ def test_large_payloads_are_met_closely_on_one_node_and_on_four() -> None:
 def test_a_group_of_one_is_free_and_more_data_takes_longer(payload: float, size: int) -> None:
     device = DEVICES["A100"]
     for collective in (collectives.all_reduce, collectives.all_gather, collectives.all_to_all):
-        group = Group.placed(device, np.array([1, size]), 1)
+        group = PlacedGroup.of(device, np.array([1, size]), 1)
         alone, several = collective(device, SHIPPED, group, payload)
         assert alone == 0
         assert collective(device, SHIPPED, group, 2 * payload)[1] >= several
@@ -73,7 +73,7 @@ def test_a_group_of_one_is_free_and_more_data_takes_longer(payload: float, size:
 def test_every_near_rank_brings_its_own_rail() -> None:
     """Eight replicas per node cross the network with eight ports at once, one replica per node with one."""
     device = DEVICES["A100"]
-    spread, packed = Group.placed(device, 16, 8), Group.placed(device, 16, 1)
+    spread, packed = PlacedGroup.of(device, 16, 8), PlacedGroup.of(device, 16, 1)
     slow, fast = (float(collectives.bus(device, SHIPPED, group)) for group in (spread, packed))
     assert slow < device.network < fast <= device.link
 
@@ -81,7 +81,7 @@ def test_every_near_rank_brings_its_own_rail() -> None:
 def test_an_all_reduce_costs_what_its_reduce_scatter_and_all_gather_cost() -> None:
     """But for the way through the network, which is long for few bytes."""
     device = DEVICES["A100"]
-    group = Group.placed(device, 64, 1)
+    group = PlacedGroup.of(device, 64, 1)
     once, twice = collectives.all_reduce(device, SHIPPED, group, 1e10), 2 * collectives.all_gather(device, SHIPPED, group, 1e10)
     assert float(once) == pytest.approx(float(twice), rel=0.01)
 
@@ -89,7 +89,7 @@ def test_an_all_reduce_costs_what_its_reduce_scatter_and_all_gather_cost() -> No
 def test_a_gather_waits_for_every_node_and_an_all_reduce_for_the_depth_of_a_tree() -> None:
     """Of nearly nothing, from 16 to 128 nodes: eight times the way, or 7 levels instead of 4."""
     device = DEVICES["A100"]
-    groups = [Group.placed(device, 8 * nodes, 1) for nodes in (16, 128)]
+    groups = [PlacedGroup.of(device, 8 * nodes, 1) for nodes in (16, 128)]
     gather, reduce = (
         [float(of(device, SHIPPED, g, 8.0)) - SHIPPED.launch for g in groups] for of in (collectives.all_gather, collectives.all_reduce)
     )
@@ -100,7 +100,7 @@ def test_a_gather_waits_for_every_node_and_an_all_reduce_for_the_depth_of_a_tree
 def test_a_switch_that_adds_up_speeds_up_only_all_reduce_inside_its_domain() -> None:
     device = DEVICES["H200"]
     plain = dataclasses.replace(device, link_reduction=False)
-    inside, across = Group.placed(device, 8, 1), Group.placed(device, 32, 1)
+    inside, across = PlacedGroup.of(device, 8, 1), PlacedGroup.of(device, 32, 1)
     assert collectives.all_reduce(device, SHIPPED, inside, 1e9) < collectives.all_reduce(plain, SHIPPED, inside, 1e9)
     assert collectives.all_reduce(device, SHIPPED, across, 1e9) == collectives.all_reduce(plain, SHIPPED, across, 1e9)
     assert collectives.all_gather(device, SHIPPED, inside, 1e9) == collectives.all_gather(plain, SHIPPED, inside, 1e9)
@@ -108,5 +108,5 @@ def test_a_switch_that_adds_up_speeds_up_only_all_reduce_inside_its_domain() -> 
 
 def test_a_link_domain_of_72_keeps_a_group_of_64_off_the_network() -> None:
     gb200 = Device.of(HARDWARE["gb200"], 4)
-    assert Group.placed(gb200, 64, 1).far == 1
-    assert Group.placed(Device.of(HARDWARE["h100"], 8), 64, 1).far == 8
+    assert PlacedGroup.of(gb200, 64, 1).far == 1
+    assert PlacedGroup.of(Device.of(HARDWARE["h100"], 8), 64, 1).far == 8

@@ -14,6 +14,7 @@ from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.inputs.shape import Experts
 from launcher.cost.memory import activations
@@ -24,7 +25,6 @@ from launcher.cost.parts import ATTENTION, EXPERT, MATRICES, TENSOR
 from launcher.cost.prediction import case_of
 from launcher.cost.time import block, collectives
 from launcher.cost.time import data_parallel as states
-from launcher.cost.time.collectives import Group
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
 
@@ -81,7 +81,7 @@ def test_weights_that_stay_in_8_bits_are_cast_once_for_all_micro_batches() -> No
 def test_a_token_goes_to_each_domain_once_where_copies_are_made_there() -> None:
     """8 experts of 16 ranks on two nodes: half of 8 copies leave the node, or at most one."""
     device = Device.of(HARDWARE["h100"], 8)
-    group, payload = Group(16, 8, 8), 1e9
+    group, payload = PlacedGroup(16, 8, 8), 1e9
     copies = float(collectives.all_to_all(device, SHIPPED, group, payload))
     once = float(collectives.all_to_all(device, SHIPPED, group, payload, 2 / 8 * (1 - 0.5**8)))
     assert 3 < copies / once < 4.5

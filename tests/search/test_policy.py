@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.config.search import SearchConfig
-from launcher.search.policy import Measurement, Policy, Price, Small, Stop, Trial, cannot_win
+from launcher.search.policy import Policy, Price, SearchTrial, Small, Stop, TrialObservation, cannot_win
 from launcher.search.surrogate import Candidates
 from trainer.spec import Reason
 
@@ -29,10 +29,10 @@ class Planted:
         self.fits = need * memory_factor * np.exp(draw.normal(0, 0.04, count)) <= 100.0
         self.best = float(self.seconds[self.fits].min(initial=math.inf))
 
-    def measure(self, trial: Trial) -> Measurement:
+    def measure(self, trial: SearchTrial) -> TrialObservation:
         if not self.fits[trial.index]:
-            return Measurement(reason=Reason.OUT_OF_MEMORY, gpu_hours=0.1)
-        return Measurement(float(self.seconds[trial.index]), gpu_hours=1.0)
+            return TrialObservation(reason=Reason.OUT_OF_MEMORY, gpu_hours=0.1)
+        return TrialObservation(float(self.seconds[trial.index]), gpu_hours=1.0)
 
 
 def search(
@@ -75,7 +75,7 @@ def test_a_borderline_layout_that_would_win_is_tried() -> None:
     truth = {0: 1.0, 1: 1.5, 2: 1.6, 3: 1.7}
     policy = Policy(some, SETTINGS)
     while not isinstance(proposed := policy.ask(), Stop):
-        policy.tell(proposed[0], Measurement(truth[proposed[0].index]))
+        policy.tell(proposed[0], TrialObservation(truth[proposed[0].index]))
     assert policy.ranking()[0] == 0 and policy.trials <= 2
 
 
@@ -83,8 +83,8 @@ def test_failed_and_missing_trials_do_not_hide_the_best_nor_enter_the_ranking() 
     planted = Planted(4)
     broken = {i for i in range(200) if i % 3 == 0 and planted.seconds[i] > planted.best}
 
-    def measure(trial: Trial) -> Measurement:
-        return Measurement(reason=Reason.COMMUNICATION, gpu_hours=0.1) if trial.index in broken else planted.measure(trial)
+    def measure(trial: SearchTrial) -> TrialObservation:
+        return TrialObservation(reason=Reason.COMMUNICATION, gpu_hours=0.1) if trial.index in broken else planted.measure(trial)
 
     policy, _ = search(planted, measure=measure)
     left = [planted.seconds[i] for i in range(200) if planted.fits[i] and i not in broken]
@@ -98,7 +98,7 @@ def test_a_fault_of_the_place_teaches_nothing_about_memory() -> None:
     policy = Policy(planted.candidates, SETTINGS)
     before = policy.memory.fits()
     trial = policy.ask()[0]  # type: ignore[index]
-    policy.tell(trial, Measurement(reason=Reason.NODE))
+    policy.tell(trial, TrialObservation(reason=Reason.NODE))
     assert policy.memory.fits() == pytest.approx(before) and trial.index in policy.tried
 
 
@@ -108,7 +108,7 @@ def test_no_trial_is_proposed_twice_and_the_same_measurements_give_the_same_tria
     for _ in range(2):
         asked: list[int] = []
 
-        def measure(trial: Trial, asked: list[int] = asked) -> Measurement:
+        def measure(trial: SearchTrial, asked: list[int] = asked) -> TrialObservation:
             asked.append(trial.index)
             return planted.measure(trial)
 
@@ -131,7 +131,7 @@ def test_limits_end_the_search_and_are_named(limit: str, value: float, trials: i
     planted = Planted(5, memory_factor=0.1)
     settings = dataclasses.replace(SETTINGS, stop_probability=1e-9, **{limit: value})
 
-    def measure(trial: Trial) -> Measurement:
+    def measure(trial: SearchTrial) -> TrialObservation:
         return dataclasses.replace(planted.measure(trial), hours=0.25)
 
     policy, stop = search(planted, settings, measure)
@@ -165,14 +165,14 @@ class TestOnFewerNodes:
     planted = Planted(8, count=60, memory_factor=0.1)
     small = Small(planted.candidates.parts * 0.9, planted.candidates.memory)
 
-    def measure(self, trial: Trial) -> Measurement:
+    def measure(self, trial: SearchTrial) -> TrialObservation:
         seconds = float(self.planted.seconds[trial.index])
-        return Measurement(seconds if trial.full else 0.9 * seconds, gpu_hours=2.0 if trial.full else 1.0)
+        return TrialObservation(seconds if trial.full else 0.9 * seconds, gpu_hours=2.0 if trial.full else 1.0)
 
     def test_the_best_are_measured_again_at_full_size_and_only_they(self) -> None:
-        asked: list[Trial] = []
+        asked: list[SearchTrial] = []
 
-        def measure(trial: Trial) -> Measurement:
+        def measure(trial: SearchTrial) -> TrialObservation:
             asked.append(trial)
             return self.measure(trial)
 
@@ -191,7 +191,7 @@ class TestOnFewerNodes:
     def test_a_leader_that_does_not_scale_is_found_out(self) -> None:
         fastest = int(self.planted.seconds.argmin())
 
-        def measure(trial: Trial) -> Measurement:
+        def measure(trial: SearchTrial) -> TrialObservation:
             measured = self.measure(trial)
             return dataclasses.replace(measured, seconds=2 * measured.seconds) if trial.full and trial.index == fastest else measured
 
@@ -206,7 +206,7 @@ def test_the_cut_is_the_best_time_in_the_trials_own_scale() -> None:
     policy = Policy(planted.candidates, SETTINGS, Small(planted.candidates.parts * 0.5, planted.candidates.memory))
     first = policy.ask()[0]  # type: ignore[index]
     assert first.prune_above_s is None
-    policy.tell(first, Measurement(1.0))
+    policy.tell(first, TrialObservation(1.0))
     second = policy.ask()
     assert not isinstance(second, Stop) and second[0].prune_above_s == pytest.approx(1.0 * 1.02)
 
@@ -232,13 +232,13 @@ def test_giving_up_hopeless_trials_does_not_change_the_winner() -> None:
     for seed in range(15):
         planted = Planted(seed, count=80)
 
-        def measure(trial: Trial, planted: Planted = planted) -> Measurement:
+        def measure(trial: SearchTrial, planted: Planted = planted) -> TrialObservation:
             whole = planted.measure(trial)
             if not whole.ran:
                 return whole
             steps = list(whole.seconds * np.exp(draw.normal(0, 0.02, 10)))
             given_up = cannot_win(steps[:3], trial.prune_above_s)
-            return Measurement(float(np.median(steps[:3] if given_up else steps)), noise=0.01)
+            return TrialObservation(float(np.median(steps[:3] if given_up else steps)), noise=0.01)
 
         policy, _ = search(planted, measure=measure)
         assert planted.seconds[policy.ranking()[0]] <= 1.06 * planted.best
@@ -253,7 +253,7 @@ def test_of_two_equal_hopes_the_one_whose_failure_is_cheap_is_tried_first() -> N
     asked = []
     for failed in (dear, cheap):
         policy = Policy(some, SETTINGS, price=Price(np.ones(3), failed))
-        policy.tell(Trial(0, False, None), Measurement(1.0))
+        policy.tell(SearchTrial(0, False, None), TrialObservation(1.0))
         asked.append(policy.ask()[0].index)  # type: ignore[index]
     assert asked == [1, 2]
 
@@ -263,17 +263,17 @@ class TestNoisyMeasurements:
 
     planted = Planted(12, memory_factor=0.1)
 
-    def lucky(self, noise: float) -> tuple[Policy, list[Trial], int, int]:
+    def lucky(self, noise: float) -> tuple[Policy, list[SearchTrial], int, int]:
         exact, _ = search(self.planted, SETTINGS)
         fastest, second = exact.ranking()[:2]
-        asked: list[Trial] = []
+        asked: list[SearchTrial] = []
 
-        def measure(trial: Trial) -> Measurement:
+        def measure(trial: SearchTrial) -> TrialObservation:
             asked.append(trial)
             seconds = float(self.planted.seconds[trial.index])
             if trial.index == second and not trial.repeats:
                 seconds = 0.96 * float(self.planted.seconds[fastest])
-            return Measurement(seconds, noise=noise)
+            return TrialObservation(seconds, noise=noise)
 
         policy, _ = search(self.planted, SETTINGS, measure)
         return policy, asked, fastest, second
@@ -293,7 +293,7 @@ class TestNoisyMeasurements:
     def test_a_repetition_that_fails_leaves_what_was_known(self) -> None:
         policy, _, fastest, _ = self.lucky(0.05)
         known = policy.seconds_of(fastest)
-        policy.tell(Trial(fastest, True, None, 1), Measurement(reason=Reason.ERROR))
+        policy.tell(SearchTrial(fastest, True, None, 1), TrialObservation(reason=Reason.ERROR))
         assert policy.seconds_of(fastest) == known
 
 
@@ -303,5 +303,5 @@ def test_the_grid_starts_as_its_measured_trials_did() -> None:
     policy = Policy(planted.candidates, dataclasses.replace(SETTINGS, start_s=60.0))
     assert policy.grid_gpu_hours(0, 2) == pytest.approx(200 * 60 * 2 / 3600)
     for start, index in ((1.0, 0), (math.nan, 1), (3.0, 2), (2.0, 3)):
-        policy.tell(Trial(index, True, None), Measurement(1.0, start_s=start))
+        policy.tell(SearchTrial(index, True, None), TrialObservation(1.0, start_s=start))
     assert policy.grid_gpu_hours(0, 2) == pytest.approx(200 * 2 * 2 / 3600)

@@ -26,10 +26,10 @@ from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.cost import predict
 from launcher.planning.layout_filter import columns_wanted
 from launcher.planning.plan import plan
-from launcher.search.policy import Trial
+from launcher.search.policy import SearchTrial
 from launcher.search.problem import SearchProblem, ladder, search_problem
 from launcher.sweep import loop
-from launcher.sweep.search import Found, measured_steps, measurement, noise_of, search
+from launcher.sweep.search import SearchOutcome, measured_steps, measurement, noise_of, search
 from launcher.tracking import process as tracking
 from launcher.trials.identity import trial_id
 from launcher.trials.store import Store
@@ -77,7 +77,7 @@ def truth(config: TrainConfig) -> float:
 
 def best_of(candidates: SearchProblem) -> float:
     """The exhaustive grid's best."""
-    configs = [resolve(candidates.trial_config(Trial(i, True, None))) for i in range(len(candidates.candidates))]
+    configs = [resolve(candidates.trial_config(SearchTrial(i, True, None))) for i in range(len(candidates.candidates))]
     return min(truth(config.train_config()) for config in configs)
 
 
@@ -196,7 +196,7 @@ class TestOnFewerNodes:
     def test_a_small_trial_keeps_everything_but_the_replicas(self, tmp_path: Path) -> None:
         candidates = self.prepared(tmp_path)
         for index in range(0, len(candidates.candidates), 17):
-            full, small = (resolve(candidates.trial_config(Trial(index, whole, None))) for whole in (True, False))
+            full, small = (resolve(candidates.trial_config(SearchTrial(index, whole, None))) for whole in (True, False))
             replicas, fewer = full.layout.data or 0, small.layout.data or 0
             assert fewer == replicas or small.cluster.nodes < full.cluster.nodes
             assert world_size_of(small.layout) == small.cluster.world_size
@@ -292,11 +292,13 @@ def test_nothing_that_fits_is_a_plain_error(tmp_path: Path) -> None:
 
 def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Path) -> None:
     candidates = prepared(tmp_path)
-    found: Found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
+    found: SearchOutcome = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
     report = json.loads(json.dumps(command.document("demo", candidates, found, 1000, None), allow_nan=False))
     assert report["trials"] == len(found.trials) and report["layouts"] == 1000
     assert [row["step_time_s"] for row in report["ranking"]] == sorted(row["step_time_s"] for row in report["ranking"])
-    grid = sum(truth(resolve(candidates.trial_config(Trial(i, True, None))).train_config()) for i in range(len(candidates.candidates)))
+    grid = sum(
+        truth(resolve(candidates.trial_config(SearchTrial(i, True, None))).train_config()) for i in range(len(candidates.candidates))
+    )
     assert report["grid_gpu_hours"] == pytest.approx(grid * BASE.run.steps * 8 / 3600, rel=0.3)
 
 

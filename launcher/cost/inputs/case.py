@@ -13,7 +13,7 @@ import numpy as np
 from launcher.config.trainer import TrainerProfile
 from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import BYTES, Device
-from launcher.cost.inputs.groups import Group
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Number, Shape
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
@@ -148,16 +148,16 @@ class Case:
         return "bf16" if self.precision in ("fp8", "fp4") else self.precision
 
     @cached_property
-    def tensor_group(self) -> Group:
-        return Group.placed(self.device, self.tensor, 1)
+    def tensor_group(self) -> PlacedGroup:
+        return PlacedGroup.of(self.device, self.tensor, 1)
 
     @cached_property
-    def context_group(self) -> Group:
-        return Group.placed(self.device, self.context, self.tensor)
+    def context_group(self) -> PlacedGroup:
+        return PlacedGroup.of(self.device, self.context, self.tensor)
 
     @cached_property
-    def expert_group(self) -> Group:
-        return Group.placed(self.device, self.expert, self.tensor * self.context)
+    def expert_group(self) -> PlacedGroup:
+        return PlacedGroup.of(self.device, self.expert, self.tensor * self.context)
 
     @cached_property
     def data_stride(self) -> np.ndarray:
@@ -165,9 +165,9 @@ class Case:
         inner = self.tensor * self.context
         return np.where(self.table["order"] == 0, inner, inner * self.pipeline)
 
-    def data_group(self, size: Number, stride: Number = 1) -> Group:
+    def data_group(self, size: Number, stride: Number = 1) -> PlacedGroup:
         """``size`` replicas, each ``stride`` replicas from the next."""
-        return Group.placed(self.device, size, self.data_stride * stride, self.trainer.overlap.single_rail)
+        return PlacedGroup.of(self.device, size, self.data_stride * stride, self.trainer.overlap.single_rail)
 
     @cached_property
     def stages_apart(self) -> np.ndarray:

@@ -11,7 +11,7 @@ from launcher.cost.inputs.shape import Number
 
 
 @dataclass(frozen=True)
-class Group:
+class PlacedGroup:
     """``size`` ranks that talk to each other, ``near`` of them in one link domain, sending through ``rails`` network ports of it."""
 
     size: Number
@@ -19,7 +19,7 @@ class Group:
     rails: Number
 
     @classmethod
-    def placed(cls, device: Device, size: Number, stride: Number, single_rail: bool = False) -> Group:
+    def of(cls, device: Device, size: Number, stride: Number, single_rail: bool = False) -> PlacedGroup:
         """A group whose neighbours are ``stride`` ranks apart; domains are filled rank by rank."""
         near = np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1))
         return cls(size, near, 1 if single_rail else near)

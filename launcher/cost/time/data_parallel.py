@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Number
 from launcher.cost.inputs.stages import StageShare
 from launcher.cost.time import collectives
@@ -51,16 +52,16 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 
 
-def _level(case: Case, shards: Number, before: Number) -> collectives.Group:
+def _level(case: Case, shards: Number, before: Number) -> PlacedGroup:
     """The ranks over which a state is cut into ``shards``, ``before`` of which an inner level has cut: replicas, and where all of them
     share, the context ranks of each."""
     apart = case.data_stride / case.context  # ranks between neighbours on the axis of replicas and context ranks
     whole = shards == case.data * case.context
     stride = np.where(whole & (before == 1), 1, before * case.context)
-    return collectives.Group.placed(case.device, shards / before, apart * stride, case.trainer.overlap.single_rail)
+    return PlacedGroup.of(case.device, shards / before, apart * stride, case.trainer.overlap.single_rail)
 
 
-def _expert_replicas(case: Case, holders: Number) -> collectives.Group:
+def _expert_replicas(case: Case, holders: Number) -> PlacedGroup:
     """The ranks that hold the same part of the same experts."""
     return case.data_group(np.maximum(case.data * case.context / case.expert, 1) / holders, case.expert * holders)
 
@@ -68,20 +69,20 @@ def _expert_replicas(case: Case, holders: Number) -> collectives.Group:
 def tied_embedding(case: Case, sent: float) -> Number:
     """The first and the last stage sum the gradients of the matrix that both hold."""
     payload = case.shape.vocab * case.shape.hidden / case.tensor * sent
-    pair = collectives.Group(2, np.where(case.stages_apart, 1, 2), 1)
+    pair = PlacedGroup(2, np.where(case.stages_apart, 1, 2), 1)
     both = collectives.all_reduce(case.device, case.constants, pair, payload)
     return np.where((case.pipeline > 1) & case.shape.tied, both, 0.0)
 
 
-def _all(case: Case, group: collectives.Group, payload: Number) -> Number:
+def _all(case: Case, group: PlacedGroup, payload: Number) -> Number:
     return collectives.all_gather(case.device, case.constants, group, payload)
 
 
-def _scatter(case: Case, group: collectives.Group, payload: Number) -> Number:
+def _scatter(case: Case, group: PlacedGroup, payload: Number) -> Number:
     return collectives.reduce_scatter(case.device, case.constants, group, payload)
 
 
-def _sum(case: Case, group: collectives.Group, payload: Number) -> Number:
+def _sum(case: Case, group: PlacedGroup, payload: Number) -> Number:
     return collectives.all_reduce(case.device, case.constants, group, payload)
 
 

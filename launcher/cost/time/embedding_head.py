@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Number
 from launcher.cost.time import collectives, matmul
 
@@ -34,7 +35,7 @@ def by_stage(case: Case) -> tuple[Ways, Ways, Ways]:
 
 def _added_up(case: Case) -> Number:
     """Seconds, each way, to hand the hidden state to all pipeline ranks, or to add up its gradient over them."""
-    group = collectives.Group.placed(case.device, case.pipeline, case.tensor * case.context * case.data)
+    group = PlacedGroup.of(case.device, case.pipeline, case.tensor * case.context * case.data)
     return collectives.all_reduce(case.device, case.constants, group, case.tokens * case.shape.hidden * case.width)
 
 

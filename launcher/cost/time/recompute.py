@@ -15,7 +15,7 @@ from launcher.cost.time.products import products
 
 
 @dataclass(frozen=True)
-class Policy:
+class RecomputePolicy:
     """What a selective mode repeats."""
 
     fractions: dict[str, float]  # of each kind of work
@@ -24,15 +24,15 @@ class Policy:
 
 EVERYTHING = {MATRICES: 1.0, ATTENTION: 1.0, POINTWISE: 1.0}
 SELECTIVE = {
-    "attention": Policy({ATTENTION: 1.0}),  # Korthikanti et al. 2022, section 5
+    "attention": RecomputePolicy({ATTENTION: 1.0}),  # Korthikanti et al. 2022, section 5
     # torchtitan keeps attention and every second product: keys, output, up are repeated
-    "per_op": Policy({MATRICES: 0.38, POINTWISE: 1.0}),
-    "norms": Policy({POINTWISE: 1.0}),
+    "per_op": RecomputePolicy({MATRICES: 0.38, POINTWISE: 1.0}),
+    "norms": RecomputePolicy({POINTWISE: 1.0}),
     # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
-    "products": Policy({POINTWISE: 1.0}),
-    "but_weights": Policy({ATTENTION: 1.0, POINTWISE: 1.0}),  # Pax, SAVE_DOT_WITH_NO_BATCH_DIM: products with weights
-    "but_queries": Policy(EVERYTHING, ("queries", "down")),  # MaxText, remat_policy=save_qkv_proj
-    "but_projections": Policy(EVERYTHING, ("queries", "output", "down")),  # Paxml, SAVE_QKV_OUT_PROJ
+    "products": RecomputePolicy({POINTWISE: 1.0}),
+    "but_weights": RecomputePolicy({ATTENTION: 1.0, POINTWISE: 1.0}),  # Pax, SAVE_DOT_WITH_NO_BATCH_DIM: products with weights
+    "but_queries": RecomputePolicy(EVERYTHING, ("queries", "down")),  # MaxText, remat_policy=save_qkv_proj
+    "but_projections": RecomputePolicy(EVERYTHING, ("queries", "output", "down")),  # Paxml, SAVE_QKV_OUT_PROJ
 }
 
 
