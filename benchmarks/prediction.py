@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from launcher.config import compose, resolve
-from launcher.cost import predict, predict_many
+from launcher.cost import CostModel
 from launcher.cost.inputs.layouts import to_layout
 from launcher.planning.plan import plan
 
@@ -30,13 +30,13 @@ def main() -> None:
     seconds, found = timed(lambda: plan(config))
     print(f"plan of 175B on {config.cluster.world_size} GPUs: {len(found.case.table)} layouts in {seconds:.2f} s")
 
-    table = found.case.table
-    seconds, _ = timed(lambda: predict_many(config.model, table, config.run, config.cluster))
+    table, cost = found.case.table, CostModel(config.cluster, config.trainer)
+    seconds, _ = timed(lambda: cost.predict_table(config.model, table, config.run))
     rate = len(table) / seconds
     print(f"as a table: {rate:,.0f} predictions/s, {rate / FASTEST_PUBLIC:.0f} times the fastest public model")
 
     layouts = [to_layout(record) for record in table[:: max(1, len(table) // 200)]]
-    seconds, _ = timed(lambda: [predict(config.model, layout, config.run, config.cluster) for layout in layouts])
+    seconds, _ = timed(lambda: [cost.predict(config.model, layout, config.run) for layout in layouts])
     print(f"one at a time: {len(layouts) / seconds:,.0f} predictions/s")
 
 

@@ -1,4 +1,4 @@
-"""The front door: ``predict`` for one layout, ``predict_many`` for a table of layouts."""
+"""The front door: a ``CostModel`` predicts one layout, or a table of layouts at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from launcher.config.schema import ClusterConfig, HardwareConfig
+from launcher.config.schema import ClusterConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import OWN, profile
 from launcher.cost.calibration import measured
@@ -66,55 +66,42 @@ def _largest(parts: dict[str, float], whole: float, count: int = 3) -> str:
     return ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in largest if value > 0)
 
 
-def predict(
-    model: ModelConfig,
-    layout: LayoutConfig,
-    run: RunConfig,
-    cluster: ClusterConfig,
-    trainer: TrainerProfile | None = None,
-    constants: Constants | None = None,
-) -> Prediction:
-    """Step time and memory of one layout whose ``data`` degree is known, under this project's trainer or another ``trainer``.
+class CostModel:
+    """Predicts runs on one cluster with one trainer: this project's own, unless another profile is given. The constants are those of
+    conf/constants.yaml, with the values that the hardware file replaces, unless others are given.
 
-    Rules are not checked here (``trainer.spec.rules``).
+    Rules are not checked here (``trainer.spec.rules``). ``ConfigError`` for hardware without rates and for unknown constants.
     """
-    case = case_of(model, to_table([layout]), run, cluster, trainer, constants)
-    return explain(estimate(case, layout.stage_layers), 0, case)
+
+    def __init__(self, cluster: ClusterConfig, trainer: TrainerProfile | None = None, constants: Constants | None = None):
+        hardware = cluster.hardware
+        self.trainer = trainer or profile(OWN)
+        self.constants = constants or SHIPPED.on(hardware.constants)
+        self.device = Device.of(hardware, cluster.gpus_per_node)
+        if hardware.calibration:
+            self.device = replace(self.device, measured=measured(hardware, self.device, self.constants))
+
+    def predict(self, model: ModelConfig, layout: LayoutConfig, run: RunConfig) -> Prediction:
+        """Step time and memory of one layout whose ``data`` degree is known."""
+        case = self.case(model, to_table([layout]), run)
+        return explain(estimate(case, layout.stage_layers), 0, case)
+
+    def predict_table(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Estimate:
+        """All layouts of ``table`` (``launcher.cost.inputs.layouts``) at once."""
+        return estimate(self.case(model, table, run))
+
+    def case(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Case:
+        """The question behind a prediction: ``model`` under each layout of ``table``, trained as ``run`` says."""
+        trainer = as_run(self.trainer, run, self.device)
+        budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
+        return Case(Shape.of(model), table, run.global_batch, self.device, trainer, run.precision, self.constants, budget)
 
 
-def predict_many(
-    model: ModelConfig,
-    table: np.ndarray,
-    run: RunConfig,
-    cluster: ClusterConfig,
-    trainer: TrainerProfile | None = None,
-    constants: Constants | None = None,
-) -> Estimate:
-    """All layouts of ``table`` (``launcher.cost.inputs.layouts``) at once: ``step_time``, ``memory_total``, ``fits`` and the parts as
-    arrays."""
-    return estimate(case_of(model, table, run, cluster, trainer, constants))
-
-
-def case_of(
-    model: ModelConfig,
-    table: np.ndarray,
-    run: RunConfig,
-    cluster: ClusterConfig,
-    trainer: TrainerProfile | None = None,
-    constants: Constants | None = None,
-) -> Case:
-    """The question that configs and a table of layouts pose."""
-    constants = constants or SHIPPED.on(cluster.hardware.constants)
-    device = device_of(cluster.hardware, cluster.gpus_per_node, constants)
-    trainer = as_run(trainer or profile(OWN), run, device)
-    budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
-    return Case(Shape.of(model), table, run.global_batch, device, trainer, run.precision, constants, budget)
-
-
-def device_of(hardware: HardwareConfig, per_node: int, constants: Constants) -> Device:
-    """The device of a hardware file on nodes of ``per_node`` devices, with what was measured of it."""
-    device = Device.of(hardware, per_node)
-    return replace(device, measured=measured(hardware, device, constants)) if hardware.calibration else device
+def predict(
+    model: ModelConfig, layout: LayoutConfig, run: RunConfig, cluster: ClusterConfig, trainer: TrainerProfile | None = None
+) -> Prediction:
+    """Step time and memory of one layout on ``cluster``; of many, ask one ``CostModel`` instead."""
+    return CostModel(cluster, trainer).predict(model, layout, run)
 
 
 def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:

@@ -15,7 +15,7 @@ from launcher.config.search import SpaceConfig
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
-from launcher.cost.prediction import Prediction, case_of, explain
+from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
 from trainer.spec import ConfigError, LayoutConfig
@@ -87,7 +87,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     """
     found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
     found = narrowed(found, wanted or {})
-    case = case_of(config.model, found.table, config.run, config.cluster, config.trainer)
+    case = CostModel(config.cluster, config.trainer).case(config.model, found.table, config.run)
     predicted = estimate(case)
     return Plan(found, case, predicted, judge(found.table, predicted))
 

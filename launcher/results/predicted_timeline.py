@@ -20,11 +20,11 @@ def foreseen(record: Record) -> Timeline | None:
     if not record.predicted:
         return None
     from launcher.cost.inputs.layouts import to_table
-    from launcher.cost.prediction import case_of
+    from launcher.cost.prediction import CostModel
 
     try:
         config, cluster = from_dict(TrainConfig, record.config), cluster_from_dict(record.cluster)
-        case = case_of(config.model, to_table([config.layout]), config.run, cluster)
+        case = CostModel(cluster).case(config.model, to_table([config.layout]), config.run)
     except ConfigError:
         return None
     return simulated(case, config.layout)

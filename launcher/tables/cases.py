@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from launcher.config.schema import HardwareConfig
+from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import changed, profile
-from launcher.cost.inputs.constants import SHIPPED, Constants
+from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
-from launcher.cost.prediction import as_run, device_of
+from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
 from trainer.spec import RunConfig
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
@@ -43,9 +43,9 @@ def table_case(row: MeasuredRun, hardware: dict[str, HardwareConfig], trainer: T
     """What ``row`` measured; ``trainer`` replaces its own. ``Unanswerable`` with the reason when it cannot be predicted."""
     shape, layout = shape_of(row), layout_of(row)
     _check(row, shape, layout)
-    device, constants = machine_of(row, hardware)
-    trainer = trainer or trainer_of(row, device)
-    return TableCase(row, shape, layout, row.known("global_batch"), device, constants, row.known("precision"), trainer)
+    machine = machine_of(row, hardware)
+    trainer = trainer or trainer_of(row, machine.device)
+    return TableCase(row, shape, layout, row.known("global_batch"), machine.device, machine.constants, row.known("precision"), trainer)
 
 
 def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:
@@ -103,16 +103,15 @@ def layout_of(row: MeasuredRun) -> np.void:
     return record
 
 
-def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Device, Constants]:
-    """The device and network of a row: its hardware file, with what the row says of memory and links; and the file's constants."""
+def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> CostModel:
+    """The cost model of a row's machine: its hardware file, with what the row says of memory and links."""
     name = row.known("hardware")
     if name not in hardware:
         raise Unanswerable(f"no hardware file {name}")
     cells = ("memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
     changes = {cell: row[cell] for cell in cells if row[cell] is not None}
     config = dataclasses.replace(hardware[name], **changes)
-    constants = SHIPPED.on(config.constants)
-    return device_of(config, row.known("gpus_per_node"), constants), constants
+    return CostModel(ClusterConfig(gpus_per_node=row.known("gpus_per_node"), hardware=config))
 
 
 def trainer_of(row: MeasuredRun, device: Device) -> TrainerProfile:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from launcher.config.trainers import profile
+from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.parts import total
-from launcher.cost.prediction import case_of
 from launcher.cost.time.block import BlockTimes, times
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
 from trainer.spec import ModelConfig
@@ -25,7 +25,7 @@ TABLE_4 = (  # sequence parallelism, recomputation, milliseconds forward and bac
 
 def case(model: ModelConfig, sequence: bool, recompute: str, micro_batch: int = 4) -> Case:
     table = to_table([layout(8, sequence_parallel=sequence, recompute=recompute, micro_batch=micro_batch)])
-    return case_of(model, table, mixed(micro_batch, "fp16"), cluster(8), profile("megatron_lm_2022"))
+    return CostModel(cluster(8), profile("megatron_lm_2022")).case(model, table, mixed(micro_batch, "fp16"))
 
 
 def both_ways(t: BlockTimes) -> tuple[float, float]:
@@ -57,7 +57,7 @@ def test_every_part_has_its_time_and_adds_up() -> None:
 
 def test_fewer_tensor_ranks_need_less_communication_and_more_products() -> None:
     wide, narrow = (
-        times(case_of(GPT_22B, to_table([layout(t, micro_batch=4)]), mixed(4, "fp16"), cluster(8), profile("megatron_lm_2022")))
+        times(CostModel(cluster(8), profile("megatron_lm_2022")).case(GPT_22B, to_table([layout(t, micro_batch=4)]), mixed(4, "fp16")))
         for t in (8, 2)
     )
     assert narrow.forward["matrix products"] > 3 * wide.forward["matrix products"]

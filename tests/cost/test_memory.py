@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.config.trainers import changed, profile
-from launcher.cost import predict
+from launcher.cost import CostModel, predict
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.memory import activations
 from launcher.cost.memory import peak as memory
-from launcher.cost.prediction import case_of
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
 from trainer.spec import ConfigError, ModelConfig, ShardingConfig, build
 from trainer.spec.schedule import in_flight
@@ -25,7 +24,7 @@ PAPER = (GPT_22B, GPT3, GPT_530B, GPT_1T)
 
 def case(model: ModelConfig, sequence: bool, recompute: str, tensor: int = 8, micro_batch: int = 1) -> Case:
     table = to_table([layout(tensor, sequence_parallel=sequence, recompute=recompute, micro_batch=micro_batch)])
-    return case_of(model, table, mixed(micro_batch, "fp16"), cluster(8), profile("megatron_lm_2022"))
+    return CostModel(cluster(8), profile("megatron_lm_2022")).case(model, table, mixed(micro_batch, "fp16"))
 
 
 @pytest.mark.parametrize("model", PAPER)
@@ -60,7 +59,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(p: int, v: int, group
             return
         schedule = "interleaved"
     table = to_table([layout(1, p, 1, virtual_pipeline=v, schedule=schedule)])
-    asked = case_of(ModelConfig(layers=p * v), table, mixed(m), cluster(8), profile("megatron_lm_2022"))
+    asked = CostModel(cluster(8), profile("megatron_lm_2022")).case(ModelConfig(layers=p * v), table, mixed(m))
     ranks = [in_flight(actions) for actions in build(schedule, p, v, m)]
     for kind, rank in (("first", 0), ("middle", min(1, p - 1)), ("last", p - 1)):
         if kind != "middle" or p > 2:
@@ -72,7 +71,7 @@ def test_states_take_the_bytes_of_their_shards(sharding: tuple[int, int, int], b
     """Rajbhandari et al. 2020 (ZeRO), figure 1, with 4-byte gradients."""
     model = ModelConfig(layers=32, hidden=4096, heads=32, vocab=50000, seq=2048)
     table = to_table([layout(data=64, sharding=ShardingConfig(*sharding))])
-    asked = case_of(model, table, mixed(64), cluster(64), profile("megatron_lm_2023"))
+    asked = CostModel(cluster(64), profile("megatron_lm_2023")).case(model, table, mixed(64))
     asked = dataclasses.replace(asked, trainer=changed(asked.trainer, {"numbers.gradient_bytes": 4}))
     parts = memory.states(asked, asked.shape.parameters, 0.0)
     assert sum(float(np.squeeze(size)) for size in parts.values()) == pytest.approx(bytes_per_parameter * asked.shape.parameters)

@@ -7,9 +7,8 @@ import pytest
 
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import profile
-from launcher.cost import Prediction, predict, predict_many
+from launcher.cost import CostModel, Prediction, predict
 from launcher.cost.inputs.layouts import to_table
-from launcher.cost.prediction import case_of
 from launcher.cost.timeline import timeline
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
 from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
@@ -97,7 +96,7 @@ def test_a_table_is_predicted_as_its_rows_are() -> None:
             (8, 8, 1, "selective", 16, "equal"), (4, 16, 2, "full", 1, "cost"), (1, 1, 1, "none", 1024, "equal"), (2, 32, 1, "none", 4, "cost"),
         )
     ]  # fmt: skip
-    many = predict_many(GPT3, to_table(rows), mixed(2048), cluster(1024))
+    many = CostModel(cluster(1024)).predict_table(GPT3, to_table(rows), mixed(2048))
     alone = [predict(GPT3, one, mixed(2048), cluster(1024)) for one in rows]
     assert many.step_time == pytest.approx([one.step_time_s for one in alone])
     assert many.memory_total == pytest.approx([one.memory_bytes for one in alone])
@@ -128,6 +127,6 @@ def test_more_of_everything_takes_longer() -> None:
 def test_an_even_split_by_hand_is_the_even_split() -> None:
     """Two ranks of two chunks: with a middle rank that nobody is, chunks inside the model would take no time."""
     one = layout(1, 2, 1, virtual_pipeline=2)
-    case = case_of(GPT_22B, to_table([one]), mixed(8), cluster(2))
+    case = CostModel(cluster(2)).case(GPT_22B, to_table([one]), mixed(8))
     drawn, split = timeline(case), timeline(case, [12, 12, 12, 12])
     assert makespan(split.ranks) == pytest.approx(makespan(drawn.ranks))

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import changed, profile
-from launcher.cost import Prediction, predict
+from launcher.cost import CostModel, Prediction, predict
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import SHIPPED
@@ -22,7 +22,6 @@ from launcher.cost.memory import peak as memory
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import BUBBLE, GATHER, OFFLOAD, REDUCE
 from launcher.cost.parts import ATTENTION, EXPERT, MATRICES, TENSOR
-from launcher.cost.prediction import case_of
 from launcher.cost.time import block, collectives
 from launcher.cost.time import data_parallel as states
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
@@ -38,7 +37,7 @@ def asked(one: LayoutConfig, trainer: TrainerProfile, batch: int = 256, model: M
 
 
 def cases(one: LayoutConfig, trainer: TrainerProfile, batch: int = 64, precision: str = "bf16", hardware: str = "h100") -> Case:
-    return case_of(GPT_22B, to_table([one]), mixed(batch, precision), cluster(64, hardware), trainer)
+    return CostModel(cluster(64, hardware), trainer).case(GPT_22B, to_table([one]), mixed(batch, precision))
 
 
 @pytest.mark.parametrize(("ranks", "first", "middle", "last"), [(2, 21, 21, 19), (4, 10, 11, 8), (8, 5, 6, 3)])
@@ -46,13 +45,15 @@ def test_stages_that_count_their_ends_as_blocks(ranks: int, first: int, middle: 
     """43 items of a model of 40 blocks: embedding before them, norm and head behind them."""
     counting = changed(BASE, {"pipeline.counts_ends": True})
     table = to_table([layout(1, ranks, 1)])
-    found = stages.blocks(case_of(LLAMA_13B, table, mixed(64), cluster(8), counting))
+    found = stages.blocks(CostModel(cluster(8), counting).case(LLAMA_13B, table, mixed(64)))
     assert (found.first[0], found.last[0]) == (first, last)
     assert ranks == 2 or found.middle[0] == middle
 
 
 def test_without_a_pipeline_the_ends_do_not_matter() -> None:
-    found = stages.blocks(case_of(LLAMA_13B, to_table([layout(8)]), mixed(64), cluster(8), changed(BASE, {"pipeline.counts_ends": True})))
+    found = stages.blocks(
+        CostModel(cluster(8), changed(BASE, {"pipeline.counts_ends": True})).case(LLAMA_13B, to_table([layout(8)]), mixed(64))
+    )
     assert found.first[0] == found.last[0] == 40
 
 
@@ -321,7 +322,7 @@ def test_a_spread_vocabulary_makes_stages_equal(trainer: TrainerProfile) -> None
     piled, spread = (predict(model, one, mixed(128, "fp16"), cluster(8), how) for how in (BASE, trainer))
     assert spread.time[BUBBLE] < 0.1 * spread.step_time_s < piled.time[BUBBLE]
     assert spread.memory[WEIGHTS] < 0.7 * piled.memory[WEIGHTS], "the last stage no longer holds the whole head"
-    held = stages.held(case_of(model, to_table([one]), mixed(128), cluster(8), trainer))
+    held = stages.held(CostModel(cluster(8), trainer).case(model, to_table([one]), mixed(128)))
     assert held.dense.first[0] == held.dense.last[0] == pytest.approx(held.dense.middle[0])
 
 
