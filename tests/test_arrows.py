@@ -178,7 +178,7 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "file", "line"),
     [
-        ("trainer", "trainer/comm/groups.py", "from trainer.pipeline.runtime import Pipeline"),
+        ("trainer", "trainer/comm/groups.py", "from trainer.pipeline.runtime import PipelineRuntime"),
         ("trainer", "trainer/spec/grid.py", "import trainer.engine"),
         ("launcher", "launcher/trials/store.py", "from launcher.sweep.run import run_sweep"),
         ("launcher", "launcher/backends/contract.py", "from launcher.tracking import mirror"),

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 from trainer.launch.failure import classify, root_cause, write_failure
-from trainer.launch.rank_env import Place, discover
+from trainer.launch.rank_env import RankEnv, discover
 from trainer.measure.forwarder import forwarding
 from trainer.spec import ConfigError, Status, load, resolve
 from trainer.spec.records import EXIT_FAILED, EXIT_STOPPED, RESULT, write_outcome
@@ -28,12 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--attempt", type=int, default=0, help="number of this attempt, from 0")
     arguments = parser.parse_args(argv)
     out = arguments.out or arguments.config.resolve().parent
-    place = Place()
+    env = RankEnv()
     try:
-        place = discover(os.environ)
-        status = _train(arguments.config, place, out, arguments.attempt)
+        env = discover(os.environ)
+        status = _train(arguments.config, env, out, arguments.attempt)
     except Exception as error:
-        return _fail(error, place, out, arguments.attempt)
+        return _fail(error, env, out, arguments.attempt)
     return EXIT_STOPPED if status is Status.STOPPED else 0
 
 
@@ -43,28 +43,28 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-def _train(path: Path, place: Place, out: Path, attempt: int) -> Status:
-    config = resolve(load(path), place.world_size)
+def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
+    config = resolve(load(path), env.world_size)
     if config.run.task == "probe":
         from trainer.probe import probe
 
-        return probe(config, place, out, attempt)
+        return probe(config, env, out, attempt)
     from trainer.loop import train  # torch is imported after the configuration has proved right
 
-    with forwarding(config, place.rank, out):
-        return train(config, place, out, attempt)
+    with forwarding(config, env.rank, out):
+        return train(config, env, out, attempt)
 
 
-def _fail(error: Exception, place: Place, out: Path, attempt: int) -> int:
+def _fail(error: Exception, env: RankEnv, out: Path, attempt: int) -> int:
     """Record why this rank ended, and on rank 0 why the run did."""
     failure = classify(error)
-    write_failure(out, attempt, place.rank, failure)
+    write_failure(out, attempt, env.rank, failure)
     wrong_input = isinstance(error, ConfigError)
     if wrong_input:
         print(f"error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(error)
-    if place.rank == 0:
+    if env.rank == 0:
         cause = root_cause(out, attempt, failure)
         write_outcome(
             out / RESULT,
@@ -73,7 +73,7 @@ def _fail(error: Exception, place: Place, out: Path, attempt: int) -> int:
                 "reason": cause.reason.value,
                 "message": cause.message,
                 "attempt": attempt,
-                "world_size": place.world_size,
+                "world_size": env.world_size,
             },
         )
     return ConfigError.exit_code if wrong_input else EXIT_FAILED

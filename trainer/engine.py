@@ -1,4 +1,4 @@
-"""A rank's part of a run: its stretches of the model, their state, and one optimizer step at a time."""
+"""A rank's part of a run: its parts of the model, their state, and one optimizer step at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.models.transformer import Transformer
 from trainer.pipeline.compile import compile_blocks
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
-from trainer.pipeline.runtime import Boundary, Chunk, Pipeline
+from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
 from trainer.spec import Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
 from trainer.spec.flops import recomputed_flops
 from trainer.state.bucket import Common, Precision
@@ -30,7 +30,7 @@ from trainer.state.loss_scale import LossScale
 from trainer.state.optimizer import AdamW, learning_rate, squared_norm, sum_partial
 from trainer.state.sharding import ShardedState
 from trainer.tensor.cross_entropy import vocabulary_cross_entropy
-from trainer.tensor.dropout import Noise, Place
+from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import Region
 from trainer.tensor.parallelize import Parallelizer
 
@@ -47,7 +47,7 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """What one step computes on (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor | None  # [micro-batches, s + 1, b]
@@ -66,8 +66,8 @@ class Batch:
         assert self.rows is not None
         return vocabulary_cross_entropy(logits, self.rows[micro_batch, 1:], self.weight, self.vocabulary, self.columns)
 
-    def place(self, micro_batch: int) -> Place:
-        return Place(self.step, self.first_row + micro_batch * self.size)
+    def dropout_key(self, micro_batch: int) -> DropoutKey:
+        return DropoutKey(self.step, self.first_row + micro_batch * self.size)
 
 
 class Engine:
@@ -96,7 +96,7 @@ class Engine:
         seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
         boundary = Boundary.of((seq, layout.micro_batch, model.hidden), self.region, self.precision.compute, world.device)
         schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, self.micro_batches)
-        self.pipeline = Pipeline(
+        self.pipeline = PipelineRuntime(
             schedule[self.groups.at.pipeline], chunks, self.state, boundary, self.groups.up, self.groups.down, self.recorder
         )
         self.activations = self._activation_meter()
@@ -121,16 +121,16 @@ class Engine:
             stage = chunk * stages + at.pipeline
             start = sum(counts[:stage])
             with torch.device("meta"):
-                stretch = Transformer(model, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
-            models.append(stretch)
-            members.append(parallelizer.apply(stretch))
-            apply_recompute(stretch, layout, noise)
-            compile_blocks(stretch.blocks, self.config.run.compile, self.device)
+                model_part = Transformer(model, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
+            models.append(model_part)
+            members.append(parallelizer.apply(model_part))
+            apply_recompute(model_part, layout, noise)
+            compile_blocks(model_part.blocks, self.config.run.compile, self.device)
         for own in reversed(members):
-            self.state.add_stretch(own)
+            self.state.add_model_part(own)
         check_room(self.state.planned_bytes, self.config.run.memory_gb, self.world)
         self.state.make()
-        return [Chunk(stretch, Gathering(self.state, list(stretch.units())), noise) for stretch in models]
+        return [Chunk(model_part, Gathering(self.state, list(model_part.units())), noise) for model_part in models]
 
     def _activation_meter(self) -> ActivationMeter:
         """Counts the first step's activations, for which ``run.memory_gb`` leaves what the states do not take."""
@@ -143,7 +143,7 @@ class Engine:
         self.recorder.begin()
         with self.recorder.span("data"):
             batch = self._batch(step)
-        self.state.counted = self.activations.hold if watch else None
+        self.state.counted = self.activations.track if watch else None
         with self.activations.watching() if watch else contextlib.nullcontext():
             losses = self._gradients(batch)
         with self.recorder.span("communication"):
@@ -153,12 +153,12 @@ class Engine:
         self.samples += self.config.run.global_batch
         return result
 
-    def _gradients(self, batch: Batch) -> list[Tensor]:
+    def _gradients(self, batch: TokenBatch) -> list[Tensor]:
         """Forward and backward of all micro-batches; gradients are on their way when it returns."""
         self.state.begin(self.micro_batches)
         return self.pipeline.step(batch)
 
-    def _batch(self, step: int) -> Batch:
+    def _batch(self, step: int) -> TokenBatch:
         """This replica's rows of the global batch; no tensor where neither tokens nor targets are used."""
         size = self.config.layout.micro_batch
         count = self.micro_batches * size
@@ -166,14 +166,14 @@ class Engine:
         if any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks):
             array = torch.from_numpy(self.dataset.batch(self.samples + first, count))
             rows = array.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
-        return Batch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
+        return TokenBatch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
 
     def _vocabulary_width(self) -> int:
         """Real columns among this tensor rank's logits."""
         local = -(-self.config.model.vocab // self.groups.tensor.size)
         return max(0, min(local, self.config.model.vocab - local * self.groups.tensor.index))
 
-    def _update(self, batch: Batch, losses: list[Tensor], stop: bool) -> StepResult:
+    def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> StepResult:
         """Norm, clip and update; one all-reduce joins loss, norm and the wish to stop."""
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
@@ -188,7 +188,7 @@ class Engine:
         skip = (~(torch.isfinite(norm) & torch.isfinite(total[0]))).float()
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
         self.optimizer.step(lr, factor / scale, skip)
-        self.state.restore()
+        self.state.publish_updates()
         loss, squared, stops = total.tolist()  # the one wait of the host for the device
         skipped = not (math.isfinite(loss) and math.isfinite(squared))
         if skipped:
@@ -198,7 +198,7 @@ class Engine:
             self.scale.succeeded()
         return StepResult(loss, math.sqrt(squared) if squared >= 0 else squared, lr, stops > 0, skipped)
 
-    def _not_finite(self, batch: Batch, loss: float) -> None:
+    def _not_finite(self, batch: TokenBatch, loss: float) -> None:
         """Lower the loss scale if that can be the cause; else say where the value came from, and stop if that is the policy."""
         if math.isfinite(loss) and self.scale.overflowed():
             return
@@ -214,7 +214,7 @@ class Engine:
         if self.world.rank == 0:
             print(f"warning: {message}; the step is skipped", flush=True)
 
-    def _again(self, batch: Batch) -> list[Tensor]:
+    def _again(self, batch: TokenBatch) -> list[Tensor]:
         """The losses of a step that is computed once more; its gradients are dropped."""
         losses = self._gradients(batch)
         self.state.finish()
@@ -231,7 +231,7 @@ class Engine:
         self.optimizer.steps.fill_(self.updates)
         if self.scale.dynamic and "loss_scale" in extra:
             self.scale.value, self.scale.good_steps = extra["loss_scale"], int(extra["good_steps"])
-        self.state.restore()
+        self.state.publish_updates()
 
     def memory(self) -> dict[str, int]:
         """Counted bytes by part: weights, gradients, optimizer, activations."""

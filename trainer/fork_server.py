@@ -7,7 +7,7 @@ line, requests on standard input and replies on standard output:
      "env": {}, "log": "dir/rank{rank}.log"}
       -> {"started": key, "pids": {"0": 123, "1": 124}}, then for each rank as it ends {"exited": key, "rank": 0, "code": 0}
     {"kill": key}   SIGTERM to all ranks of that key, SIGKILL after a grace
-    end of input    everything is killed and the nursery ends
+    end of input    everything is killed and the server ends
 
 A request that cannot be served is answered with {"error": text, "start": key}. When one rank fails, its peers are
 killed after a short grace: they can only wait for it.
@@ -35,7 +35,7 @@ PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 @dataclass
-class Family:
+class RunningRanks:
     """The ranks of one key that are alive."""
 
     key: str
@@ -47,12 +47,12 @@ class Family:
             os.kill(pid, number)
 
 
-class Nursery:
+class ForkServer:
     """Forks ranks, reports their ends, and leaves none behind."""
 
     def __init__(self, entry: Any):
         self.entry = entry  # main(argv) -> exit code, run in the forked rank
-        self.families: dict[str, Family] = {}
+        self.groups: dict[str, RunningRanks] = {}
         self.buffer = b""
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -73,13 +73,13 @@ class Nursery:
                     break
                 self._reap()
                 self._kill_overdue()
-        for family in self.families.values():
-            family.signal(signal.SIGKILL)
-        while self.families:
+        for group in self.groups.values():
+            group.signal(signal.SIGKILL)
+        while self.groups:
             self._reap(wait=True)
 
     def _patience(self) -> float | None:
-        times = [f.kill_at for f in self.families.values() if f.kill_at is not None]
+        times = [g.kill_at for g in self.groups.values() if g.kill_at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _read(self) -> bool:
@@ -104,44 +104,44 @@ class Nursery:
 
     def _start(self, request: dict[str, Any]) -> None:
         key = request["start"]
-        if key in self.families:
+        if key in self.groups:
             raise ValueError(f"{key} is running already")
         for rank in request["ranks"]:
             Path(request["log"].format(rank=rank)).parent.mkdir(parents=True, exist_ok=True)
-        family = self.families.setdefault(key, Family(key))
+        group = self.groups.setdefault(key, RunningRanks(key))
         pids = {}
         for local, rank in enumerate(request["ranks"]):
             pid = os.fork()
             if pid == 0:
                 self._become_rank(request, rank, local)
-            family.alive[pid] = rank
+            group.alive[pid] = rank
             pids[str(rank)] = pid
         reply({"started": key, "pids": pids})
 
     def _kill(self, key: str) -> None:
-        family = self.families.get(key)
-        if family is not None:
-            family.signal(signal.SIGTERM)
-            family.kill_at = time.monotonic() + STOP_GRACE_S
+        group = self.groups.get(key)
+        if group is not None:
+            group.signal(signal.SIGTERM)
+            group.kill_at = time.monotonic() + STOP_GRACE_S
 
     def _reap(self, wait: bool = False) -> None:
-        while self.families:
+        while self.groups:
             pid, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
             if pid == 0:
                 return
-            family = next(f for f in self.families.values() if pid in f.alive)
-            rank, code = family.alive.pop(pid), os.waitstatus_to_exitcode(status)
-            if not family.alive:
-                del self.families[family.key]
+            group = next(g for g in self.groups.values() if pid in g.alive)
+            rank, code = group.alive.pop(pid), os.waitstatus_to_exitcode(status)
+            if not group.alive:
+                del self.groups[group.key]
             elif code not in (0, EXIT_STOPPED):
-                family.kill_at = min(family.kill_at or float("inf"), time.monotonic() + GRACE_S)
-            reply({"exited": family.key, "rank": rank, "code": code})
+                group.kill_at = min(group.kill_at or float("inf"), time.monotonic() + GRACE_S)
+            reply({"exited": group.key, "rank": rank, "code": code})
 
     def _kill_overdue(self) -> None:
-        for family in self.families.values():
-            if family.kill_at is not None and time.monotonic() >= family.kill_at:
-                family.signal(signal.SIGKILL)
-                family.kill_at = None
+        for group in self.groups.values():
+            if group.kill_at is not None and time.monotonic() >= group.kill_at:
+                group.signal(signal.SIGKILL)
+                group.kill_at = None
 
     def _become_rank(self, request: dict[str, Any], rank: int, local: int) -> None:
         """In the forked child: never returns."""
@@ -168,7 +168,7 @@ class Nursery:
 
 
 def reply(document: dict[str, Any]) -> None:
-    """One line on standard output; a reader that is gone will end the nursery through its closed input."""
+    """One line on standard output; a reader that is gone will end the fork server through its closed input."""
     try:
         os.write(1, json.dumps(document).encode() + b"\n")
     except BrokenPipeError:
@@ -185,7 +185,7 @@ def redirect(log: Path) -> None:
 
 
 def die_with_parent() -> None:
-    """Linux: a rank whose nursery is killed is killed as well."""
+    """Linux: a rank whose fork server is killed is killed as well."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -197,9 +197,9 @@ def main() -> int:
     from trainer.__main__ import preload
 
     preload()
-    gc.freeze()  # a rank's collections leave the pages that it shares with the nursery alone
+    gc.freeze()  # a rank's collections leave the pages that it shares with the fork server alone
     reply({"ready": True})
-    Nursery(entry).serve()
+    ForkServer(entry).serve()
     return 0
 
 

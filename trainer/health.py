@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.launch.rank_env import Place, discover
+from trainer.launch.rank_env import RankEnv, discover
 
 if TYPE_CHECKING:
     import torch
@@ -36,27 +36,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", type=Path, help="file for the names of bad nodes")
     parser.add_argument("nodes", nargs="+", help="all nodes of the job, in the order of their ranks")
     arguments = parser.parse_args(argv)
-    place = discover(os.environ)
-    problem = check_device(place)
-    print(f"rank {place.rank}: {problem or 'device and memory are good'}", flush=True)
-    bad = confer(place, problem, arguments.nodes)
+    env = discover(os.environ)
+    problem = check_device(env)
+    print(f"rank {env.rank}: {problem or 'device and memory are good'}", flush=True)
+    bad = confer(env, problem, arguments.nodes)
     if bad is None:
         return 1
-    if place.rank == 0 and bad:
+    if env.rank == 0 and bad:
         arguments.names.write_text("".join(f"{node}\n" for node in bad))
     if bad:
         return 1
-    print(f"rank {place.rank}: {check_network(place)}", flush=True)
+    print(f"rank {env.rank}: {check_network(env)}", flush=True)
     return 0
 
 
-def check_device(place: Place) -> str | None:
+def check_device(env: RankEnv) -> str | None:
     """What is wrong with this rank's device or memory, in one line; None if nothing is."""
     try:
         import torch
 
         if torch.cuda.is_available():
-            device = torch.device("cuda", place.local_rank)
+            device = torch.device("cuda", env.local_rank)
             wanted = int(torch.cuda.mem_get_info(device)[0] * CUDA_MEMORY_FRACTION)
         else:
             device, wanted = torch.device("cpu"), CPU_MEMORY_BYTES
@@ -79,31 +79,31 @@ def _check_arithmetic(device: torch.device) -> str | None:
     return None if torch.equal(product, expected) else f"{device} multiplies matrices wrongly"
 
 
-def confer(place: Place, problem: str | None, nodes: Sequence[str]) -> list[str] | None:
+def confer(env: RankEnv, problem: str | None, nodes: Sequence[str]) -> list[str] | None:
     """Bad nodes as rank 0 sees them: those with a rank that has a problem or does not arrive. None: rank 0 cannot be reached."""
     from torch.distributed import DistError, TCPStore
 
     try:
         store = TCPStore(
-            place.address,
-            place.port,
-            place.world_size,
-            is_master=place.rank == 0,
+            env.address,
+            env.port,
+            env.world_size,
+            is_master=env.rank == 0,
             timeout=timedelta(seconds=PATIENCE_S),
             wait_for_workers=False,
         )
-        store.set(f"rank {place.rank}", problem or "good")
-        if place.rank == 0:
-            verdict = bad_nodes(_gather(store, place.world_size), place.world_size, nodes)
+        store.set(f"rank {env.rank}", problem or "good")
+        if env.rank == 0:
+            verdict = bad_nodes(_gather(store, env.world_size), env.world_size, nodes)
             store.set("bad", " ".join(verdict))
-            _wait_for_readers(store, place.world_size - 1)
+            _wait_for_readers(store, env.world_size - 1)
             return verdict
         store.set_timeout(timedelta(seconds=2 * PATIENCE_S))
         text = store.get("bad").decode()
         store.add("readers", 1)
         return text.split()
     except (DistError, RuntimeError) as error:
-        print(f"rank {place.rank}: rank 0 at {place.address}:{place.port} cannot be reached: {error}", flush=True)
+        print(f"rank {env.rank}: rank 0 at {env.address}:{env.port} cannot be reached: {error}", flush=True)
         return None
 
 
@@ -133,25 +133,25 @@ def bad_nodes(said: Mapping[int, str], world_size: int, nodes: Sequence[str]) ->
     return [nodes[index] for index in sorted(bad)]
 
 
-def check_network(place: Place) -> str:
+def check_network(env: RankEnv) -> str:
     """All ranks add up a large message; the time it took. An error ends this rank."""
     import torch
     import torch.distributed as dist
 
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(env.local_rank)
     dist.init_process_group(
         "nccl" if cuda else "gloo",
-        init_method=f"tcp://{place.address}:{place.port + 1}",
-        rank=place.rank,
-        world_size=place.world_size,
+        init_method=f"tcp://{env.address}:{env.port + 1}",
+        rank=env.rank,
+        world_size=env.world_size,
         timeout=timedelta(seconds=COLLECTIVE_S),
     )
-    message = torch.full((MESSAGE_BYTES // 4,), float(place.rank), device="cuda" if cuda else "cpu")
+    message = torch.full((MESSAGE_BYTES // 4,), float(env.rank), device="cuda" if cuda else "cpu")
     start = time.perf_counter()
     dist.all_reduce(message)
-    right = bool((message == place.world_size * (place.world_size - 1) / 2).all())
+    right = bool((message == env.world_size * (env.world_size - 1) / 2).all())
     seconds = time.perf_counter() - start
     dist.destroy_process_group()
     if not right:

@@ -23,7 +23,7 @@ from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine, StepResult
 from trainer.launch.failure import NonFinite
-from trainer.launch.rank_env import Place
+from trainer.launch.rank_env import RankEnv
 from trainer.measure.meter import mean_split, spread, stragglers
 from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, to_dict
@@ -35,15 +35,15 @@ GARBAGE_STEPS = 50
 """Steps between collections, which all ranks make at the same place."""
 
 
-def train(config: ResolvedTrainConfig, place: Place, out: Path, attempt: int) -> Status:
+def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
     """Train a resolved run. Done or stopped; anything else is raised."""
-    asked = StopFlag()
-    device = choose_device(config.run.device, place.local_rank)
+    stop_flag = StopFlag()
+    device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
     dataset = open_dataset(config.data, config.model, config.run.seed)
-    world = World(place.rank, place.world_size, device, place.address, place.port, config.run.timeout_s)
-    world.group.together(dataset.check if place.local_rank == 0 else lambda: None, (ConfigError,))
-    status = Run(config, Engine(config, world, dataset), out, attempt, asked).to_the_end()
+    world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
+    world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
+    status = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag).run()
     world.close()  # after a failure the end of the process does it: peers look for the reason as soon as they lose this rank
     return status
 
@@ -74,7 +74,7 @@ def collect_garbage_by_hand() -> None:
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGUSR2: the scheduler wants the place back."""
+    """Set by SIGTERM or SIGUSR2: the scheduler wants the nodes back."""
 
     def __init__(self) -> None:
         self.set = False
@@ -102,11 +102,11 @@ class History:
         return cls(losses, norms, [r["step_time_s"] for r in known])
 
 
-class Run:
+class TrainingRun:
     """The loop around an engine."""
 
-    def __init__(self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, asked: StopFlag):
-        self.config, self.engine, self.out, self.attempt, self.asked = config, engine, out, attempt, asked
+    def __init__(self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, stop_flag: StopFlag):
+        self.config, self.engine, self.out, self.attempt, self.stop_flag = config, engine, out, attempt, stop_flag
         self.world = engine.groups.world
         self.leads = self.world.index == 0
         settings = config.run.checkpoint
@@ -118,8 +118,8 @@ class Run:
             self.checkpoints = Checkpoints(settings, root, self.world, config.model, order, run, attempt, config.run.timeout_s)
         self.history = History()
 
-    def to_the_end(self) -> Status:
-        """Every step that is left."""
+    def run(self) -> Status:
+        """The remaining steps, checkpoints and the result."""
         run, first = self.config.run, self._resume()
         self.history = History.read(self.out, first)
         clock_offset = align(self.world)
@@ -130,7 +130,7 @@ class Run:
             if (step + 1) % GARBAGE_STEPS == 0:
                 gc.collect()
             start = time.perf_counter()
-            result = self.engine.step(step, stop=self.asked.set, watch=step == first)
+            result = self.engine.step(step, stop=self.stop_flag.set, watch=step == first)
             self.engine.clock.synchronize()
             self._record(step, result, time.perf_counter() - start)
             if run.timeline and step == drawn:

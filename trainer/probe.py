@@ -26,7 +26,7 @@ from trainer.comm.clock import Clock
 from trainer.comm.collectives import Group, Pending, World
 from trainer.data.dataset import Synthetic
 from trainer.engine import Engine
-from trainer.launch.rank_env import Place
+from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
 from trainer.spec import LayoutConfig, ModelConfig, Status, TrainConfig, resolve
 from trainer.spec.records import METRICS, RESULT, write_outcome
@@ -68,11 +68,11 @@ TURNS = 8
 """Least repetitions of a whole step."""
 
 
-def probe(config: TrainConfig, place: Place, out: Path, attempt: int) -> Status:
-    """Measure on every rank of ``place``; rank 0 writes what was found."""
-    device = choose_device(config.run.device, place.local_rank)
+def probe(config: TrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
+    """Measure on every rank of ``env``; rank 0 writes what was found."""
+    device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
-    world = World(place.rank, place.world_size, device, place.address, place.port, config.run.timeout_s)
+    world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
     try:
         probing = Probe(world, config.run.threads, out, attempt)
         result = {"status": Status.DONE.value, "attempt": attempt, "world_size": world.size, "probe": probing.run()}

@@ -152,7 +152,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     from trainer.__main__ import main as entry
     from trainer.__main__ import preload
-    from trainer.fork_server import Nursery, reply
+    from trainer.fork_server import ForkServer, reply
     from trainer.launch.rank_env import discover
 
     def run(argv: list[str]) -> int:
@@ -165,7 +165,7 @@ def main() -> int:
 
     preload()
     reply({"ready": True})
-    Nursery(run).serve()
+    ForkServer(run).serve()
     return 0
 
 

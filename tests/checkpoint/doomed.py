@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from trainer.__main__ import main
-from trainer.launch.rank_env import Place
+from trainer.launch.rank_env import RankEnv
 
 
-def killed_in_step(place: Place, out: Path, config: dict[str, Any], step: int, wait_for: str) -> None:
+def killed_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int, wait_for: str) -> None:
     """Train until step number ``step`` (from 0), wait until a checkpoint is there, then die without a word."""
     from trainer.engine import Engine
 
@@ -31,7 +31,7 @@ def killed_in_step(place: Place, out: Path, config: dict[str, Any], step: int, w
     _train(out, config)
 
 
-def killed_while_writing(place: Place, out: Path, config: dict[str, Any], step: int, rank: int, moment: str) -> None:
+def killed_while_writing(env: RankEnv, out: Path, config: dict[str, Any], step: int, rank: int, moment: str) -> None:
     """Train, and die while ``rank`` saves the state after ``step`` steps: in the middle of its file, or before the commit's last move."""
     from trainer.checkpoint import folder, shards
 
@@ -44,7 +44,7 @@ def killed_while_writing(place: Place, out: Path, config: dict[str, Any], step: 
 
     def write_piece(file: Any, s: Any) -> Any:
         done = write(file, s)
-        if (current[0], place.rank, moment) == (step, rank, "file"):
+        if (current[0], env.rank, moment) == (step, rank, "file"):
             file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         return done
@@ -60,15 +60,15 @@ def killed_while_writing(place: Place, out: Path, config: dict[str, Any], step: 
     _train(out, config)
 
 
-def stopped_in_step(place: Place, out: Path, config: dict[str, Any], step: int) -> None:
-    """Train; in step number ``step`` the last rank gets the signal by which a scheduler asks for its place."""
+def stopped_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int) -> None:
+    """Train; in step number ``step`` the last rank gets the signal by which a scheduler wants its nodes back."""
     from trainer.engine import Engine
 
     original = Engine.step
 
     def signalled(self: Engine, number: int, *args: Any, **kwargs: Any) -> Any:
         result = original(self, number, *args, **kwargs)
-        if number == step and place.rank == place.world_size - 1:
+        if number == step and env.rank == env.world_size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 

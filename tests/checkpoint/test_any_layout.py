@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.worlds import FACTS, SHAPES, World, assert_holds, global_state, owned_by
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
+from trainer.checkpoint.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader, piece_of, snapshot, write_rank
 from trainer.spec import Factors
@@ -26,7 +26,7 @@ worlds = st.builds(
 )
 
 
-def saved(root: Path, world: World, seed: int = 3) -> Found:
+def saved(root: Path, world: World, seed: int = 3) -> FoundCheckpoint:
     """A checkpoint that all ranks of ``world`` wrote."""
     folder, values = Folder(root, "a run", attempt=0, token="t"), global_state(seed)
     folder.enter()
@@ -62,11 +62,11 @@ def test_every_element_is_stored_exactly_once(world: World) -> None:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Found:
+def found(tmp_path: Path) -> FoundCheckpoint:
     return saved(tmp_path, World(2, Factors(1, 1, 2, 2), 100))
 
 
-def read_all(found: Found) -> dict[str, torch.Tensor]:
+def read_all(found: FoundCheckpoint) -> dict[str, torch.Tensor]:
     reader = Reader(found.path, read_manifest(found))
     result = {name: torch.empty(whole(name, shape).numel) for name, shape in SHAPES.items()}
     for name, shape in SHAPES.items():
@@ -74,18 +74,18 @@ def read_all(found: Found) -> dict[str, torch.Tensor]:
     return result
 
 
-def test_whole_parameters_are_read_for_export(found: Found) -> None:
+def test_whole_parameters_are_read_for_export(found: FoundCheckpoint) -> None:
     for name, value in read_all(found).items():
         assert torch.equal(value, global_state(3)["weight"][name].flatten())
 
 
-def test_a_missing_shard_is_named(found: Found) -> None:
+def test_a_missing_shard_is_named(found: FoundCheckpoint) -> None:
     (found.path / "rank-00002.bin").unlink()
     with pytest.raises(CheckpointError, match=r"rank-00002.bin is missing"):
         read_all(found)
 
 
-def test_a_shard_that_is_cut_short_is_named_with_both_sizes(found: Found) -> None:
+def test_a_shard_that_is_cut_short_is_named_with_both_sizes(found: FoundCheckpoint) -> None:
     path = found.path / "rank-00001.bin"
     content = path.read_bytes()
     path.write_bytes(content[:-4])
@@ -93,7 +93,7 @@ def test_a_shard_that_is_cut_short_is_named_with_both_sizes(found: Found) -> Non
         read_all(found)
 
 
-def test_a_flipped_bit_fails_its_checksum(found: Found) -> None:
+def test_a_flipped_bit_fails_its_checksum(found: FoundCheckpoint) -> None:
     path = found.path / "rank-00000.bin"
     content = bytearray(path.read_bytes())
     content[5] ^= 1
@@ -102,7 +102,7 @@ def test_a_flipped_bit_fails_its_checksum(found: Found) -> None:
         read_all(found)
 
 
-def test_a_parameter_that_is_not_there_or_has_another_shape_is_named(found: Found) -> None:
+def test_a_parameter_that_is_not_there_or_has_another_shape_is_named(found: FoundCheckpoint) -> None:
     reader = Reader(found.path, read_manifest(found))
     with pytest.raises(CheckpointError, match="parameter nothing is not there"):
         reader.read(whole("nothing", (2,)), {"weight": torch.empty(2)})
@@ -110,7 +110,7 @@ def test_a_parameter_that_is_not_there_or_has_another_shape_is_named(found: Foun
         reader.read(whole("norm", (5,)), {"weight": torch.empty(5)})
 
 
-def test_a_parameter_with_a_hole_is_not_whole(found: Found) -> None:
+def test_a_parameter_with_a_hole_is_not_whole(found: FoundCheckpoint) -> None:
     manifest = read_manifest(found)
     manifest["pieces"] = [p for p in manifest["pieces"] if p["name"] != "qkv" or p["region"][0][0] == 0]
     reader = Reader(found.path, manifest)
@@ -118,7 +118,7 @@ def test_a_parameter_with_a_hole_is_not_whole(found: Found) -> None:
         reader.read(whole("qkv", SHAPES["qkv"]), {"weight": torch.empty(96)})
 
 
-def test_state_that_was_not_saved_is_read_as_zero(found: Found) -> None:
+def test_state_that_was_not_saved_is_read_as_zero(found: FoundCheckpoint) -> None:
     manifest = read_manifest(found)
     for piece in manifest["pieces"]:
         del piece["crc32"]["exp_avg"], piece["crc32"]["exp_avg_sq"]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.pieces import Piece, inside, numel_of, overlap, split, whole
+from trainer.checkpoint.pieces import ParameterPiece, inside, numel_of, overlap, split, whole
 
 shapes = st.lists(st.integers(1, 4), min_size=0, max_size=4)
 
@@ -32,7 +32,7 @@ def test_a_piece_of_a_region_names_the_global_elements_it_holds(data: st.DataObj
     held = np.arange(math.prod(shape)).reshape(shape)[tuple(slice(*side) for side in region)].ravel()
     offset = data.draw(st.integers(0, len(held)))
     numel = data.draw(st.integers(0, len(held) - offset))
-    piece = Piece("p", tuple(shape), region, offset, numel)
+    piece = ParameterPiece("p", tuple(shape), region, offset, numel)
     numbers = np.arange(math.prod(shape)).reshape(shape)
     found, end = [], 0
     for position, box in piece.runs():

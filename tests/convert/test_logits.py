@@ -16,7 +16,7 @@ from transformers.utils import logging
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.pieces import whole
-from trainer.checkpoint.shards import Reader, Snapshot, write_rank
+from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.convert import export_weights, huggingface, import_weights
 from trainer.convert.__main__ import main, overrides
 from trainer.models.transformer import Transformer
@@ -67,7 +67,7 @@ def checkpoint(network: Transformer, model: ModelConfig, root: Path) -> Path:
     folder = Folder(root, "a run", 0, "t")
     folder.enter()
     write_rank(
-        folder.workspace(1), 0, [Snapshot(whole(n, p.shape), {"weight": p.detach().flatten()}) for n, p in network.named_parameters()]
+        folder.workspace(1), 0, [PieceSnapshot(whole(n, p.shape), {"weight": p.detach().flatten()}) for n, p in network.named_parameters()]
     )
     folder.commit(1, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=5)
     return root

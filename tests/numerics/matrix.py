@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tests.small_runs import ranks
-from trainer.launch.rank_env import Place
+from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.testing import Farm
 
@@ -131,14 +131,14 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=layout, model=model, batch=batch, precision="fp64")
 
 
-def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
+def trained(env: RankEnv, out: str | Path, config: dict[str, Any]) -> None:
     """Run in every rank: train, and leave losses, norms and all final parameters in ``out``."""
     from trainer.comm.collectives import World
     from trainer.data import open_dataset
     from trainer.engine import Engine, parameters
 
-    run = resolve(from_dict(TrainConfig, config), place.world_size)
-    world = World(place.rank, place.world_size, torch.device("cpu"), place.address, place.port, 60.0)
+    run = resolve(from_dict(TrainConfig, config), env.world_size)
+    world = World(env.rank, env.world_size, torch.device("cpu"), env.address, env.port, 60.0)
     dataset = open_dataset(run.data, run.model, run.run.seed)
     engine = Engine(run, world, dataset)
     results = [engine.step(step) for step in range(run.run.steps)]
@@ -146,7 +146,7 @@ def trained(place: Place, out: str | Path, config: dict[str, Any]) -> None:
         "losses": torch.tensor([r.loss for r in results], dtype=torch.float64),
         "norms": torch.tensor([r.grad_norm for r in results], dtype=torch.float64),
     } | parameters(engine)
-    if place.rank == 0:
+    if env.rank == 0:
         torch.save(found, Path(out) / "trained.pt")
     world.close()
 

@@ -10,12 +10,12 @@ import torch
 import yaml
 
 from trainer.__main__ import main
-from trainer.launch.rank_env import Place
+from trainer.launch.rank_env import RankEnv
 
 
-def planted(place: Place, out: Path, config: dict[str, Any], rank: int, where: str) -> None:
+def planted(env: RankEnv, out: Path, config: dict[str, Any], rank: int, where: str) -> None:
     """Train; ``rank`` spoils its own part: a ``weight``, an ``output`` of attention, or a ``gradient``, in the second step or once."""
-    if place.rank == rank:
+    if env.rank == rank:
         {"weight": _weight, "output": _output, "gradient": _gradient, "once": _once}[where]()
     path = out / f"config.{os.getpid()}.yaml"
     path.write_text(yaml.safe_dump(config))

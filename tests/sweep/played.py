@@ -1,4 +1,4 @@
-"""A nursery whose ranks play a training instead of doing one, so that the sweep can be tested without torch.
+"""A fork server whose ranks play a training instead of doing one, so that the sweep can be tested without torch.
 
 Everything around the ranks is real: processes, forks, signals, exit codes, files. What a rank does is told by
 ``data.pattern`` of its configuration, a word and its arguments:
@@ -14,7 +14,7 @@ Everything around the ranks is real: processes, forks, signals, exit codes, file
     linger              write a result and go on for ever
     resume STEPS        stop after STEPS steps of an attempt, as after a checkpoint at a time limit, until run.steps is reached
 
-Run as a program it is the nursery. Each start of a rank adds a line to ``starts`` in the trial's directory.
+Run as a program it is the fork_server. Each start of a rank adds a line to ``starts`` in the trial's directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import fork_server as nursery
+from trainer import fork_server
 from trainer.spec import Reason, TrainConfig, load, world_size_of
 from trainer.spec.files import write_json
 
@@ -140,7 +140,7 @@ def entry(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    nursery.GRACE_S = 0.3
-    nursery.reply({"ready": True})
-    nursery.Nursery(entry).serve()
+    fork_server.GRACE_S = 0.3
+    fork_server.reply({"ready": True})
+    fork_server.ForkServer(entry).serve()
     sys.exit(0)

@@ -8,9 +8,9 @@ from tests.small_runs import small
 from trainer.testing import Farm
 
 
-@pytest.mark.parametrize(("family", "recompute"), [("gpt", "selective"), ("bloom", "none")])
+@pytest.mark.parametrize(("family", "recompute"), [("gpt", "selective"), ("bloom", "none"), ("llama", "full")])
 def test_compiled_blocks_train_the_same_model(farm: Farm, family: str, recompute: str) -> None:
-    """Compiled code runs around layers with a backward of their own, around a recomputed attention core, and through linear biases."""
+    """Compiled code runs around layers with a backward of their own, around recomputed parts, and through linear biases."""
     plain, compiled = (
         farm.train(small(precision="fp32", model={"layers": 1, "family": family}, run={"compile": way}, recompute=recompute), 1)
         for way in (False, True)

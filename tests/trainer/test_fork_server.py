@@ -1,4 +1,4 @@
-"""The nursery forks what it is asked for, reports every end, and leaves nobody behind."""
+"""The fork server forks what it is asked for, reports every end, and leaves nobody behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.testing import Farm, free_port
 
 
 class Conversation:
-    """A nursery of its own, spoken to line by line."""
+    """A fork server of its own, spoken to line by line."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -62,7 +62,7 @@ def ended(conversation: Conversation) -> None:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Conversation]:
+def server() -> Iterator[Conversation]:
     """One for all tests that leave it alive."""
     conversation = Conversation()
     yield conversation
@@ -92,9 +92,9 @@ def until(condition: Any, seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def test_every_rank_is_reported_with_its_exit_code_and_has_its_log(nursery: Conversation, tmp_path: Path) -> None:
-    nursery.start(tmp_path, 2, steps=2, data=2)
-    ends = sorted((nursery.hear() for _ in range(2)), key=lambda end: end["rank"])
+def test_every_rank_is_reported_with_its_exit_code_and_has_its_log(server: Conversation, tmp_path: Path) -> None:
+    server.start(tmp_path, 2, steps=2, data=2)
+    ends = sorted((server.hear() for _ in range(2)), key=lambda end: end["rank"])
     assert ends == [{"exited": "trial", "rank": rank, "code": 0} for rank in range(2)]
     assert "step 2/2" in (tmp_path / "logs" / "rank0.log").read_text()
     assert (tmp_path / "logs" / "rank1.log").read_text() == ""
@@ -107,40 +107,40 @@ def test_end_of_input_kills_every_rank(mortal: Conversation, tmp_path: Path) -> 
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_killed_nursery_leaves_no_rank(mortal: Conversation, tmp_path: Path) -> None:
+def test_a_killed_fork_server_leaves_no_rank(mortal: Conversation, tmp_path: Path) -> None:
     pids = mortal.start(tmp_path, 2, data=2)
     until((tmp_path / "metrics.jsonl").exists)
     mortal.process.kill()
     until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_a_kill_request_stops_ranks_that_can_stop(nursery: Conversation, tmp_path: Path) -> None:
-    nursery.start(tmp_path, 2, data=2)
+def test_a_kill_request_stops_ranks_that_can_stop(server: Conversation, tmp_path: Path) -> None:
+    server.start(tmp_path, 2, data=2)
     until((tmp_path / "metrics.jsonl").exists)
-    nursery.say('{"kill": "trial"}')
-    assert {nursery.hear()["code"], nursery.hear()["code"]} == {75}
+    server.say('{"kill": "trial"}')
+    assert {server.hear()["code"], server.hear()["code"]} == {75}
 
 
-def test_peers_of_a_failed_rank_are_killed(nursery: Conversation, tmp_path: Path) -> None:
+def test_peers_of_a_failed_rank_are_killed(server: Conversation, tmp_path: Path) -> None:
     """Rank 0 is frozen, so it cannot notice by itself that rank 1 is gone."""
-    pids = nursery.start(tmp_path, 2, data=2)
+    pids = server.start(tmp_path, 2, data=2)
     until((tmp_path / "metrics.jsonl").exists)
     os.kill(pids[0], signal.SIGSTOP)
     os.kill(pids[1], signal.SIGKILL)
-    assert {nursery.hear()["rank"], nursery.hear()["rank"]} == {0, 1}
+    assert {server.hear()["rank"], server.hear()["rank"]} == {0, 1}
 
 
 @pytest.mark.parametrize("line", ["no json", "[]", "{}", '{"start": "a"}', '{"start": "b", "ranks": 3}'])
-def test_a_request_that_cannot_be_served_is_answered_and_harms_nothing(nursery: Conversation, tmp_path: Path, line: str) -> None:
-    nursery.say(line)
-    assert "error" in nursery.hear()
-    nursery.start(tmp_path, 1, steps=1 + 1)
-    assert nursery.hear()["code"] == 0
+def test_a_request_that_cannot_be_served_is_answered_and_harms_nothing(server: Conversation, tmp_path: Path, line: str) -> None:
+    server.say(line)
+    assert "error" in server.hear()
+    server.start(tmp_path, 1, steps=1 + 1)
+    assert server.hear()["code"] == 0
 
 
-def test_a_key_cannot_run_twice_at_once(nursery: Conversation, tmp_path: Path) -> None:
-    pids = nursery.start(tmp_path, 1)
-    nursery.say(json.dumps({"start": "trial", "config": "", "out": "", "ranks": [0], "world_size": 1, "master_port": 1, "log": ""}))
-    assert "running already" in nursery.hear()["error"]
+def test_a_key_cannot_run_twice_at_once(server: Conversation, tmp_path: Path) -> None:
+    pids = server.start(tmp_path, 1)
+    server.say(json.dumps({"start": "trial", "config": "", "out": "", "ranks": [0], "world_size": 1, "master_port": 1, "log": ""}))
+    assert "running already" in server.hear()["error"]
     os.kill(pids[0], signal.SIGKILL)
-    assert nursery.hear() == {"exited": "trial", "rank": 0, "code": -signal.SIGKILL}
+    assert server.hear() == {"exited": "trial", "rank": 0, "code": -signal.SIGKILL}

@@ -18,7 +18,7 @@ from trainer.spec.rules import resolve_model
 from trainer.state.loss_scale import FIRST, GROWTH_STEPS, LossScale
 from trainer.state.optimizer import learning_rate
 from trainer.state.parameters import BLOCK, ParameterRecord, initial_value
-from trainer.tensor.dropout import Noise, Place
+from trainer.tensor.dropout import DropoutKey, Noise
 
 OPTIMIZER = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=4, decay_steps=14)
 
@@ -67,7 +67,7 @@ def test_noise_keeps_the_right_share_and_differs_by_seed_step_and_site() -> None
         whole_mask(Noise(1), range(40), range(500), site="b"),
     ]
     noise = Noise(1)
-    with noise.at(Place(step=1)):
+    with noise.at(DropoutKey(step=1)):
         masks.append(whole_mask(noise, range(40), range(500)))
     assert torch.equal(masks[0], whole_mask(noise, range(40), range(500))), "the place is left as it was"
     for mask in masks:

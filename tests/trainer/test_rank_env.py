@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.launch.rank_env import Place, discover, first_host
+from trainer.launch.rank_env import RankEnv, discover, first_host
 from trainer.spec import ConfigError
 
 
 def test_without_a_starter_there_is_one_process() -> None:
-    assert discover({}) == Place(0, 1, 0, "127.0.0.1", 29500)
+    assert discover({}) == RankEnv(0, 1, 0, "127.0.0.1", 29500)
 
 
 def test_torchrun() -> None:
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1234"}
-    assert discover(env) == Place(5, 8, 1, "n0", 1234)
+    assert discover(env) == RankEnv(5, 8, 1, "n0", 1234)
 
 
 def test_slurm_meets_on_the_first_node_and_every_rank_derives_one_port() -> None:
@@ -31,7 +31,7 @@ def test_torchrun_inside_of_slurm_wins() -> None:
 
 def test_indexed_job_counts_pods() -> None:
     env = {"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "t-0.t", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert discover(env) == Place(7, 8, 1, "t-0.t", 29500)
+    assert discover(env) == RankEnv(7, 8, 1, "t-0.t", 29500)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import STATES, CheckpointError, Found, read_manifest
-from trainer.checkpoint.shards import Reader, Snapshot, piece_of, snapshot, write_rank
+from trainer.checkpoint.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
+from trainer.checkpoint.shards import PieceSnapshot, Reader, piece_of, snapshot, write_rank
 from trainer.comm.collectives import Group
 from trainer.spec import CheckpointConfig, ConfigError, Reason, ResolvedModelConfig
 from trainer.state.parameters import Owned
@@ -100,7 +100,7 @@ class Checkpoints:
         A damaged checkpoint is reported and the one before is taken. ``ConfigError`` if all are damaged, or of another model or other data.
         """
         owned = list(state)
-        candidates: list[Found] = self.world.gather_objects(self.folder.found())[0]
+        candidates: list[FoundCheckpoint] = self.world.gather_objects(self.folder.found())[0]
         damage = ""
         for found in candidates:
             try:
@@ -113,7 +113,7 @@ class Checkpoints:
             raise ConfigError(f"{damage}, and there is no older whole one; restore it, or start anew with run.checkpoint.resume=false")
         return None
 
-    def _load(self, found: Found, state: list[Owned]) -> Resumed:
+    def _load(self, found: FoundCheckpoint, state: list[Owned]) -> Resumed:
         manifest = read_manifest(found)
         self._check_model(found, manifest["model"])
         extra = self._positioned(found, manifest["data"], manifest["extra"])
@@ -123,7 +123,7 @@ class Checkpoints:
             reader.read(piece, {name: getattr(owned, name)[: piece.numel] for name in STATES})
         return Resumed(manifest["step"], extra)
 
-    def _positioned(self, found: Found, saved: dict[str, Any] | None, extra: dict[str, Any]) -> dict[str, Any]:
+    def _positioned(self, found: FoundCheckpoint, saved: dict[str, Any] | None, extra: dict[str, Any]) -> dict[str, Any]:
         """``extra`` with the sample to go on with. An imported model, without data (None), begins with the first."""
         saved = saved or asdict(self.data)
         other = [name for name in ("seed", "corpus") if saved[name] != getattr(self.data, name)]
@@ -141,7 +141,7 @@ class Checkpoints:
             print(f"note: {batches}; the data goes on with sample {position['samples']}", flush=True)
         return position
 
-    def _check_model(self, found: Found, saved: dict[str, Any]) -> None:
+    def _check_model(self, found: FoundCheckpoint, saved: dict[str, Any]) -> None:
         for name, value in asdict(self.model).items():
             if name not in NOT_SHAPE and saved.get(name) != value:
                 raise ConfigError(
@@ -149,7 +149,7 @@ class Checkpoints:
                     "give another run.checkpoint.dir, or start anew with run.checkpoint.resume=false"
                 )
 
-    def _write(self, step: int, copies: list[Snapshot], copied: torch.cuda.Event | None, extra: dict[str, Any]) -> None:
+    def _write(self, step: int, copies: list[PieceSnapshot], copied: torch.cuda.Event | None, extra: dict[str, Any]) -> None:
         """The thread's work. What goes wrong is raised by the next ``save`` or ``finish``."""
         try:
             if copied is not None:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manifest import FORMAT, MANIFEST, CheckpointError, Found
+from trainer.checkpoint.manifest import FORMAT, MANIFEST, CheckpointError, FoundCheckpoint
 from trainer.spec import ConfigError, Reason
 from trainer.spec.files import read_json, write_json
 
@@ -80,12 +80,12 @@ class Folder:
         """The number of the last start that entered the folder."""
         return max(self._numbers(), default=-1)
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[FoundCheckpoint]:
         """The committed checkpoints, newest first."""
         if not self.root.is_dir():
             return []
         names = [(m, path) for path in self.root.iterdir() if (m := NAME.fullmatch(path.name))]
-        return sorted((Found(int(m[1]), int(m[2]), path) for m, path in names), reverse=True)
+        return sorted((FoundCheckpoint(int(m[1]), int(m[2]), path) for m, path in names), reverse=True)
 
     def workspace(self, step: int) -> Path:
         """Where all ranks of this start write a step, before it is committed."""

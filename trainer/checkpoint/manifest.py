@@ -27,7 +27,7 @@ ITEM_BYTES = {"float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, order=True)
-class Found:
+class FoundCheckpoint:
     """A committed checkpoint. The newest is the largest."""
 
     step: int
@@ -35,7 +35,7 @@ class Found:
     path: Path
 
 
-def read_manifest(found: Found) -> dict[str, Any]:
+def read_manifest(found: FoundCheckpoint) -> dict[str, Any]:
     """The manifest of a committed checkpoint, sound in itself, whose files are all there in full; ``CheckpointError`` otherwise."""
     try:
         manifest = json.loads((found.path / MANIFEST).read_text())

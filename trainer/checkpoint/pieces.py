@@ -15,7 +15,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterPiece:
     """Elements ``offset`` to ``offset + numel`` of the flattened ``region`` of a parameter of global ``shape``."""
 
     name: str
@@ -34,9 +34,9 @@ class Piece:
         return runs
 
 
-def whole(name: str, shape: Sequence[int]) -> Piece:
+def whole(name: str, shape: Sequence[int]) -> ParameterPiece:
     """All of a parameter."""
-    return Piece(name, tuple(shape), tuple((0, n) for n in shape), 0, math.prod(shape))
+    return ParameterPiece(name, tuple(shape), tuple((0, n) for n in shape), 0, math.prod(shape))
 
 
 def numel_of(box: Box) -> int:

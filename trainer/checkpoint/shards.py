@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.checkpoint.folder import rank_file, sync
 from trainer.checkpoint.manifest import ITEM_BYTES, STATES, CheckpointError
-from trainer.checkpoint.pieces import Piece, inside, numel_of, overlap
+from trainer.checkpoint.pieces import ParameterPiece, inside, numel_of, overlap
 from trainer.spec.files import write_json
 from trainer.state.parameters import Owned
 
@@ -25,29 +25,29 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BY
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class PieceSnapshot:
     """One piece of the training state, held apart from the running training. Tensors are flat, on the CPU."""
 
-    piece: Piece
+    piece: ParameterPiece
     states: Mapping[str, Tensor]
 
 
-def piece_of(owned: Owned) -> Piece:
+def piece_of(owned: Owned) -> ParameterPiece:
     """The part of the global parameter that ``owned`` holds; padding at the end of a local tensor belongs to no piece."""
     region = owned.record.region
     real = numel_of(region)
     start, stop = min(owned.offset, real), min(owned.offset + owned.numel, real)
-    return Piece(owned.record.name, owned.record.shape, region, start, stop - start)
+    return ParameterPiece(owned.record.name, owned.record.shape, region, start, stop - start)
 
 
-def snapshot(state: Iterable[Owned]) -> list[Snapshot]:
+def snapshot(state: Iterable[Owned]) -> list[PieceSnapshot]:
     """Copy to the CPU what this rank has to save. From CUDA the copies are queued, into pinned memory: wait before reading."""
     return [_snapshot(owned) for owned in state if owned.saves and piece_of(owned).numel]
 
 
-def _snapshot(owned: Owned) -> Snapshot:
+def _snapshot(owned: Owned) -> PieceSnapshot:
     piece = piece_of(owned)
-    return Snapshot(piece, {name: _copy(getattr(owned, name)[: piece.numel]) for name in STATES})
+    return PieceSnapshot(piece, {name: _copy(getattr(owned, name)[: piece.numel]) for name in STATES})
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor, non_blocking=on_cuda)
 
 
-def write_rank(folder: Path, rank: int, snapshots: Iterable[Snapshot]) -> None:
+def write_rank(folder: Path, rank: int, snapshots: Iterable[PieceSnapshot]) -> None:
     """Write one rank's file, and after it the index that says that it is complete."""
     path = folder / f"{rank_file(rank)}.bin"
     with path.open("wb") as file:
@@ -66,7 +66,7 @@ def write_rank(folder: Path, rank: int, snapshots: Iterable[Snapshot]) -> None:
     write_json(path.with_suffix(".json"), {"file": path.name, "bytes": size, "pieces": pieces})
 
 
-def _write_piece(file: BinaryIO, s: Snapshot) -> dict[str, Any]:
+def _write_piece(file: BinaryIO, s: PieceSnapshot) -> dict[str, Any]:
     piece, at, checksums = s.piece, file.tell(), {}
     for name, tensor in s.states.items():
         content = tensor.numpy().data.cast("B")
@@ -91,7 +91,7 @@ class Reader:
         """Global shape of every parameter."""
         return {name: tuple(entries[0]["shape"]) for name, entries in self.stored.items()}
 
-    def read(self, piece: Piece, states: Mapping[str, Tensor]) -> None:
+    def read(self, piece: ParameterPiece, states: Mapping[str, Tensor]) -> None:
         """Fill ``states``, flat tensors of ``piece.numel`` elements (any type, any device).
 
         ``CheckpointError`` for a damaged file, and for a parameter that is not there, not whole, or has another shape.
@@ -107,9 +107,9 @@ class Reader:
             if found != piece.numel:
                 raise CheckpointError(f"checkpoint {self.folder}: {name} of {piece.name} is not whole ({found} of {piece.numel} elements)")
 
-    def _copy_overlap(self, entry: Mapping[str, Any], state: str, wanted: Piece, target: Tensor) -> int:
+    def _copy_overlap(self, entry: Mapping[str, Any], state: str, wanted: ParameterPiece, target: Tensor) -> int:
         """Copy what a stored piece holds of the wanted one; the number of elements."""
-        stored = Piece(entry["name"], tuple(entry["shape"]), tuple(map(tuple, entry["region"])), entry["offset"], entry["numel"])
+        stored = ParameterPiece(entry["name"], tuple(entry["shape"]), tuple(map(tuple, entry["region"])), entry["offset"], entry["numel"])
         common = [
             (to, own, at, box, shared)
             for to, own in wanted.runs()

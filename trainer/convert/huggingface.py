@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import CheckpointError, Found, read_manifest
+from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
-from trainer.checkpoint.shards import Reader, Snapshot, write_rank
+from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.convert.configs import from_config, to_config
 from trainer.convert.rules import rules
 from trainer.models.transformer import Transformer
@@ -96,9 +96,9 @@ def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
 
 
-def _find(path: Path) -> Found:
+def _find(path: Path) -> FoundCheckpoint:
     if (path / "manifest.json").is_file():
-        return Found(0, 0, path)
+        return FoundCheckpoint(0, 0, path)
     found = Folder(path, run="", attempt=0, token="").found()
     if not found:
         raise ConfigError(f"{path} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
@@ -143,7 +143,7 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
 
 
-def _imported(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[Snapshot]:
+def _imported(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[PieceSnapshot]:
     expected = shapes(model)
     for rule in rules(model):
         shape = expected[rule.ours]
@@ -151,7 +151,7 @@ def _imported(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[Snapsho
         if sum(part.numel() for part in parts) != whole(rule.ours, shape).numel:
             got = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(rule.theirs, parts))
             raise ConfigError(f"{tensors.source}: {got} do not fill {rule.ours} {list(shape)}; config.json does not describe these weights")
-        yield Snapshot(whole(rule.ours, shape), {"weight": rule.join(parts, shape).contiguous().flatten()})
+        yield PieceSnapshot(whole(rule.ours, shape), {"weight": rule.join(parts, shape).contiguous().flatten()})
 
 
 class _Tensors:

@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks: read from torchrun, Slurm, or a Kubernetes Indexed Job. No torch."""
+"""This rank's number, the size of the job and the address of rank 0, read from torchrun, Slurm, or a Kubernetes Indexed Job. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.spec import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnv:
     """One rank of a job, and where all ranks meet."""
 
     rank: int = 0
@@ -20,28 +20,28 @@ class Place:
     port: int = 29500
 
 
-def discover(environment: Mapping[str, str]) -> Place:
-    """The place that the environment names; one process when it names none. ``ConfigError`` when it names half of one."""
+def discover(environment: Mapping[str, str]) -> RankEnv:
+    """This rank as the environment names it, or a single process. ``ConfigError`` when half of the variables are missing."""
     for marker, read in (("RANK", _torchrun), ("SLURM_PROCID", _slurm), ("JOB_COMPLETION_INDEX", _indexed_job)):
         if marker in environment:
             try:
-                place = read(environment)
+                env = read(environment)
             except KeyError as error:
                 raise ConfigError(f"{marker} is set but {error.args[0]} is not; start every rank with both") from None
             except ValueError as error:
                 raise ConfigError(f"{marker} is set but the job's variables are not numbers: {error}") from None
-            return _checked(place)
-    return Place()
+            return _checked(env)
+    return RankEnv()
 
 
-def _checked(place: Place) -> Place:
-    if not 0 <= place.rank < place.world_size:
-        raise ConfigError(f"rank {place.rank} is outside of a world of {place.world_size} ranks; ranks count from 0")
-    return place
+def _checked(env: RankEnv) -> RankEnv:
+    if not 0 <= env.rank < env.world_size:
+        raise ConfigError(f"rank {env.rank} is outside of a world of {env.world_size} ranks; ranks count from 0")
+    return env
 
 
-def _torchrun(env: Mapping[str, str]) -> Place:
-    return Place(
+def _torchrun(env: Mapping[str, str]) -> RankEnv:
+    return RankEnv(
         rank=int(env["RANK"]),
         world_size=int(env["WORLD_SIZE"]),
         local_rank=int(env.get("LOCAL_RANK", "0")),
@@ -50,10 +50,10 @@ def _torchrun(env: Mapping[str, str]) -> Place:
     )
 
 
-def _slurm(env: Mapping[str, str]) -> Place:
+def _slurm(env: Mapping[str, str]) -> RankEnv:
     """One task per rank. The first node of the list is the meeting place; the job and step ids make the port."""
     job = int(env.get("SLURM_JOB_ID", "0")) * 7 + int(env.get("SLURM_STEP_ID", "0"))
-    return Place(
+    return RankEnv(
         rank=int(env["SLURM_PROCID"]),
         world_size=int(env["SLURM_NTASKS"]),
         local_rank=int(env.get("SLURM_LOCALID", "0")),
@@ -62,10 +62,10 @@ def _slurm(env: Mapping[str, str]) -> Place:
     )
 
 
-def _indexed_job(env: Mapping[str, str]) -> Place:
+def _indexed_job(env: Mapping[str, str]) -> RankEnv:
     """One pod per node: the completion index counts nodes, each with LOCAL_WORLD_SIZE ranks (1 unless said)."""
     local_size, local_rank = int(env.get("LOCAL_WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0"))
-    return Place(
+    return RankEnv(
         rank=int(env["JOB_COMPLETION_INDEX"]) * local_size + local_rank,
         world_size=int(env["WORLD_SIZE"]),
         local_rank=local_rank,

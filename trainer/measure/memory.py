@@ -53,7 +53,7 @@ def host_memory() -> int:
     return min(limits)
 
 
-class Held:
+class TrackedTensor:
     """A saved tensor; its bytes are given back when autograd drops it."""
 
     def __init__(self, tensor: Tensor, meter: ActivationMeter):
@@ -102,12 +102,12 @@ class ActivationMeter:
                 del self.users[pointer]
                 self.now -= self.sizes.pop(pointer)
 
-    def hold(self, tensor: Tensor) -> Held:
+    def track(self, tensor: Tensor) -> TrackedTensor:
         """Count a tensor that is kept by other means, as long as the returned object lives."""
-        return Held(tensor, self)
+        return TrackedTensor(tensor, self)
 
     def _pack(self, tensor: Tensor) -> Any:
-        return Held(tensor, self)
+        return TrackedTensor(tensor, self)
 
-    def _unpack(self, held: Held) -> Tensor:
-        return held.tensor
+    def _unpack(self, tracked: TrackedTensor) -> Tensor:
+        return tracked.tensor

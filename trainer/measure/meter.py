@@ -32,7 +32,7 @@ SLOWER = 1.2
 
 
 @dataclass(frozen=True)
-class Span:
+class PhaseSpan:
     """What ran when, as marks of the clock; ``waits`` are the waits for communication inside."""
 
     phase: str
@@ -48,7 +48,7 @@ class Recorder:
 
     def __init__(self, clock: Clock, ledger: Ledger):
         self.clock, self.ledger = clock, ledger
-        self.spans: list[Span] = []
+        self.spans: list[PhaseSpan] = []
         self.start: Any = None
         self.work: Any = None
         self.host_start = 0.0  # the same moment on the host's clock
@@ -66,7 +66,7 @@ class Recorder:
         self.work = start
         yield
         waits = slice(first, len(self.ledger.waits))
-        self.spans.append(Span(phase, None if isinstance(action, str) else action, start, self.work, self.clock.mark(), waits))
+        self.spans.append(PhaseSpan(phase, None if isinstance(action, str) else action, start, self.work, self.clock.mark(), waits))
 
     def arrived(self) -> None:
         """Inside a span: its input is here, the work begins. The timeline draws it from now on."""

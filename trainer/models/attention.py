@@ -57,7 +57,7 @@ class AttentionCore(nn.Module):
         self.heads = range(heads)
         self.alibi = AlibiSlopes(heads) if alibi else None
         self.fused = fused and dropout == 0.0
-        self.dropout: nn.Module = WeightDropout(dropout)
+        self.dropout: nn.Module = AttentionDropout(dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
@@ -79,7 +79,7 @@ class AttentionCore(nn.Module):
         return (weights @ value.unsqueeze(2)).flatten(1, 2)
 
 
-class WeightDropout(Dropout):
+class AttentionDropout(Dropout):
     """Dropout of attention weights [b, heads, s, s]."""
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from trainer.pipeline.recompute import Recomputed
-from trainer.tensor.dropout import HiddenDropout, WeightDropout
+from trainer.tensor.dropout import HiddenDropout, ShardedAttentionDropout
 from trainer.tensor.layers import ColumnLinear, RowLinear
 
-AS_THEY_ARE = (ColumnLinear, RowLinear, HiddenDropout, WeightDropout, Recomputed)
-"""Layers with a backward written by hand, or that change what they read: not traced."""
+NOT_TRACED = (ColumnLinear, RowLinear, HiddenDropout, ShardedAttentionDropout, Recomputed)
+"""Layers with a hand-written backward, or whose result depends on more than their inputs."""
 
 
 def compile_blocks(blocks: nn.ModuleDict, wish: bool | None, device: torch.device) -> None:
@@ -22,8 +22,9 @@ def compile_blocks(blocks: nn.ModuleDict, wish: bool | None, device: torch.devic
         return
     torch._dynamo.config.suppress_errors = wish is None
     for block in blocks.values():
-        for module in block.modules():
-            if isinstance(module, AS_THEY_ARE):
+        computed = {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}
+        for module in {module for root in computed for module in root.modules()}:
+            if isinstance(module, NOT_TRACED):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-        inner = block.inner if isinstance(block, Recomputed) else block
-        inner.forward = torch.compile(inner.forward)  # type: ignore[method-assign]
+        for root in computed:
+            root.forward = torch.compile(root.forward)  # type: ignore[method-assign]

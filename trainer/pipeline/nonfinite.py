@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.collectives import Group
-from trainer.pipeline.runtime import Pipeline
+from trainer.pipeline.runtime import PipelineRuntime
 from trainer.state.sharding import ShardedState
 
 WEIGHTS, FORWARD, BACKWARD = range(3)
@@ -37,7 +37,7 @@ class Origin:
 class Lookout:
     """Notes the first value of this rank that is not finite."""
 
-    def __init__(self, rank: int, pipeline: Pipeline, stages: int):
+    def __init__(self, rank: int, pipeline: PipelineRuntime, stages: int):
         self.rank, self.pipeline, self.stages = rank, pipeline, stages
         self.values = 0
         self.first: Origin | None = None
@@ -68,7 +68,7 @@ class Lookout:
         return lambda module, inputs, output: self.look(FORWARD, f"output of {name}", output)
 
 
-def find(world: Group, state: ShardedState, pipeline: Pipeline, stages: int, step: Callable[[], list[Tensor]]) -> Origin | None:
+def find(world: Group, state: ShardedState, pipeline: PipelineRuntime, stages: int, step: Callable[[], list[Tensor]]) -> Origin | None:
     """Where the first value that is not finite appears when ``step`` is computed again; None if it does not. Collective."""
     lookout = Lookout(world.rank, pipeline, stages)
     for bucket in state.buckets:

@@ -1,12 +1,13 @@
-"""Recomputation: keep the inputs of a stretch of forward, and run it again when its gradient is wanted.
+"""Recomputation: save the inputs of a module, and run its forward again when its gradient is needed.
 
 selective   the attention core of every block: its s x s matrices are large and cheap (Korthikanti et al. 2022, section 5)
-full        whole blocks: only their inputs are kept, for one more forward up to the last input that backward needs: the product that ends
-            the MLP, and its sum over the tensor ranks, result in nothing that backward asks for
+full        whole blocks: only their inputs are saved. The second forward skips the last product of the MLP and its sum over the tensor
+            ranks: backward does not need their result
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -37,33 +38,46 @@ def apply_recompute(model: Transformer, layout: LayoutConfig, noise: Noise) -> N
             attention = block.get_submodule("attention")
             attention.core = Recomputed(attention.get_submodule("core"), noise)
         else:
-            model.blocks[name] = Recomputed(block, noise, block.get_submodule("mlp.down"))
+            model.blocks[name] = Recomputed(block, noise, without_last_product(block))
+
+
+def without_last_product(block: nn.Module) -> nn.Module:
+    """A block that shares all parameters and layers with ``block``, except that the last product of its MLP is skipped.
+
+    Backward never reads the output of that product: it is only added to the residual stream, with dropout at most.
+    """
+    down = block.get_submodule("mlp.down")
+    if not isinstance(down, RowLinear):
+        return block
+    mlp = _with_child(block.get_submodule("mlp"), "down", down.without_output())
+    return _with_child(block, "mlp", mlp)
+
+
+def _with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:
+    """A copy of ``module`` with another child of that name; all else is shared."""
+    twin = copy.copy(module)
+    twin._modules = module._modules | {name: child}
+    return twin
 
 
 class Recomputed(nn.Module):
-    """A module that keeps its inputs and nothing else. Dropout repeats itself, because its noise is a function of the place.
+    """A module that saves only its inputs. Dropout repeats itself, because it is a function of its key.
 
-    ``ending`` is a layer inside whose result is only added to something, with dropout at most: it is not computed again.
+    ``again`` is what backward runs, for the sake of its graph (default: the module itself).
     """
 
-    def __init__(self, inner: nn.Module, noise: Noise, ending: nn.Module | None = None):
+    def __init__(self, inner: nn.Module, noise: Noise, again: nn.Module | None = None):
         super().__init__()
         self.inner, self.noise = inner, noise
-        self.unwanted = [ending] if isinstance(ending, RowLinear) else []  # a list, for a layer in an attribute counts as a submodule
+        self.repeated = [inner if again is None else again]  # in a list, because a module in an attribute would be a submodule
 
     def forward(self, *inputs: Tensor) -> Tensor:
         output: Tensor = _Recompute.apply(self, *inputs)
         return output
 
     def again(self, *inputs: Tensor) -> Tensor:
-        """Forward for the sake of its graph: the output has no values."""
-        for layer in self.unwanted:
-            layer.unwanted = True
-        try:
-            output: Tensor = self.inner(*inputs)
-        finally:
-            for layer in self.unwanted:
-                layer.unwanted = False
+        """Forward for the sake of its graph: the values of the output may be missing."""
+        output: Tensor = self.repeated[0](*inputs)
         return output
 
 
@@ -71,14 +85,14 @@ class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, module: Recomputed, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
-        ctx.module, ctx.place = module, module.noise.place
+        ctx.module, ctx.key = module, module.noise.key
         output: Tensor = module.inner(*inputs)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
-        with torch.enable_grad(), ctx.module.noise.at(ctx.place):
+        with torch.enable_grad(), ctx.module.noise.at(ctx.key):
             output = ctx.module.again(*inputs)
         torch.autograd.backward((output,), (gradients[0],))
         return None, *(tensor.grad for tensor in inputs)

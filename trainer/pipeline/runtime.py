@@ -21,10 +21,10 @@ from trainer.models.transformer import Transformer
 from trainer.spec import Action, Kind
 from trainer.state.gathering import Gathering
 from trainer.state.sharding import Deferred, ShardedState
-from trainer.tensor import dropout as noise
+from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import Region, ready
 
-Place = tuple[int, int]
+WorkItem = tuple[int, int]
 """Chunk and micro-batch."""
 
 
@@ -32,29 +32,29 @@ class Batch(Protocol):
     """What a step computes on."""
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """Input of the first stretch, [s, b]."""
+        """Input of the first part, [s, b]."""
 
     def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
-        """The scalar that backward starts from, of the last stretch's output."""
+        """The scalar that backward starts from, of the last part's output."""
 
-    def place(self, micro_batch: int) -> noise.Place:
+    def dropout_key(self, micro_batch: int) -> DropoutKey:
         """Where dropout is drawn for."""
 
 
 @dataclass
 class Chunk:
-    """One stretch of the model on this rank."""
+    """One part of the model on this rank."""
 
     model: Transformer
     gathering: Gathering
-    noise: noise.Noise
+    noise: Noise
 
 
 @dataclass(frozen=True)
 class Boundary:
     """What travels between stages: [s, b, h], or this tensor rank's part [s/t, b, h] of it."""
 
-    shape: tuple[int, ...]  # as the stretches see it
+    shape: tuple[int, ...]  # as the parts see it
     dtype: torch.dtype
     device: torch.device
     split: Region  # cut where one tensor rank sends only its part
@@ -62,24 +62,24 @@ class Boundary:
     @classmethod
     def of(cls, shape: tuple[int, ...], region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
         """``shape`` is local to the region. A replicated sequence is split if the tensor ranks divide it."""
-        splits = not region.cut and shape[0] % region.group.size == 0
+        splits = not region.sequence_sharded and shape[0] % region.group.size == 0
         return cls(shape, dtype, device, Region(region.group, splits))
 
-    def parcel(self, tensor: Tensor) -> Tensor:
+    def p2p_tensor(self, tensor: Tensor) -> Tensor:
         """What this rank sends of ``tensor``."""
-        if self.split.cut:
+        if self.split.sequence_sharded:
             tensor = tensor.chunk(self.split.group.size)[self.split.group.index]
         return tensor.detach().contiguous()
 
-    def empty_parcel(self) -> Tensor:
-        parts = self.split.group.size if self.split.cut else 1
+    def empty_p2p_tensor(self) -> Tensor:
+        parts = self.split.group.size if self.split.sequence_sharded else 1
         return torch.empty(self.shape[0] // parts, *self.shape[1:], dtype=self.dtype, device=self.device)
 
-    def unpack(self, parcel: Tensor) -> Tensor:
-        return ready(self.split.gather(parcel))
+    def unpack(self, received: Tensor) -> Tensor:
+        return ready(self.split.gather(received))
 
 
-class Pipeline:
+class PipelineRuntime:
     """The actions of this pipeline rank over its chunks."""
 
     def __init__(
@@ -110,17 +110,17 @@ class Pipeline:
         self._clear()
 
     def _clear(self) -> None:
-        self.inputs: dict[Place, Tensor] = {}
-        self.outputs: dict[Place, Tensor] = {}  # to be sent
-        self.edges: dict[Place, GradientEdge] = {}  # where backward starts
-        self.input_gradients: dict[Place, Tensor] = {}
-        self.weight_work: dict[Place, Deferred] = {}
+        self.inputs: dict[WorkItem, Tensor] = {}
+        self.outputs: dict[WorkItem, Tensor] = {}  # to be sent
+        self.edges: dict[WorkItem, GradientEdge] = {}  # where backward starts
+        self.input_gradients: dict[WorkItem, Tensor] = {}
+        self.weight_work: dict[WorkItem, Deferred] = {}
         self.arriving: dict[tuple[Kind, int, int], tuple[Tensor, Pending]] = {}
         self.sent: list[Pending] = []
         self.losses: list[Tensor] = []
 
     def step(self, batch: Batch) -> list[Tensor]:
-        """Forward and backward of every micro-batch; the losses, on the rank of the last stretch."""
+        """Forward and backward of every micro-batch; the losses, on the rank of the last part."""
         self._clear()
         self.batch = batch
         for action in self.actions:
@@ -132,31 +132,31 @@ class Pipeline:
         return self.losses
 
     def _forward(self, action: Action) -> None:
-        place, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
+        item, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
         model = chunk.model
         if model.embedding is None:
-            x = self._arrived(Kind.RECV_FORWARD, place).requires_grad_()  # the leaf where backward ends
-            self.inputs[place] = x
+            x = self._arrived(Kind.RECV_FORWARD, item).requires_grad_()  # the leaf where backward ends
+            self.inputs[item] = x
         else:
             x = self.batch.tokens(action.micro_batch)
-        with chunk.noise.at(self.batch.place(action.micro_batch)):
+        with chunk.noise.at(self.batch.dropout_key(action.micro_batch)):
             y = model(x)
         if model.head is not None:
             y = self.batch.loss(y, action.micro_batch)
             self.losses.append(y.detach())
         else:
-            self.outputs[place] = y.detach()
-        self.edges[place] = get_gradient_edge(y)
+            self.outputs[item] = y.detach()
+        self.edges[item] = get_gradient_edge(y)
 
     def _backward(self, action: Action) -> None:
-        place = (action.chunk, action.micro_batch)
-        edge, last = self.edges.pop(place), self.chunks[action.chunk].model.head is not None
-        gradient = None if last else self._arrived(Kind.RECV_BACKWARD, place)
+        item = (action.chunk, action.micro_batch)
+        edge, last = self.edges.pop(item), self.chunks[action.chunk].model.head is not None
+        gradient = None if last else self._arrived(Kind.RECV_BACKWARD, item)
         torch.autograd.backward((edge,), (gradient,))
-        x = self.inputs.pop(place, None)
+        x = self.inputs.pop(item, None)
         if x is not None:
             assert x.grad is not None
-            self.input_gradients[place] = x.grad
+            self.input_gradients[item] = x.grad
 
     def _input_gradient(self, action: Action) -> None:
         with self.state.deferring() as work:
@@ -171,18 +171,18 @@ class Pipeline:
 
     def _send(self, action: Action, tensor: Tensor) -> None:
         self.sent = [pending for pending in self.sent if not pending.over]  # lets go of tensors that have arrived
-        self.sent.append(self._toward(action.peer).send(self.boundary.parcel(tensor), action.peer))
+        self.sent.append(self._toward(action.peer).send(self.boundary.p2p_tensor(tensor), action.peer))
 
     def _receive(self, action: Action) -> None:
-        parcel = self.boundary.empty_parcel()
+        received = self.boundary.empty_p2p_tensor()
         group = self.down if action.peer > self.up.index else self.up
-        self.arriving[action.kind, action.chunk, action.micro_batch] = parcel, group.receive(parcel, action.peer)
+        self.arriving[action.kind, action.chunk, action.micro_batch] = received, group.receive(received, action.peer)
 
     def _toward(self, peer: int) -> Group:
         return self.up if peer > self.up.index else self.down
 
-    def _arrived(self, kind: Kind, place: Place) -> Tensor:
-        tensor = self.boundary.unpack(ready(self.arriving.pop((kind, *place))))
+    def _arrived(self, kind: Kind, item: WorkItem) -> Tensor:
+        tensor = self.boundary.unpack(ready(self.arriving.pop((kind, *item))))
         self.recorder.arrived()
         return tensor
 

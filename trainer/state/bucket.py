@@ -51,7 +51,7 @@ class Common:
     chain: Chain
 
 
-class Slot:
+class ParameterSlot:
     """A parameter in its bucket, and how many of its gradients have arrived in this step."""
 
     def __init__(self, member: Member, start: int):
@@ -70,7 +70,7 @@ class FlatBucket:
     def __init__(self, plan: Bucket, members: dict[str, Member], common: Common):
         self.plan, self.numel, self.levels, self.precision = plan, plan.numel, common.levels, common.precision
         self.pool, self.chain = common.pool, common.chain
-        self.slots = [Slot(members[slot.name], slot.start) for slot in plan.slots]
+        self.slots = [ParameterSlot(members[slot.name], slot.start) for slot in plan.slots]
         self.ranges = {s: common.factors.shard(s, common.data_index, plan.numel) for s in ("params", "grads", "optimizer")}
         self._make_parameters(sharded=common.factors.params > 1)
         self.sharded_grads = common.factors.grads > 1
@@ -81,10 +81,10 @@ class FlatBucket:
     def _make_parameters(self, sharded: bool) -> None:
         self.shard = self._zeros("params", self.precision.compute)
         self.whole = None if sharded else self.shard
-        self.holds = 0
+        self.unshards = 0
         self.users = 1  # units that compute with it, each of which holds it for its backward
         self.gathering: Pending | None = None
-        self.restoring: Steps | None = None
+        self.publishing: Steps | None = None
         if self.whole is not None:
             self._point_parameters(self.whole)
 
@@ -111,41 +111,41 @@ class FlatBucket:
                 if start < stop:
                     target[start - owned.start : stop - owned.start] = value[start - slot.start : stop - slot.start].to(target)
 
-    def hold(self) -> None:
+    def unshard(self) -> None:
         """Start to make the parameters whole, if they are not; they stay so until as many releases."""
         if self.whole is self.shard:
             return
-        self.holds += 1
+        self.unshards += 1
         if self.whole is None:
-            self._restored()
+            self._wait_published()
             self.whole = self.pool.take("weights", self.numel, self.precision.compute)
             self.gathering = self.levels["params"].all_gather(self.whole, self.shard)
             self._point_parameters(self.whole)
 
-    def use(self) -> None:
+    def wait_unshard(self) -> None:
         """Wait until the parameters can be computed with."""
-        self._restored()
-        self._gathered()
+        self._wait_published()
+        self._wait_gathered()
 
-    def release(self) -> None:
+    def reshard(self) -> None:
         """Forget the whole parameters when nobody holds them."""
         if self.whole is None or self.whole is self.shard:
             return
-        self.holds -= 1
-        if self.holds == 0:
-            self._gathered()
+        self.unshards -= 1
+        if self.unshards == 0:
+            self._wait_gathered()
             empty = self.shard.new_empty(0)
             for slot in self.slots:
                 slot.parameter.data = empty
             self.pool.give("weights", self.whole)
             self.whole = None
 
-    def _restored(self) -> None:
-        if self.restoring is not None:
-            self.chain.complete(self.restoring)
-            self.restoring = None
+    def _wait_published(self) -> None:
+        if self.publishing is not None:
+            self.chain.complete(self.publishing)
+            self.publishing = None
 
-    def _gathered(self) -> None:
+    def _wait_gathered(self) -> None:
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
@@ -166,7 +166,7 @@ class FlatBucket:
             slot.arrived, slot.fresh = 0, True
         self.missing = len(self.slots)
 
-    def buffer(self, slot: Slot) -> tuple[Tensor, bool]:
+    def buffer(self, slot: ParameterSlot) -> tuple[Tensor, bool]:
         """Where a gradient of ``slot`` goes, and whether it is the first there."""
         if self.partial is None:
             self.partial = self.pool.take("gradients", self.numel, self.precision.master)
@@ -175,7 +175,7 @@ class FlatBucket:
         fresh, slot.fresh = slot.fresh, False
         return slot.view(self.partial), fresh
 
-    def arrive(self, slot: Slot) -> None:
+    def arrive(self, slot: ParameterSlot) -> None:
         """One gradient of ``slot`` has been added; reduce when it was the last one missing."""
         slot.arrived += 1
         if slot.arrived == self._due(slot):
@@ -185,10 +185,10 @@ class FlatBucket:
             self.flushes_left -= 1
             self.missing = sum(slot.arrived < self._due(slot) for slot in self.slots)
             for _ in range(self.users):
-                self.release()
+                self.reshard()
             self.chain.start(self._reduction(last=self.flushes_left == 0))
 
-    def _due(self, slot: Slot) -> int:
+    def _due(self, slot: ParameterSlot) -> int:
         return (self.flushes + 1) * self.per_flush * slot.record.uses
 
     def _reduction(self, last: bool) -> Steps:
@@ -219,20 +219,20 @@ class FlatBucket:
 
     # optimizer
 
-    def restore(self) -> None:
+    def publish_update(self) -> None:
         """Begin to bring the updated master back into the parameter shard; ``hold`` and ``use`` wait for it."""
-        self.restoring = self._restoration()
-        self.chain.start(self.restoring)
+        self.publishing = self._publication()
+        self.chain.start(self.publishing)
 
-    def _restoration(self) -> Steps:
+    def _publication(self) -> Steps:
         """Up the levels optimizer and grads."""
         own, grads = (_within(self.ranges[state], self.ranges["params"]) for state in ("optimizer", "grads"))
         if self.weight.dtype != self.shard.dtype:
             self.shard[own].copy_(self.weight)
-        climbs = [(self.levels["optimizer"], self.shard[grads], self.shard[own]), (self.levels["grads"], self.shard, self.shard[grads])]
-        climbs = [climb for climb in climbs if climb[0].size > 1]
-        for i, (level, output, piece) in enumerate(climbs):
-            yield level.all_gather(output, piece), i + 1 < len(climbs)
+        gathers = [(self.levels["optimizer"], self.shard[grads], self.shard[own]), (self.levels["grads"], self.shard, self.shard[grads])]
+        gathers = [gather for gather in gathers if gather[0].size > 1]
+        for i, (level, output, piece) in enumerate(gathers):
+            yield level.all_gather(output, piece), i + 1 < len(gathers)
 
     def owned(self) -> list[Owned]:
         """The pieces of parameters in this rank's optimizer shard."""

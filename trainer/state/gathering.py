@@ -30,13 +30,13 @@ class Gathering:
         """Start to gather a unit that is going to be entered; nothing outside of the chunk."""
         if 0 <= unit < len(self.buckets) and unit not in self.ahead:
             self.ahead.add(unit)
-            self._each(unit, FlatBucket.hold)
+            self._each(unit, FlatBucket.unshard)
 
     def enter(self, unit: int, following: int) -> None:
         """Make a unit's parameters usable and start on the ``following`` one."""
         self.prefetch(unit)
         self.ahead.remove(unit)
-        self._each(unit, FlatBucket.use)
+        self._each(unit, FlatBucket.wait_unshard)
         self.prefetch(following)
 
     def _each(self, unit: int, action: Callable[[FlatBucket], None]) -> None:
@@ -48,7 +48,7 @@ class Gathering:
 
     def _after(self, unit: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            self._each(unit, FlatBucket.release)
+            self._each(unit, FlatBucket.reshard)
             entered: Tensor = _OnBackward.apply(output, lambda: self.enter(unit, unit - 1))
             return entered
 

@@ -103,7 +103,7 @@ def hash_of(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class Member:
-    """A parameter of a stretch of the model: its record, its tensor, and the units (embedding, block, head) that use it."""
+    """A parameter of a part of the model: its record, its tensor, and the units (embedding, block, head) that use it."""
 
     record: ParameterRecord
     parameter: nn.Parameter

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.spec import Bucket, plan_buckets
-from trainer.state.bucket import Common, FlatBucket, Slot
+from trainer.state.bucket import Common, FlatBucket, ParameterSlot
 from trainer.state.parameters import Member, Owned
 
 Deferred = list[tuple[Callable[[], None], list[object]]]
@@ -26,14 +26,14 @@ class ShardedState:
         self.plans: list[tuple[Bucket, dict[str, Member]]] = []
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
-        self.slots: dict[nn.Parameter, tuple[FlatBucket, Slot]] = {}
+        self.slots: dict[nn.Parameter, tuple[FlatBucket, ParameterSlot]] = {}
         self.deferred: Deferred | None = None
         self.arriving: Callable[[str, Tensor], object] | None = (
             None  # told of each gradient that has been added: its name and the sum so far
         )
         self.counted: Callable[[Tensor], object] | None = None  # of a tensor that deferred work keeps: what counts its bytes
 
-    def add_stretch(self, members: list[Member]) -> None:
+    def add_model_part(self, members: list[Member]) -> None:
         """Plan the state of one chunk's parameters, given in the order of registration. Call for later chunks first."""
         runs: list[list[Member]] = []
         for member in reversed(members):
@@ -113,7 +113,7 @@ class ShardedState:
         view.index_add_(0, rows, gradient.to(view.dtype))
         self._arrived(bucket, slot, view)
 
-    def _arrived(self, bucket: FlatBucket, slot: Slot, gradient: Tensor) -> None:
+    def _arrived(self, bucket: FlatBucket, slot: ParameterSlot, gradient: Tensor) -> None:
         if self.arriving is not None:
             self.arriving(slot.record.name, gradient)
         bucket.arrive(slot)
@@ -142,10 +142,10 @@ class ShardedState:
                 raise RuntimeError(f"no gradient arrived for {late}")
         self.settle()
 
-    def restore(self) -> None:
+    def publish_updates(self) -> None:
         """Begin to spread updated weights, those first that the next forward needs first."""
         for bucket in reversed(self.buckets):
-            bucket.restore()
+            bucket.publish_update()
 
     def settle(self) -> None:
         """Wait until nothing is in the air."""

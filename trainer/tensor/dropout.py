@@ -23,7 +23,7 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 
 
 
 @dataclass(frozen=True)
-class Place:
+class DropoutKey:
     """Which rows of which step are being computed."""
 
     step: int = 0
@@ -31,19 +31,19 @@ class Place:
 
 
 class Noise:
-    """The source of dropout for all sites of a rank; the pipeline moves its ``place``."""
+    """The source of dropout for all sites of a rank; the pipeline moves its ``key``."""
 
     def __init__(self, seed: int):
-        self.seed, self.place = seed, Place()
+        self.seed, self.key = seed, DropoutKey()
 
     @contextlib.contextmanager
-    def at(self, place: Place) -> Iterator[None]:
-        """Inside, ``place`` is where noise is drawn for."""
-        before, self.place = self.place, place
+    def at(self, key: DropoutKey) -> Iterator[None]:
+        """Inside, ``key`` is where noise is drawn for."""
+        before, self.key = self.key, key
         try:
             yield
         finally:
-            self.place = before
+            self.key = before
 
     def kept(self, site: str, p: float, axes: Sequence[tuple[Tensor, int]]) -> Tensor:
         """Which elements stay, each with probability ``1 - p``.
@@ -57,7 +57,7 @@ class Noise:
             shape[i] = -1
             index = index * size + positions.view(shape)
         assert isinstance(index, Tensor)
-        key = hash_of(self.seed, self.place.step, site)
+        key = hash_of(self.seed, self.key.step, site)
         return (scramble(index * GOLDEN + key) & (2**31 - 1)) >= int(p * 2**31)
 
 
@@ -81,15 +81,15 @@ class HiddenDropout(nn.Module):
         self.p, self.site, self.noise, self.region = p, site, noise, region
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.region.group.size if self.region.cut else 1
-        first = x.shape[0] * self.region.group.index if self.region.cut else 0
+        parts = self.region.group.size if self.region.sequence_sharded else 1
+        first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
         sequence = torch.arange(first, first + x.shape[0], device=x.device)
         batch, hidden = rows(self.noise, x.shape[1], x.device), torch.arange(x.shape[2], device=x.device)
         kept = self.noise.kept(self.site, self.p, ((batch, 1), (sequence, x.shape[0] * parts), (hidden, x.shape[2])))
         return drop(x, kept.transpose(0, 1), self.p)
 
 
-class WeightDropout(nn.Module):
+class ShardedAttentionDropout(nn.Module):
     """Dropout of attention weights [b, heads, s, s], of which this rank has the ``heads`` (global numbers, of ``total``)."""
 
     def __init__(self, p: float, site: str, noise: Noise, heads: range, total: int):
@@ -107,7 +107,7 @@ class WeightDropout(nn.Module):
 
 def rows(noise: Noise, count: int, device: torch.device) -> Tensor:
     """Global rows of the micro-batch."""
-    return torch.arange(noise.place.first_row, noise.place.first_row + count, device=device)
+    return torch.arange(noise.key.first_row, noise.key.first_row + count, device=device)
 
 
 def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:

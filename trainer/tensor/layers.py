@@ -45,15 +45,15 @@ class Region:
     """How activations lie outside of the matrices: replicated over the tensor ranks, or cut along the sequence."""
 
     group: Group
-    cut: bool  # sequence parallelism
+    sequence_sharded: bool  # sequence parallelism
 
     def rows(self, whole: Tensor) -> int:
         """Length in the region's form of a whole sequence [s, ...]."""
-        return whole.shape[0] // self.group.size if self.cut else whole.shape[0]
+        return whole.shape[0] // self.group.size if self.sequence_sharded else whole.shape[0]
 
     def gather(self, x: Tensor) -> tuple[Tensor, Pending]:
         """The whole sequence of a cut x [s/t, ...]; x itself where it is replicated. Usable after the wait."""
-        if not self.cut or self.group.size == 1:
+        if not self.sequence_sharded or self.group.size == 1:
             return x, Pending(None, self.group, "all_gather")
         x = x.contiguous()
         whole = x.new_empty(x.shape[0] * self.group.size, *x.shape[1:])
@@ -61,7 +61,7 @@ class Region:
 
     def sum(self, x: Tensor) -> tuple[Tensor, Pending]:
         """Sum of x [s, ...] over the ranks, in the region's form. x is overwritten or kept until the wait."""
-        if not self.cut or self.group.size == 1:
+        if not self.sequence_sharded or self.group.size == 1:
             return x, self.group.all_reduce(x)
         piece = x.new_empty(self.rows(x), *x.shape[1:])
         return piece, self.group.reduce_scatter(piece, x)
@@ -89,14 +89,17 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """Linear whose inputs are cut over the tensor ranks: multiply, then leave. Weight [outputs, local inputs].
 
-    The bias is added once, after the sum. While the result is ``unwanted``, forward only notes what backward needs.
+    The bias is added once, after the sum. With ``skip_output`` forward only saves what backward needs and returns zeros.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, gradients: Gradients):
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, gradients: Gradients, skip_output: bool = False):
         super().__init__()
         self.weight, self.bias = weight, bias
-        self.region, self.gradients = region, gradients
-        self.unwanted = False
+        self.region, self.gradients, self.skip_output = region, gradients, skip_output
+
+    def without_output(self) -> RowLinear:
+        """The same layer, with the same parameters, that skips its output."""
+        return RowLinear(self.weight, self.bias, self.region, self.gradients, skip_output=True)
 
     def forward(self, x: Tensor) -> Tensor:
         y = _Row.apply(x, self.weight, self)
@@ -125,7 +128,7 @@ class CutPositionEmbedding(nn.Module):
         self.weight, self.region = weight, region
 
     def forward(self, x: Tensor) -> Tensor:
-        first = x.shape[0] * self.region.group.index if self.region.cut else 0
+        first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
         return x + self.weight[first : first + x.shape[0]].unsqueeze(1)
 
 
@@ -165,7 +168,7 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
-        if layer.unwanted:
+        if layer.skip_output:
             return x.new_zeros(layer.region.rows(x), *x.shape[1:-1], weight.shape[0])
         return ready(layer.region.sum(x @ weight.t()))
 

@@ -13,7 +13,7 @@ from trainer.models.attention import AttentionCore
 from trainer.models.layers import Dropout, Part, PositionEmbedding
 from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
 from trainer.state.parameters import Member, ParameterRecord
-from trainer.tensor.dropout import HiddenDropout, Noise, WeightDropout
+from trainer.tensor.dropout import HiddenDropout, Noise, ShardedAttentionDropout
 from trainer.tensor.layers import ColumnLinear, CutPositionEmbedding, Gradients, Region, RowLinear, VocabularyEmbedding
 
 
@@ -39,7 +39,7 @@ CUTS = {
 
 @dataclass
 class Parallelizer:
-    """Turns plain stretches of a model into this rank's part of them.
+    """Turns plain parts of a model into this rank's share of them.
 
     ``tied``: head and embedding share their weight. ``apart``: they do so from two pipeline ranks, of which this is the first
     if ``first``. Parameters become empty tensors of ``dtype`` on ``device``; whoever owns their storage points them into it.
@@ -99,7 +99,7 @@ class Parallelizer:
             width = math.ceil(shape[dimension] / group.size)
             start = min(width * group.index, shape[dimension])
             box[dimension], local[dimension] = (start, min(start + width, shape[dimension])), width
-        elif self.region.cut and group.size > 1:
+        elif self.region.sequence_sharded and group.size > 1:
             partial.add("tensor")
         tied = self.tied and name in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
         if tied and self.apart:
@@ -121,7 +121,7 @@ class Parallelizer:
         width = total // group.size
         core.heads = range(width * group.index, width * (group.index + 1))
         if isinstance(dropout, Dropout) and dropout.p:
-            core.dropout = WeightDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
+            core.dropout = ShardedAttentionDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
 
 
 def _set(model: nn.Module, path: str, layer: nn.Module) -> None:
