@@ -139,5 +139,8 @@ class Backend(ABC):
 
         return read_logs(job, ended if follow else None)
 
+    def hurry(self) -> None:  # noqa: B027 - optional by design
+        """The command is asked to end: from now on ask once, and do not wait for a place that does not answer. For signal handlers too."""
+
     def close(self) -> None:  # noqa: B027 - optional by design
         """Release what the backend holds (worker pools, connections). Running jobs of remote backends go on."""

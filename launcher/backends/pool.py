@@ -43,6 +43,11 @@ class Backends:
             self._checked.add(self._key(cluster))
         return backend
 
+    def hurry(self) -> None:
+        """Let none of them wait for a place that does not answer."""
+        for backend in list(self._open.values()):
+            backend.hurry()
+
     def _key(self, cluster: ClusterConfig) -> str:
         known = self._keys.get(id(cluster))
         if known is None or known[0] is not cluster:

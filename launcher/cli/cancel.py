@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from launcher.backends.contract import BackendError
 from launcher.backends.pool import Backends
 from launcher.sweep.reconcile import stop
 from launcher.trials.store import Record, Store
@@ -16,7 +17,7 @@ _PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
 
 
 def main(argv: list[str]) -> int:
-    """0 when everything named has ended; 1 when a launcher has been asked to stop trials and has not answered yet."""
+    """0 when everything named has ended; 1 when a place, or a launcher that has been asked to stop trials, has not answered yet."""
     parser = argparse.ArgumentParser("trireme cancel", description="Stop a sweep or a trial.")
     parser.add_argument("target", metavar="SWEEP|TRIAL", help="name of a sweep, or id of a trial or its first digits")
     parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
@@ -29,7 +30,11 @@ def main(argv: list[str]) -> int:
         print(f"nothing to stop: {arguments.target} has ended")
         return 0
     with Backends() as backends:
-        left = stop(store, [*unended, *ended], backends)
+        try:
+            left = stop(store, [*unended, *ended], backends, _PATIENCE_SECONDS)
+        except BackendError as error:
+            print(f"error: {error}; what runs there has not been stopped: repeat the command when it answers", file=sys.stderr)
+            return 1
     pending = _wait(store, left)
     stopped = sum(store.load(record.id).status is Status.STOPPED for record in unended)
     print(f"{stopped} stopped, {len(unended) - stopped - len(pending)} had ended, {len(pending)} not answered yet")

@@ -100,8 +100,17 @@ def forget_output() -> None:
 
 
 def run_verb(verb: str, argv: list[str]) -> int:
-    """Import the verb's module and run it."""
-    return int(import_module(f"launcher.cli.{verb}").main(argv))
+    """Import the verb's module and run it. A place that does not answer, or refuses, is one plain line."""
+    module = import_module(f"launcher.cli.{verb}")
+    try:
+        return int(module.main(argv))
+    except RuntimeError as error:
+        from launcher.backends.contract import BackendError
+
+        if not isinstance(error, BackendError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def usage() -> str:

@@ -81,8 +81,12 @@ class Loop:
         if silent:
             raise BackendError("; ".join(dict.fromkeys(silent)))
 
-    def end(self, trials: Iterable[ActiveTrial]) -> list[Record]:
-        """Stop trials that no launcher runs. Those that another launcher holds are returned."""
+    def end(self, trials: Iterable[ActiveTrial], patience_s: float) -> list[Record]:
+        """Stop trials that no launcher runs. Those that another launcher holds are returned.
+
+        ``BackendError`` when a backend does not answer, if not sooner then after ``patience_s``.
+        """
+        deadline = time.monotonic() + patience_s
         trials = list(trials)
         claimed = [trial for trial in trials if self._state.claim(trial)]
         for trial in claimed:
@@ -92,7 +96,10 @@ class Loop:
         self._stopper.end([trial for trial in claimed if not trial.record.status.final], Reason.CANCELLED, "")
         left = [trial.record for trial in trials if trial not in claimed]
         while self._state.active:
+            self._state.silence = ""
             if not self._poller.poll():
                 time.sleep(TICK_SECONDS)
             self._stopper.stop(self._state.active, Reason.CANCELLED, "")  # those whose backend did not answer before
+            if self._state.silence and time.monotonic() > deadline:
+                raise BackendError(self._state.silence)
         return left

@@ -72,7 +72,9 @@ def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
             time.sleep(backend.poll_seconds)
         backend.collect(job, handle)
         _await_files(job, state, backend.visibility_s)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            backend.hurry()
         _end(backend, job, handle or backend.find([job]).get(job.name))
         raise
     result = read_json(job.directory / RESULT)

@@ -46,7 +46,7 @@ class Poller:
         try:
             states = backend.poll([trial.handle for trial in trials])
         except BackendError as error:  # nobody answers now: no reason to think that anything has changed
-            self._state.note(trials, str(error))
+            self._state.note_silence(trials, error)
             return False
         ended = [self._update(trial, job) for trial, job in zip(trials, states, strict=True)]
         return any(ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -29,16 +30,27 @@ def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> Non
         loop.catch_up(active)
 
 
-def stop(store: Store, records: Sequence[Record], backends: Backends) -> list[Record]:
+def stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float = 60.0) -> list[Record]:
     """Stop the trials that have not ended, and remove the objects that ended ones have left on their clusters.
 
-    Trials that a launcher runs are left to it, with a stop request, and returned.
+    Trials that a launcher runs are left to it, with a stop request, and returned. ``BackendError`` when a backend does not answer for
+    ``patience_s``.
     """
+    impatience = threading.Timer(patience_s, backends.hurry)
+    impatience.daemon = True
+    impatience.start()
+    try:
+        return _stop(store, records, backends, patience_s)
+    finally:
+        impatience.cancel()
+
+
+def _stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float) -> list[Record]:
     for record in records:
         if not record.status.final:
             store.ask_to_stop(record)
     with _reconciling(store, [record for record in records if not record.status.final or record.left], backends) as (loop, active):
-        return loop.end(active)
+        return loop.end(active, patience_s)
 
 
 @contextmanager

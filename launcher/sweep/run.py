@@ -54,7 +54,7 @@ def run_sweep(
             watcher.begin()
         loop = Loop(store, locks, settings, name, launcher_name(), watchers)
         try:
-            with _interruptible(loop, name):
+            with _interruptible(loop, name, backends):
                 loop.run(active)
         except BackendError as error:
             say(f"{error}; what is submitted goes on, and the same command follows it again")
@@ -165,13 +165,15 @@ def _drop_stale_requests(store: Store, locks: Locks, active: Sequence[ActiveTria
 
 
 @contextmanager
-def _interruptible(loop: Loop, name: str) -> Iterator[None]:
-    """While inside, the first request to end makes the loop stop; a second one acts as if there were no handler. ``Interrupted`` at the end."""
+def _interruptible(loop: Loop, name: str, backends: Backends) -> Iterator[None]:
+    """While inside, the first request to end makes the loop stop, and backends wait for no answer any more; a second one acts as if there were
+    no handler. ``Interrupted`` at the end."""
     requests: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:
         requests.append(number)
         loop.interrupt(WORDS[signal.Signals(number)])
+        backends.hurry()
         for each, handler in before.items():
             signal.signal(each, handler)
         part_from_terminal()

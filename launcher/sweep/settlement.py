@@ -27,7 +27,7 @@ class Settlement:
         failures = failures_in(record.directory)
         verdict = decide(record.attempt, job, record.read_result(), failures)
         if trial.withdrawn and trial.stop is None and verdict.status is not Status.DONE:
-            self._submit_later(trial)
+            self.submit_later(trial)
             return
         bad_nodes = job.bad_nodes or silent_nodes(job.nodes or record.nodes, record.world_size, verdict.attempt, failures)
         if self._state.interrupted and verdict.retryable and not trial.backend.outlives_launcher:
@@ -67,8 +67,8 @@ class Settlement:
         self._state.save_and_tell(record)
         self._state.waiting.insert(0, trial)
 
-    def _submit_later(self, trial: ActiveTrial) -> None:
-        """Put a withdrawn trial back in its place. It has not run: the same attempt is submitted again."""
+    def submit_later(self, trial: ActiveTrial) -> None:
+        """Put a trial back in its place that was withdrawn, or never submitted. It has not run: the same attempt is submitted again."""
         record = trial.record
         record.attempt += 1 if record.read_result() is not None else 0  # unless it finished at the last moment
         _plan_again(record, None, trial.withdrawn)

@@ -27,6 +27,7 @@ class SweepState:
         self.store, self.settings, self.sweep, self.launcher = store, settings, sweep, launcher
         self.reading = reading  # nothing may be ended or removed: what is left of ended jobs is noted for whoever may
         self.interrupted = ""  # why the run has to end, in words
+        self.silence = ""  # the words of the backend that did not answer last
         self.waiting: list[ActiveTrial] = []
         self.active: list[ActiveTrial] = []  # submitted, and not yet ended
         self._locks, self._observers = locks, observers
@@ -66,6 +67,11 @@ class SweepState:
             if trial.record.detail != detail:
                 trial.record.detail = detail
                 self.store.save(trial.record)
+
+    def note_silence(self, trials: Sequence[ActiveTrial], error: BackendError) -> None:
+        """The backend of these trials does not answer now."""
+        self.silence = str(error)
+        self.note(trials, self.silence)
 
     def start_tracking(self, trials: Sequence[ActiveTrial]) -> None:
         """These have been submitted: save their handles and poll them from now on."""

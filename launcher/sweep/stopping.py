@@ -66,6 +66,6 @@ class Stopper:
         try:
             trials[0].backend.cancel([trial.handle for trial in trials])
         except BackendError as error:
-            self._state.note(trials, str(error))
+            self._state.note_silence(trials, error)
             return False
         return True

@@ -124,7 +124,10 @@ class Submitter:
             trial.record.handle = handle
         self._state.start_tracking([trial for trial, _ in ready if trial.record.handle is not None])
         for trial in [trial for trial, _ in ready if trial.record.handle is None]:
-            self._settlement.settle(trial, failure)
+            if self._state.interrupted and failure.reason is Reason.CANNOT_START:  # nobody waited until it was submitted
+                self._settlement.submit_later(trial)
+            else:
+                self._settlement.settle(trial, failure)
 
     def _intended(self, trials: Sequence[ActiveTrial]) -> list[tuple[ActiveTrial, Request]]:
         """Each trial with its request. One that cannot be rendered, or cannot ever run there, is finished."""

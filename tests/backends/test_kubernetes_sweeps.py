@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.backends.kubernetes.client import PATIENCE
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.permissions import needed
 from launcher.backends.kubernetes.watch import Mirror
@@ -106,15 +107,15 @@ def test_two_hundred_trials_run_once_each_and_no_more_at_once_than_is_set_also_w
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
-def _launcher(folder: Path, cluster: KubernetesCluster, count: int) -> None:
-    sweep(folder, cluster, count, 4)
+def _launcher(folder: Path, cluster: KubernetesCluster, count: int, max_parallel: int) -> None:
+    sweep(folder, cluster, count, max_parallel)
 
 
 def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once(stage: Stage) -> None:
     witness = Witness(stage.kubernetes, stage.namespace)
     cluster = stage.cluster({"run": "1"})
     for ends in (2, 8):
-        launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 24))
+        launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 24, 4))
         launcher.start()
         wait_for(lambda ends=ends: finished(stage) >= ends, "some trials to end", 300)  # type: ignore[misc]
         os.kill(launcher.pid or 0, signal.SIGKILL)
@@ -123,6 +124,28 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once
     witness.close()
     assert Counter(record.status for record in records) == {Status.DONE: 24}
     assert {record.attempt for record in records} == {0} and set(witness.created.values()) == {1}
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "mute"])
+def test_ctrl_c_ends_a_launcher_that_submits_to_a_server_that_does_not_answer(stage: Stage, how: signal.Signals) -> None:
+    """At once, not when its patience is at an end. The next launcher submits what was not, and nothing twice."""
+    control, witness = stage.kubernetes.own.control, Witness(stage.kubernetes, stage.namespace)  # type: ignore[union-attr]
+    cluster = stage.cluster({"run": "1"})
+    launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 100, 0))
+    launcher.start()
+    wait_for(lambda: len(witness.created) > 2, "some trials to be submitted", 300)
+    control.api_server.send(how)
+    os.kill(launcher.pid or 0, signal.SIGINT)
+    launcher.join(PATIENCE / 4)
+    assert not launcher.is_alive(), "it waits for the server"
+    control.api_server.kill()
+    control.start_again()
+    assert finished(stage) < 100
+    records = sweep(stage.folder, cluster, 100, 0)
+    witness.close()
+    assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): 100}
+    assert set(witness.created.values()) == {1}
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 

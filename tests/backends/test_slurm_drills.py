@@ -14,6 +14,8 @@ import pytest
 from launcher.backends.pool import Backends
 from launcher.backends.slurm import SlurmBackend
 from launcher.backends.slurm.client import Client
+from launcher.cli import cancel
+from launcher.cli.main import main
 from launcher.sweep.reconcile import stop
 from launcher.trials.store import Store
 from tests.backends.slurm_support import PROJECT, Running, interpreter, run, squeue, submissions, trial
@@ -104,6 +106,21 @@ def test_a_controller_that_goes_away_before_submission_is_waited_for(
     until(lambda: list(tmp_path.glob("runs/trials/*/logs/*.submitted.txt")), 60)
     whole.boot("slurmctld")
     assert each_done_once(sweep.ended())
+
+
+def test_cancel_says_in_one_line_that_the_controller_is_dead_and_ends(
+    whole: Cluster, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cancel, "_PATIENCE_SECONDS", 1.0)
+    (record,) = run(tmp_path, trial("sleep 60", python=python), follow=False)
+    whole.kill("slurmctld")
+    assert main(["cancel", record.id, "--dir", str(tmp_path)]) == 1
+    (last,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "Slurm cannot be reached" in last and last.endswith("repeat the command when it answers")
+    whole.boot("slurmctld")
+    monkeypatch.undo()
+    assert main(["cancel", record.id, "--dir", str(tmp_path)]) == 0
+    assert Store(tmp_path).load(record.id).status is Status.STOPPED
 
 
 def test_ends_are_known_without_accounting(whole: Cluster, tmp_path: Path, python: str) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,7 +16,7 @@ import yaml
 
 from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of, unplaced
-from launcher.backends.kubernetes.client import Client, plainly
+from launcher.backends.kubernetes.client import PATIENCE, Client, plainly
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.logs import Follower, follow_pod, together, unpack_message
 from launcher.backends.kubernetes.manifests import JOB, OURS, STORE, pods_of, store_of
@@ -27,6 +26,7 @@ from launcher.backends.kubernetes.submission import PODS_PATH, SERVICES, Submiss
 from launcher.backends.kubernetes.watch import Mirror
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
 from launcher.backends.logs import read_logs
+from launcher.backends.waiting import concurrently
 from launcher.config.kubernetes import KubernetesCluster, check_cluster
 from launcher.config.schema import ClusterConfig
 from launcher.trials.job import Handle, Job, JobState
@@ -68,18 +68,24 @@ class KubernetesBackend(Backend):
         self._refused: dict[str, dict[str, str]] = {}
         self._cancelled: set[str] = set()
         self._placed: set[str] = set()  # names of jobs all of whose pods have found a node
+        self._hurried = False
         self._yielded = float("-inf")  # monotonic; when a gang of ours was last in the way of another launcher's
 
     # -- connections, made when first needed ------------------------------------------------------------------------------
 
     @cached_property
     def _client(self) -> Client:
-        return Client(self._settings)
+        return self._connected(PATIENCE)
 
     @cached_property
     def _brief(self) -> Client:
         """For questions that may as well be asked again later."""
-        return Client(self._settings, patience=0.0)
+        return self._connected(0.0)
+
+    def _connected(self, patience: float) -> Client:
+        client = Client(self._settings, patience)
+        client.hurried = self._hurried
+        return client
 
     @cached_property
     def _submission(self) -> Submission:
@@ -126,8 +132,8 @@ class KubernetesBackend(Backend):
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
         """A job that the server refuses gets a handle that says so, and ``poll`` reports it as failed: the others go on."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(self._submit, requests))
+        self._submission  # noqa: B018 - made here, or every thread would make one with a client of its own
+        return concurrently(self._submit, requests, _AT_ONCE, lambda: self._hurried)
 
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
         """Jobs whose objects are all there. One that a killed launcher created in part is completed by submitting it again."""
@@ -211,6 +217,12 @@ class KubernetesBackend(Backend):
             return read_logs(job) if self._brief.get(SERVICES, job.name) is None else iter(lines)  # brought home meanwhile
         except (BackendError, ConfigError):  # not to be reached, or not from here: what was brought home is there
             return read_logs(job)
+
+    def hurry(self) -> None:
+        self._hurried = True
+        for name in ("_client", "_brief"):
+            if name in self.__dict__:
+                self.__dict__[name].hurried = True
 
     def close(self) -> None:
         if "_mirrors" in self.__dict__:

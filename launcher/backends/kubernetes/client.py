@@ -22,11 +22,14 @@ from typing import Any
 from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.errors import ApiError, explain, from_answer, short
 from launcher.backends.kubernetes.manifests import Manifest
+from launcher.backends.waiting import pause_unless
 from launcher.config.kubernetes import KubernetesCluster
 from trainer.spec import ConfigError
 
 _TIMEOUT = (5.0, 30.0)
 """Seconds to connect and to wait for an answer."""
+_HURRIED_TIMEOUT = (2.0, 3.0)
+"""The same when nobody waits for it any more."""
 _STREAM_TIMEOUT = (5.0, 330.0)
 """The same for watches, which the server is asked to end after ``WATCH_SECONDS``, and logs."""
 WATCH_SECONDS = 300
@@ -62,6 +65,7 @@ class Client:
         self._allowed: set[str] = set()  # requests that were granted: a refusal of the same is not the last word
         self._streams: set[Any] = set()
         self._closed = False
+        self.hurried = False  # every request is made once; a plain flag, which a signal handler may set
 
     def now(self) -> float:
         """The server's time, in unix seconds."""
@@ -75,13 +79,13 @@ class Client:
         pause = 0.2
         while True:
             try:
-                with self._open(method, path, query, body, _TIMEOUT) as answer:
+                with self._open(method, path, query, body, _HURRIED_TIMEOUT if self.hurried else _TIMEOUT) as answer:
                     return dict(json.loads(answer.data or b"{}"))
             except Unreachable as error:
-                if time.monotonic() > deadline:
+                if self.hurried or time.monotonic() > deadline:
                     raise
                 self.complain(str(error))
-                time.sleep(max(pause, min(error.retry_after, _LONGEST_PAUSE)))
+                pause_unless(lambda: self.hurried, max(pause, min(error.retry_after, _LONGEST_PAUSE)))
             pause = min(2 * pause, _PAUSE_AT_MOST)
 
     def create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:

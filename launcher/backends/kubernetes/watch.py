@@ -15,6 +15,7 @@ from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.manifests import Manifest
+from launcher.backends.waiting import pause_unless
 
 _PAUSE = 1.0
 """Seconds between attempts to resume a broken watch; twice as long after each that fails."""
@@ -44,7 +45,8 @@ class Mirror:
 
     def objects(self) -> list[Manifest]:
         """A copy as of the newest change. ``BackendError`` while there has been no answer yet, or only refusals."""
-        if not self._synced.wait(_FIRST):
+        pause_unless(lambda: self._synced.is_set() or self._client.hurried, _FIRST)
+        if not self._synced.is_set():
             raise BackendError(f"the Kubernetes API server at {self._client.server} does not answer; what was submitted goes on")
         if self._failure is not None:
             raise self._failure

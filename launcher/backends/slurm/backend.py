@@ -132,6 +132,9 @@ class SlurmBackend(Backend):
     def cancel(self, handles: Sequence[Handle]) -> None:
         self._client.cancel([handle["job_id"] for handle in handles])
 
+    def hurry(self) -> None:
+        self._client.hurried = True
+
     def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
         """Lines of the ranks; where none has come to write any, those of the job's script: a container that cannot be opened, say."""
         silent = True

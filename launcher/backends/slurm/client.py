@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from launcher.backends.contract import BackendError
 from launcher.backends.slurm.errors import Refused, Silent, explain
+from launcher.backends.waiting import pause_unless
 from launcher.config.slurm import SlurmCluster
 from trainer.spec import ConfigError
 
@@ -62,6 +63,7 @@ class Client:
 
     def __init__(self, cluster: SlurmCluster):
         self.cluster = cluster
+        self.hurried = False  # every question is asked once; a plain flag, which a signal handler may set
 
     def output(self, *command: str, text: str = "", environment: Mapping[str, str] | None = None) -> str:
         """Standard output, with ``text`` as standard input. ``Silent`` when Slurm cannot be asked now, ``Refused`` when it says no."""
@@ -109,7 +111,22 @@ class Client:
         words = together(ids)
         for start in range(0, len(words), _WORDS_OF_ONE_COMMAND):
             with suppress(Refused):
-                patiently(partial(self.output, "scancel", *words[start : start + _WORDS_OF_ONE_COMMAND]))
+                self.patiently(partial(self.output, "scancel", *words[start : start + _WORDS_OF_ONE_COMMAND]))
+
+    def patiently(self, ask: Callable[[], T]) -> T:
+        """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts, or nobody waits any more."""
+        pause, begin = 1.0, time.monotonic()
+        while True:
+            try:
+                return ask()
+            except Silent as error:
+                if self.hurried:
+                    raise BackendError(str(error)) from None
+                if time.monotonic() > begin + _PATIENCE_SECONDS:
+                    raise BackendError(f"{error}; this has lasted for {_PATIENCE_SECONDS / 60:g} minutes") from None
+                print(f"{error}; trying again in {pause:g} s", file=sys.stderr)
+            pause_unless(lambda: self.hurried, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def check(self) -> None:
         """``ConfigError`` when there is no Slurm here, or none that answers."""
@@ -154,17 +171,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def patiently(ask: Callable[[], T]) -> T:
-    """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts."""
-    pause, end = 1.0, time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            return ask()
-        except Silent as error:
-            if time.monotonic() > end:
-                raise BackendError(f"{error}; this has lasted for {_PATIENCE_SECONDS / 60:g} minutes") from None
-            print(f"{error}; trying again in {pause:g} s", file=sys.stderr)
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

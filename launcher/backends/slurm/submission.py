@@ -27,7 +27,7 @@ from submitit.core.utils import FailedJobError
 from submitit.helpers import CommandFunction
 
 from launcher.backends.contract import Request
-from launcher.backends.slurm.client import Client, patiently, submission_environment
+from launcher.backends.slurm.client import Client, submission_environment
 from launcher.backends.slurm.errors import Refused, explain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
@@ -65,7 +65,7 @@ class Submission:
         handles = self.find([request.job for request in requests])
         fresh = [request for request in requests if request.job.name not in handles]
         for group in equal(fresh, lambda request: request.job):
-            size = patiently(lambda: self.client.max_array_size)
+            size = self.client.patiently(lambda: self.client.max_array_size)
             for start in range(0, len(group), size):
                 handles |= self._submit_array(group[start : start + size], code)
         return [handles[request.job.name] for request in requests]
@@ -74,7 +74,7 @@ class Submission:
         """Handles by job name; ``BackendError`` when Slurm stays silent for longer than is worth waiting."""
         intents = [(job, intent) for job in jobs if (intent := read_json(_intent_path(job))) is not None]
         folders = {_arrays(job) / intent["array"] for job, intent in intents}
-        ids = {folder.name: patiently(partial(self._known, folder)) for folder in folders}
+        ids = {folder.name: self.client.patiently(partial(self._known, folder)) for folder in folders}
         return {job.name: _handle(job, intent, known) for job, intent in intents if (known := ids[intent["array"]]) is not None}
 
     def _submit_array(self, requests: Sequence[Request], code: str) -> dict[str, Handle]:
@@ -91,7 +91,7 @@ class Submission:
         after = f"afterany:{self._last_array}" if self._last_array and jobs[0].max_parallel else None
         write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after))
         try:
-            identifier = patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
+            identifier = self.client.patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
         except Refused as error:
             for job in jobs:
                 _intent_path(job).unlink(missing_ok=True)

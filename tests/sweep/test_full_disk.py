@@ -1,0 +1,65 @@
+"""A disk that fills while a sweep runs: one plain line, and the same command goes on once there is room. On a small file system of its own."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.trials.store import Store
+from tests.sweep.support import PROJECT, until
+from trainer.spec import Status
+
+BLOCK = bytes(4096)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here ({mounted.stderr.strip()}); run as root to see a sweep meet a full disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(BLOCK):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+def test_a_sweep_whose_disk_fills_says_so_in_one_line_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    words = [
+        "train",
+        "-m",
+        "run.seed=1,2,3",
+        "model=gpt_tiny",
+        "data=synthetic",
+        "run.steps=20",
+        "cluster.gpus_per_node=1",
+        "sweep.name=full",
+    ]
+    command = [sys.executable, "-m", "launcher", *words, f"sweep.dir={small_disk}"]
+    sweep = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(lambda: list(small_disk.glob("trials/*/result.json")), 600)
+    fill(small_disk / "filler")
+    said = sweep.communicate()[0].splitlines()
+    (error,) = [line for line in said if line.startswith("error: ")]
+    assert sweep.returncode == 2 and "cannot be used: No space left on device; make room" in error
+    assert not any(line.startswith("Traceback") for line in said), said
+
+    measured = {path: path.read_bytes() for path in small_disk.glob("trials/*/result.json") if path.stat().st_size}
+    (small_disk / "filler").unlink()
+    again = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert [record.status for record in Store(small_disk).sweep("full").records] == [Status.DONE] * 3
+    assert measured and all(path.read_bytes() == content for path, content in measured.items()), "nothing is measured twice"
