@@ -49,6 +49,10 @@ def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
         from trainer.probe import probe
 
         return probe(config, env, out, attempt)
+    if config.run.task == "evaluate":
+        from trainer.evaluate import evaluate
+
+        return evaluate(config, env, out, attempt)
     from trainer.loop import train  # torch is imported after the configuration has proved right
 
     with forwarding(config, env.rank, out):

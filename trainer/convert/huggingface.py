@@ -28,6 +28,7 @@ from trainer.convert.configs import from_config, to_config
 from trainer.convert.rules import rules
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
+from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.files import write_json
 
 FILE_BYTES = 5 * 10**9
@@ -72,12 +73,7 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
     A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. ``ConfigError`` if the folder cannot be read,
     lacks tensors, has some that no rule takes, or if ``target`` has checkpoints.
     """
-    try:
-        model = from_config(json.loads((source / "config.json").read_text()))
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
+    model = read_model(source)
     folder = Folder(target, run="import", attempt=0, token=uuid.uuid4().hex[:12])
     if folder.found():
         raise ConfigError(f"{target} has checkpoints already; give another folder")
@@ -90,6 +86,29 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
     return model
 
 
+def read_model(source: Path) -> ResolvedModelConfig:
+    """The model that ``config.json`` in ``source`` describes; ``ConfigError`` if it cannot be read, or is none that we have."""
+    try:
+        return from_config(json.loads((source / "config.json").read_text()))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
+
+
+def read_weights(source: Path) -> tuple[ResolvedModelConfig, Iterator[tuple[str, Tensor]]]:
+    """The model in the Hugging Face folder ``source``, and each of our parameters with its name, read as they are taken."""
+    model = read_model(source)
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        with ExitStack() as stack:
+            tensors = _Tensors(source, stack)
+            yield from _joined(tensors, model)
+            tensors.check_all_used()
+
+    return model, weights()
+
+
 def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
     """Global name and shape of every parameter of a model; a tied weight once."""
     with torch.device("meta"):
@@ -97,12 +116,10 @@ def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _find(path: Path) -> FoundCheckpoint:
-    if (path / "manifest.json").is_file():
-        return FoundCheckpoint(0, 0, path)
-    found = Folder(path, run="", attempt=0, token="").found()
-    if not found:
+    newest = newest_checkpoint(path)
+    if newest is None:
         raise ConfigError(f"{path} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
-    return found[0]
+    return FoundCheckpoint(0, 0, newest)
 
 
 def _exported(reader: Reader, model: ResolvedModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -144,6 +161,12 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
 
 def _imported(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[PieceSnapshot]:
+    for name, weight in _joined(tensors, model):
+        yield PieceSnapshot(whole(name, weight.shape), {"weight": weight.flatten()})
+
+
+def _joined(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each of our parameters; ``ConfigError`` if the folder's do not fill them."""
     expected = shapes(model)
     for rule in rules(model):
         shape = expected[rule.ours]
@@ -151,7 +174,7 @@ def _imported(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[PieceSn
         if sum(part.numel() for part in parts) != whole(rule.ours, shape).numel:
             got = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(rule.theirs, parts))
             raise ConfigError(f"{tensors.source}: {got} do not fill {rule.ours} {list(shape)}; config.json does not describe these weights")
-        yield PieceSnapshot(whole(rule.ours, shape), {"weight": rule.join(parts, shape).contiguous().flatten()})
+        yield rule.ours, rule.join(parts, shape).contiguous()
 
 
 class _Tensors:

@@ -7,6 +7,7 @@ were consumed, whatever the size of its batches.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainer.data.permutation import key_of, mix, permute
 from trainer.spec import ConfigError, DataConfig, ModelConfig
-from trainer.spec.corpus import TOKENS, CorpusIndex, check_corpus, check_sample, prepare_command
+from trainer.spec.corpus import TOKENIZER, TOKENS, CorpusIndex, check_corpus, check_sample, corpus_name, prepare_command, windows
 
 
 class Dataset(Protocol):
@@ -38,6 +39,14 @@ def open_dataset(data: DataConfig, model: ModelConfig, seed: int) -> Dataset:
     """The dataset of a run. ``ConfigError`` as ``check_corpus``, or if it cannot be read."""
     index = check_corpus(data, model)
     return Synthetic(model.vocab, model.seq, seed) if index is None else Corpus(TokenFile(data, index), model.seq, seed)
+
+
+def open_held_out(data: DataConfig, model: ModelConfig) -> HeldOut:
+    """What is evaluated of a prepared corpus. ``ConfigError`` as ``check_corpus``, and for synthetic data."""
+    index = check_corpus(data, model)
+    if index is None:
+        raise ConfigError("data.kind=synthetic has nothing to evaluate on; name a prepared corpus with data.path")
+    return HeldOut(TokenFile(data, index), model.seq)
 
 
 class Synthetic:
@@ -88,6 +97,31 @@ class TokenFile:
         return tokens
 
 
+class HeldOut:
+    """The windows at the end of a corpus that training leaves out, in the order of the text; all windows where none are left out."""
+
+    def __init__(self, tokens: TokenFile, seq: int) -> None:
+        self.tokens, self.seq = tokens, seq
+        trained, held_out = windows(tokens.index, seq, tokens.data)
+        self.first, self.windows = (trained, held_out) if held_out else (0, trained)
+        self.name = corpus_name(tokens.index.sha256, tokens.data.held_out)
+
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        starts = range(self.first + first, self.first + first + count)
+        return np.stack([self.tokens.read(start * self.seq, self.seq + 1) for start in starts])
+
+    def check(self) -> None:
+        check_sample(self.tokens.data, self.tokens.index)
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        """UTF-8 bytes that each token stands for, by its id; none for the end token. A byte-level vocabulary spells a byte as one letter."""
+        known = json.loads((Path(self.tokens.data.path) / TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
+        lengths = np.zeros(self.tokens.index.vocab, dtype=np.int64)
+        for word, token in known.items():
+            lengths[token] = 0 if token == self.tokens.index.end_token else len(word)
+        return lengths
+
+
 class Corpus:
     """A token file cut in windows of ``seq`` tokens (each with the token after it), every window once per epoch.
 
@@ -96,8 +130,8 @@ class Corpus:
 
     def __init__(self, tokens: TokenFile, seq: int, seed: int) -> None:
         self.tokens, self.seq, self.seed = tokens, seq, seed
-        self.windows = (tokens.index.tokens - 1) // seq
-        self.name = tokens.index.sha256
+        self.windows, _ = windows(tokens.index, seq, tokens.data)
+        self.name = corpus_name(tokens.index.sha256, tokens.data.held_out)
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
         starts = self._window_of(np.arange(first, first + count, dtype=np.int64)) * self.seq

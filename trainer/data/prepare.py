@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.data.sources import Source, open_source
 from trainer.spec import ConfigError, DataConfig
+from trainer.spec.artifacts import MANIFEST, Kind, write_artifact
 from trainer.spec.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, check_sample, read_index, sample_digest
+from trainer.spec.sources import Source, open_source
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -94,7 +95,7 @@ def _check_target(target: Path, data: DataConfig) -> None:
     """Refuse to replace anything but a prepared folder."""
     if not target.exists():
         return
-    foreign = [target] if not target.is_dir() else sorted(p for p in target.iterdir() if p.name not in FILES)
+    foreign = [target] if not target.is_dir() else sorted(p for p in target.iterdir() if p.name not in (*FILES, MANIFEST))
     if foreign:
         raise ConfigError(f"data.path={data.path} holds something else ({foreign[0].name}); choose another data.path, or move that away")
 
@@ -128,6 +129,7 @@ def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Pro
     digests = sha256.hexdigest(), sample_digest(folder / TOKENS)
     index = CorpusIndex(FORMAT, dtype, starts[-1], len(starts) - 1, tokenizer.get_vocab_size(), end, *digests, settings)
     index.save(folder)
+    write_artifact(folder, Kind.CORPUS, made_by="prepare")
     return index
 
 

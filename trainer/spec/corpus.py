@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +66,31 @@ def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
             f"data.path={data.path} holds {index.tokens} tokens, fewer than one sequence of model.seq={model.seq} and its next token; "
             "prepare more text or lower model.seq"
         )
+    windows(index, model.seq, data)
     return index
+
+
+def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:
+    """How many windows of ``seq`` tokens are trained on, and how many after them are held out. ``ConfigError`` if none is left to train on."""
+    total = (index.tokens - 1) // seq
+    held_out = math.ceil(total * data.held_out) if data.held_out < 1 else total
+    if held_out >= total:
+        raise ConfigError(
+            f"data.held_out={data.held_out:g} leaves nothing to train on of the {total} sequences in data.path={data.path}; "
+            f"use less than {(total - 1) / total:.3g}, or prepare more text"
+        )
+    return total - held_out, held_out
+
+
+def corpus_name(sha256: str, held_out: float) -> str:
+    """What checkpoints record of the data that a run reads: the digest of the corpus, and the share that it leaves out."""
+    return f"{sha256}-{held_out:g}" if held_out else sha256
+
+
+def read_in_training(name: str, sha256: str, held_out: float) -> bool:
+    """Whether a run on the data ``name`` may have read some of the last ``held_out`` (0: all) of the corpus ``sha256``."""
+    trained, _, left_out = name.partition("-")
+    return trained == sha256 and (not held_out or float(left_out or 0) < held_out)
 
 
 def read_index(data: DataConfig) -> CorpusIndex:

@@ -17,7 +17,7 @@ RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RATED = (*PRECISIONS, "fp8", "fp4")
 """Precisions that a device may have a rate for."""
-TASKS = ("train", "probe")
+TASKS = ("train", "evaluate", "probe")
 MOST = 10**9
 """The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
@@ -106,6 +106,7 @@ class DataConfig:
     pattern: str = key("**/*", "which files of a source folder are read")
     text_key: str = key("text", "JSONL: the field that holds the text")
     vocab: int = key(4096, "size of the BPE vocabulary that 'prepare' trains", minimum=257, maximum=10_000_000)
+    held_out: float = key(0.0, "share of the corpus, at its end, that is not trained on and that 'evaluate' reads; below 1", minimum=0)
 
 
 @dataclass
@@ -138,7 +139,7 @@ class CheckpointConfig:
 class RunConfig:
     """How long, how exactly, and what is measured."""
 
-    task: str = key("train", "train, or probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS)
+    task: str = key("train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS)
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
     global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1, maximum=MOST)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.spec import ConfigError, DataConfig
+from trainer.spec.errors import ConfigError
+from trainer.spec.schema import DataConfig
 
 STDLIB = "stdlib"
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}

@@ -1,0 +1,73 @@
+"""``trireme evaluate CHECKPOINT``: loss, perplexity and bits per byte of a checkpoint on held-out text, under any layout and on any cluster."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.overrides import add_overrides
+from trainer.spec import ConfigError, ModelConfig, from_dict
+from trainer.spec.artifacts import checkpoint_facts
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+
+DESCRIPTION = """\
+Reads the last data.held_out of the corpus data.path (all of it where nothing is held out), up to run.steps batches of run.global_batch
+sequences. The model is the checkpoint's; the layout, the cluster and the precision may be any.
+
+examples:
+  trireme evaluate runs/trials/ID/checkpoints data.path=data/stdlib data.held_out=0.05
+  trireme evaluate runs/trials/ID layout.tensor=2 layout.pipeline=2 data.path=data/other
+"""
+
+
+def main(argv: list[str]) -> int:
+    """0 when it was evaluated, 1 when the job failed, 2 for wrong input."""
+    parser = argparse.ArgumentParser("trireme evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a folder of them (the newest is taken)")
+    add_overrides(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a sentence")
+    arguments = parser.parse_intermixed_args(argv)
+    from launcher.config import check_launchable, compose, locate_data, resolve
+    from launcher.sweep.oneoff import JobError, run_job
+
+    config = compose(arguments.overrides, arguments.config_dir)
+    check_launchable(config)
+    wanted = for_evaluation(config, arguments.checkpoint, arguments.overrides)
+    try:
+        result = run_job(locate_data(resolve(wanted)), "evaluate", lambda *_: None)
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    figures = result["evaluation"]
+    print(json.dumps(figures) if arguments.json else sentence(figures))
+    return 0
+
+
+def for_evaluation(config: Config, checkpoint: Path, overrides: list[str]) -> Config:
+    """``config`` with the model of the newest checkpoint in ``checkpoint``, and everything set that an evaluation needs. ``ConfigError``
+    if there is none, or if keys of the model are among ``overrides``."""
+    if config.cluster.backend == "kubernetes":
+        raise ConfigError("cluster.backend=kubernetes cannot evaluate: pods do not see the checkpoint's folder; use local or slurm")
+    given = [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]
+    if given:
+        raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")
+    folder, manifest = checkpoint_facts(checkpoint)
+    settings = dataclasses.replace(config.run.checkpoint, dir=os.path.abspath(folder), every=0)
+    steps = config.run.steps if any(word.startswith("run.steps=") for word in overrides) else 10**9
+    run = dataclasses.replace(config.run, task="evaluate", steps=steps, warmup_steps=0, checkpoint=settings)
+    return dataclasses.replace(config, model=from_dict(ModelConfig, manifest["model"], "model."), run=run)
+
+
+def sentence(figures: dict[str, Any]) -> str:
+    """The figures for a person."""
+    size = figures["bits_per_byte"]
+    read = "text that it was trained on" if figures["read_in_training"] else "text that it has not seen"
+    known = f"loss {figures['loss']:.4f}, perplexity {figures['perplexity']:.4g}" + (f", {size:.4f} bits per byte" if size else "")
+    return f"step {figures['step']}: {known} over {figures['tokens']:,} tokens of {read}"

@@ -1,0 +1,132 @@
+"""The loss of a checkpoint does not depend on how it is laid out, and is that of the plain network on the tokens that were held out."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_runs import ranks, small
+from tokenizers import Tokenizer
+
+from trainer.checkpoint.manifest import FoundCheckpoint, read_manifest
+from trainer.checkpoint.pieces import whole
+from trainer.checkpoint.shards import Reader
+from trainer.data.prepare import prepare
+from trainer.models.transformer import Transformer
+from trainer.spec import DataConfig, ModelConfig, from_dict, resolve_model
+from trainer.spec.artifacts import newest_checkpoint
+from trainer.spec.corpus import TOKENIZER, TOKENS, read_index
+from trainer.testing import Farm
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"tensor": 2, "pipeline": 2},
+    {"tensor": 2, "sequence_parallel": True, "data": 2},
+    {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved"},
+    {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}, "recompute": "full"},
+    {"pipeline": 2, "schedule": "zero_bubble", "micro_batch": 2},
+]
+HELD_OUT = 0.25
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "text.txt").write_text("".join(f"{n} times {n} is {n * n}; größer als {n}\n" for n in range(400)))
+    data = DataConfig(source=str(folder / "text.txt"), path=str(folder / "prepared"), vocab=300, held_out=HELD_OUT)
+    prepare(data)
+    return data
+
+
+def run(corpus: DataConfig, family: str = "gpt", **layout: Any) -> dict[str, Any]:
+    config = small(steps=6, model={"family": family, "vocab": 300, "dropout": 0.1}, **layout)
+    return config | {"data": vars(corpus) | {}}
+
+
+@pytest.fixture(scope="module", params=["gpt", "llama", "bloom"])
+def trained(request: pytest.FixtureRequest, farm: Farm, corpus: DataConfig) -> tuple[str, Path]:
+    config = run(corpus, request.param, tensor=2)
+    config["run"]["checkpoint"] = {"every": 6}
+    return request.param, farm.train(config, 2).checked().directory / "checkpoints"
+
+
+def evaluated(farm: Farm, corpus: DataConfig, family: str, checkpoints: Path, steps: int = 1000, **layout: Any) -> dict[str, Any]:
+    config = run(corpus, family, **layout)
+    config["run"] |= {"task": "evaluate", "steps": steps, "checkpoint": {"dir": str(checkpoints)}}
+    finished = farm.train(config, ranks(layout)).checked()
+    found: dict[str, Any] = finished.result["evaluation"]
+    return found
+
+
+def by_hand(checkpoints: Path, corpus: DataConfig, sequences: int) -> tuple[float, int]:
+    """Nats of the held-out targets in the network itself, and the bytes that they spell."""
+    path = newest_checkpoint(checkpoints)
+    assert path is not None
+    manifest = read_manifest(FoundCheckpoint(0, 0, path))
+    model = resolve_model(from_dict(ModelConfig, manifest["model"] | {"dropout": 0.0}))
+    network, reader = Transformer(model).double(), Reader(path, manifest)
+    for name, parameter in network.named_parameters():
+        reader.read(whole(name, parameter.shape), {"weight": parameter.detach().view(-1)})
+    tokens = np.fromfile(Path(corpus.path) / TOKENS, dtype=np.uint16).astype(np.int64)
+    windows = (len(tokens) - 1) // model.seq
+    first = windows - math.ceil(windows * HELD_OUT)
+    rows = torch.from_numpy(np.stack([tokens[i * model.seq :][: model.seq + 1] for i in range(first, first + sequences)]))
+    with torch.no_grad():
+        logits = network(rows[:, :-1].t()).transpose(0, 1)
+    index, tokenizer = read_index(corpus), Tokenizer.from_file(str(Path(corpus.path) / TOKENIZER))
+    spelled = [token for token in rows[:, 1:].flatten().tolist() if token != index.end_token]
+    letters = sum(len(tokenizer.id_to_token(token)) for token in spelled)
+    return float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())), letters
+
+
+def test_the_loss_of_every_layout_is_that_of_the_plain_network_on_held_out_text(
+    farm: Farm, corpus: DataConfig, trained: tuple[str, Path]
+) -> None:
+    family, checkpoints = trained
+    figures = [evaluated(farm, corpus, family, checkpoints, **layout) for layout in LAYOUTS]
+    loss, size = by_hand(checkpoints, corpus, figures[0]["sequences"])
+    assert figures[0]["sequences"] > figures[0]["sequences_there"] - 8 > 20
+    for layout, found in zip(LAYOUTS, figures):
+        assert found["loss"] == pytest.approx(loss, rel=1e-10), layout
+        assert (found["bytes"], found["tokens"]) == (size, 16 * found["sequences"]), layout
+        assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-9)
+        assert found["bits_per_byte"] == pytest.approx(loss * found["tokens"] / math.log(2) / size, rel=1e-9)
+        assert found["read_in_training"] is False
+
+
+def test_what_is_held_out_is_not_trained_on(corpus: DataConfig) -> None:
+    from trainer.data.dataset import open_dataset, open_held_out
+
+    model = ModelConfig(vocab=300, seq=16)
+    training, kept = open_dataset(corpus, model, seed=3), open_held_out(corpus, model)
+    seen = {tuple(row) for row in training.batch(0, 3 * training.windows)}  # type: ignore[attr-defined]
+    assert len(seen) == training.windows  # type: ignore[attr-defined]
+    assert not seen & {tuple(row) for row in kept.batch(0, kept.windows)}
+    everything = (read_index(corpus).tokens - 1) // 16
+    assert training.windows + kept.windows == everything  # type: ignore[attr-defined]
+
+
+def test_text_that_was_trained_on_is_said_to_be(farm: Farm, corpus: DataConfig, tmp_path: Path) -> None:
+    everything = DataConfig(**vars(corpus) | {"held_out": 0.0})
+    config = run(everything)
+    config["run"]["checkpoint"] = {"every": 6}
+    checkpoints = farm.train(config, 1).checked().directory / "checkpoints"
+    assert evaluated(farm, corpus, "gpt", checkpoints, steps=2)["read_in_training"] is True
+
+
+def test_a_checkpoint_of_another_model_or_none_is_refused_in_one_line(farm: Farm, corpus: DataConfig, trained: tuple[str, Path]) -> None:
+    family, checkpoints = trained
+    config = run(corpus, family)
+    config["model"]["hidden"] = 64
+    config["run"] |= {"task": "evaluate", "checkpoint": {"dir": str(checkpoints)}}
+    finished = farm.train(config, 1)
+    assert finished.codes == {0: 2} and "is of another model: model.hidden=32 there, 64 here" in json.dumps(finished.failure(0))
+    config["run"]["checkpoint"]["dir"] = corpus.path
+    finished = farm.train(config, 1)
+    assert finished.codes == {0: 2} and "is no checkpoint and holds none" in json.dumps(finished.failure(0))

@@ -1,0 +1,42 @@
+"""Forward alone, through the same ranks, chunks and messages as a step of training: for evaluation.
+
+The actions are those of the schedule that belong to forward. Whatever order a schedule runs them in is possible without the others:
+a forward waits for nothing but forwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer.measure.meter import Recorder
+from trainer.pipeline.runtime import Batch, PipelineRuntime
+from trainer.spec import Action, Kind
+
+FORWARD = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECV_FORWARD, Kind.GATHER)
+
+
+class ForwardPipeline(PipelineRuntime):
+    """A pipeline that keeps nothing for backward."""
+
+    @classmethod
+    def of(cls, trained: PipelineRuntime, recorder: Recorder) -> ForwardPipeline:
+        """The forward part of ``trained``, with its chunks and links."""
+        actions = [action for action in trained.actions if action.kind in FORWARD]
+        return cls(actions, trained.chunks, trained.state, trained.boundary, trained.up, trained.down, recorder)
+
+    @torch.no_grad()
+    def losses_of(self, batch: Batch) -> list[Tensor]:
+        """The loss of every micro-batch, on the ranks of the last part. Collective over the pipeline and the tensor ranks."""
+        return self.step(batch)
+
+    def _forward(self, action: Action) -> None:
+        item, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
+        first = chunk.model.embedding is not None
+        x = self.batch.tokens(action.micro_batch) if first else self._arrived(Kind.RECV_FORWARD, item)
+        with chunk.noise.at(self.batch.dropout_key(action.micro_batch)):
+            y = chunk.model(x)
+        if chunk.model.head is None:
+            self.outputs[item] = y
+        else:
+            self.losses.append(self.batch.loss(y, action.micro_batch))

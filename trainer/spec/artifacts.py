@@ -1,0 +1,143 @@
+"""An artifact: what a stage makes and others take. A folder with a manifest, ``artifact.json``, which is written last and in one step.
+
+A folder without a whole manifest is no artifact: its stage was killed, or is still at work. So is one that lacks a file, or in which
+one has another size than the manifest says. The digest names the content: it is made from the SHA-256 of every file.
+
+Some folders have a manifest of their own, which says enough: a corpus of ``trireme prepare`` its ``index.json``, a checkpoint its
+``manifest.json``, weights in the Hugging Face layout their ``config.json``. ``find_artifact`` takes these too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from trainer.spec.corpus import FILES, INDEX
+from trainer.spec.errors import ConfigError
+from trainer.spec.files import read_json, write_json
+
+FORMAT = 1
+MANIFEST = "artifact.json"
+CHECKPOINT_MANIFEST, MODEL_CONFIG = "manifest.json", "config.json"
+CHECKPOINTS = "checkpoints"
+"""Folder of an artifact's checkpoints, as of a trial's."""
+BLOCK = 1 << 20
+
+
+class Kind(str, Enum):
+    """What an artifact is."""
+
+    CORPUS = "corpus"
+    CHECKPOINT = "checkpoint"
+    HUGGINGFACE = "huggingface"
+    METRICS = "metrics"
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a manifest says. ``inputs`` are the identities of what it was made from, ``files`` the bytes of each file by its path inside."""
+
+    kind: Kind
+    digest: str
+    made_by: str
+    inputs: dict[str, str] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+
+
+def write_artifact(folder: Path, kind: Kind, made_by: str, inputs: Mapping[str, str] | None = None) -> Artifact:
+    """Declare ``folder`` whole. Call when nothing more is written to it; reads every file once. ``OSError`` if it cannot be read or written."""
+    names = _files(folder)
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    made = Artifact(kind, content_digest(folder, names), made_by, dict(inputs or {}), sizes)
+    data = {"format": FORMAT, "kind": kind.value, "digest": made.digest, "made_by": made_by, "inputs": made.inputs, "files": sizes}
+    write_json(folder / MANIFEST, data, durable=True)
+    return made
+
+
+def read_artifact(folder: Path) -> Artifact | None:
+    """The artifact in ``folder``; None if its manifest is missing, torn or of another version, or files are missing or cut."""
+    data = read_json(folder / MANIFEST)
+    made = None if data is None else _parse(data)
+    if made is None or any(_size(folder / name) != size for name, size in made.files.items()):
+        return None
+    return made
+
+
+def find_artifact(folder: Path) -> Artifact | None:
+    """``read_artifact``, or what a folder is by the manifest of its own kind. Its digest is then that of this manifest."""
+    if (made := read_artifact(folder)) is not None:
+        return made
+    if (folder / INDEX).is_file() and all((folder / name).is_file() for name in FILES):
+        return _recognised(Kind.CORPUS, folder / INDEX)
+    if (checkpoint := newest_checkpoint(folder)) is not None:
+        return _recognised(Kind.CHECKPOINT, checkpoint / CHECKPOINT_MANIFEST)
+    if (folder / MODEL_CONFIG).is_file() and any(folder.glob("*.safetensors")):
+        return _recognised(Kind.HUGGINGFACE, folder / MODEL_CONFIG)
+    return None
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """A checkpoint by its own folder, that of a run's checkpoints, the run's (a trial's), or an artifact: the one of the most steps."""
+    found = [path for place in (folder, folder / CHECKPOINTS) for path in sorted(place.glob(f"step-*/{CHECKPOINT_MANIFEST}"))]
+    if not found and read_json(folder / CHECKPOINT_MANIFEST) is not None:
+        return folder
+    return max((path.parent for path in found), key=lambda path: path.name, default=None)
+
+
+def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint in ``folder`` and its manifest. ``ConfigError`` when there is none, or it cannot be read."""
+    checkpoint = newest_checkpoint(folder)
+    manifest = None if checkpoint is None else read_json(checkpoint / CHECKPOINT_MANIFEST)
+    if checkpoint is None or manifest is None or not isinstance(manifest.get("model"), dict):
+        raise ConfigError(
+            f"{folder} is no checkpoint and holds none that can be read; give a folder that 'run.checkpoint.every' has filled"
+        )
+    return checkpoint, manifest
+
+
+def content_digest(folder: Path, names: list[str]) -> str:
+    """SHA-256 over names and contents of files."""
+    digest = hashlib.sha256()
+    for name in names:
+        content = hashlib.sha256()
+        with (folder / name).open("rb") as file:
+            while block := file.read(BLOCK):
+                content.update(block)
+        digest.update(f"{name}\0{content.hexdigest()}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[str]:
+    """Paths of all files, from ``folder``, sorted; the manifest and what is hidden (locks, work in progress) left out."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name).relative_to(folder).as_posix() for name in names if not name.startswith(".")]
+    return sorted(name for name in found if name != MANIFEST)
+
+
+def _parse(data: Mapping[str, Any]) -> Artifact | None:
+    kinds = {kind.value for kind in Kind}
+    words, tables = (data.get("digest"), data.get("made_by")), (data.get("inputs"), data.get("files"))
+    if data.get("format") != FORMAT or data.get("kind") not in kinds:
+        return None
+    if not all(isinstance(word, str) for word in words) or not all(isinstance(table, dict) for table in tables):
+        return None
+    return Artifact(Kind(data["kind"]), data["digest"], data["made_by"], data["inputs"], data["files"])
+
+
+def _recognised(kind: Kind, manifest: Path) -> Artifact:
+    return Artifact(kind, hashlib.sha256(manifest.read_bytes()).hexdigest(), made_by="")
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
