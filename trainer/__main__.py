@@ -1,7 +1,7 @@
 """``python -m trainer CONFIG.yaml [--out DIR] [--attempt N]``, the same command on every rank.
 
-Exit codes: 0 done, 2 wrong configuration, 75 stopped by SIGTERM or SIGUSR2 (start me again), 1 any other failure;
-``failure-<rank>.json`` in the output folder says what.
+Exit codes: 0 done, 2 wrong configuration, 75 stopped by SIGTERM or SIGUSR2 (to be started again), 1 any other failure;
+``failure-<rank>.json`` in the output folder has the reason.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
         from trainer.evaluate import evaluate
 
         return evaluate(config, env, out, attempt)
-    from trainer.loop import train  # torch is imported after the configuration has proved right
+    from trainer.loop import train  # torch is imported only for a valid configuration
 
     with forwarding(config, env.rank, out):
         return train(config, env, out, attempt)
 
 
 def _fail(error: Exception, env: RankEnv, out: Path, attempt: int) -> int:
-    """Record why this rank ended, and on rank 0 why the run did."""
+    """Record why this rank failed, and on rank 0 why the run failed."""
     failure = classify(error)
     write_failure(out, attempt, env.rank, failure)
     wrong_input = isinstance(error, ConfigError)

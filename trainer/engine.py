@@ -1,4 +1,4 @@
-"""A rank's part of a run: its parts of the model, their state, and one optimizer step at a time."""
+"""A rank's part of a run: its part of the model, its share of the state, and the optimizer step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from trainer.tensor.parallelize import Parallelizer
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves behind, the same on every rank."""
+    """The outcome of a step, the same on every rank."""
 
     loss: float  # mean over the tokens of the global batch
     grad_norm: float
@@ -48,15 +48,15 @@ class StepResult:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """What one step computes on (``trainer.pipeline.runtime.Batch``)."""
+    """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor | None  # [micro-batches, s + 1, b]
     step: int
     first_row: int  # in the global batch
     size: int  # b
     weight: float  # of one token in the loss, times the loss scale
-    vocabulary: Group  # the ranks that have parts of the logits
-    columns: int  # real ones among this rank's logits
+    vocabulary: Group  # the ranks that share the logits
+    columns: int  # of this rank's logits, without padding
 
     def tokens(self, micro_batch: int) -> Tensor:
         assert self.rows is not None
@@ -71,7 +71,7 @@ class TokenBatch:
 
 
 class Engine:
-    """Built once from a resolved configuration; every rank of ``world`` builds its own."""
+    """Built once per rank of ``world``, from a resolved configuration."""
 
     def __init__(self, config: ResolvedTrainConfig, world: World, dataset: Dataset):
         self.config, self.world, self.device, self.dataset = config, world, world.device, dataset
@@ -92,7 +92,7 @@ class Engine:
         self.optimizer = AdamW(config.optimizer, self.owned, world.device)
         self.scale = LossScale.of(config.run.precision)
         self.samples = 0  # consumed by the steps before
-        self.updates = 0  # optimizer updates made: a skipped step is none, so the learning rate waits for it
+        self.updates = 0  # optimizer updates; skipped steps do not count, nor do they advance the learning rate
         seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
         boundary = Boundary.of((seq, layout.micro_batch, model.hidden), self.region, self.precision.compute, world.device)
         schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, self.micro_batches)
@@ -102,7 +102,7 @@ class Engine:
         self.activations = self._activation_meter()
 
     def _build_chunks(self) -> list[Chunk]:
-        """This rank's chunks; state is made for the last one first, because backward starts there."""
+        """This rank's chunks; the last one's state is made first, because backward starts there."""
         layout, model, at = self.config.layout, self.config.model, self.groups.at
         counts = blocks_per_chunk(model, layout)
         tied, stages, noise = model.tied, layout.pipeline, Noise(self.config.run.seed)
@@ -133,7 +133,7 @@ class Engine:
         return [Chunk(model_part, Gathering(self.state, list(model_part.units())), noise) for model_part in models]
 
     def _activation_meter(self) -> ActivationMeter:
-        """Counts the first step's activations, for which ``run.memory_gb`` leaves what the states do not take."""
+        """Counts the first step's activations, which may take what the states leave of ``run.memory_gb``."""
         states, limit = sum(self.state.nbytes.values()), self.config.run.memory_gb
         resting = {bucket.shard.untyped_storage().data_ptr() for bucket in self.state.buckets}
         return ActivationMeter(resting, None if limit is None else round(limit * 1e9) - states)
@@ -154,12 +154,12 @@ class Engine:
         return result
 
     def _gradients(self, batch: TokenBatch) -> list[Tensor]:
-        """Forward and backward of all micro-batches; gradients are on their way when it returns."""
+        """Forward and backward of all micro-batches. Gradient reductions may still be running when it returns."""
         self.state.begin(self.micro_batches)
         return self.pipeline.step(batch)
 
     def _batch(self, step: int) -> TokenBatch:
-        """This replica's rows of the global batch; no tensor where neither tokens nor targets are used."""
+        """This replica's rows of the global batch; without a tensor on ranks that have neither embedding nor head."""
         size = self.config.layout.micro_batch
         count = self.micro_batches * size
         first, rows = self.groups.at.data * count, None
@@ -169,12 +169,12 @@ class Engine:
         return TokenBatch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
 
     def _vocabulary_width(self) -> int:
-        """Real columns among this tensor rank's logits."""
+        """Columns of this tensor rank's logits that are not padding."""
         local = -(-self.config.model.vocab // self.groups.tensor.size)
         return max(0, min(local, self.config.model.vocab - local * self.groups.tensor.index))
 
     def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> StepResult:
-        """Norm, clip and update; one all-reduce joins loss, norm and the wish to stop."""
+        """Clip by the global norm and update. A single all-reduce combines loss, norm and stop requests."""
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
         own = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -189,7 +189,7 @@ class Engine:
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
         self.optimizer.step(lr, factor / scale, skip)
         self.state.publish_updates()
-        loss, squared, stops = total.tolist()  # the one wait of the host for the device
+        loss, squared, stops = total.tolist()  # the only point where the host waits for the device
         skipped = not (math.isfinite(loss) and math.isfinite(squared))
         if skipped:
             self._not_finite(batch, loss)
@@ -199,7 +199,7 @@ class Engine:
         return StepResult(loss, math.sqrt(squared) if squared >= 0 else squared, lr, stops > 0, skipped)
 
     def _not_finite(self, batch: TokenBatch, loss: float) -> None:
-        """Lower the loss scale if that can be the cause; else say where the value came from, and stop if that is the policy."""
+        """Lower the loss scale if it can be the cause. Otherwise name the origin of the value, and stop if that is the policy."""
         if math.isfinite(loss) and self.scale.overflowed():
             return
         self.state.counted = None
@@ -215,18 +215,18 @@ class Engine:
             print(f"warning: {message}; the step is skipped", flush=True)
 
     def _again(self, batch: TokenBatch) -> list[Tensor]:
-        """The losses of a step that is computed once more; its gradients are dropped."""
+        """Compute a step again: its losses. Its gradients are dropped."""
         losses = self._gradients(batch)
         self.state.finish()
         return losses
 
     def extra(self) -> dict[str, float]:
-        """What a checkpoint keeps besides the owned state."""
+        """What a checkpoint holds in addition to the owned state."""
         scale = {"loss_scale": self.scale.value, "good_steps": self.scale.good_steps}
         return {"samples": self.samples, "updates": self.updates, **scale}
 
     def resume(self, extra: dict[str, float]) -> None:
-        """Continue from ``owned``, which a checkpoint has been read into, and ``extra``, in which an imported model has no loss scale."""
+        """Continue from a checkpoint that was read into ``owned``. ``extra`` of an imported model has no loss scale."""
         self.samples, self.updates = int(extra["samples"]), int(extra["updates"])
         self.optimizer.steps.fill_(self.updates)
         if self.scale.dynamic and "loss_scale" in extra:
@@ -238,7 +238,7 @@ class Engine:
         return self.state.nbytes | {"activations": self.activations.peak}
 
     def peak_memory(self) -> int:
-        """The device's own peak, or the counted bytes where it keeps no account."""
+        """The device's own peak, or the counted bytes on a device that keeps none."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return sum(self.memory().values())
@@ -251,7 +251,7 @@ class Engine:
 
 
 def parameters(engine: Engine) -> dict[str, Tensor]:
-    """Every final parameter whole, on every rank: for tests and exports of small models. Collective."""
+    """All parameters in full, on every rank: for tests and exports of small models. Collective."""
     engine.state.settle()
     pieces = [
         (p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.owned if p.saves

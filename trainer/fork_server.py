@@ -10,7 +10,7 @@ line, requests on standard input and replies on standard output:
     end of input    everything is killed and the server ends
 
 A request that cannot be served is answered with {"error": text, "start": key}. When one rank fails, its peers are
-killed after a short grace: they can only wait for it.
+killed after a short grace, since they can only wait for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 @dataclass
 class RunningRanks:
-    """The ranks of one key that are alive."""
+    """The live ranks of one key."""
 
     key: str
     alive: dict[int, int] = field(default_factory=dict)  # pid -> rank
@@ -48,7 +48,7 @@ class RunningRanks:
 
 
 class ForkServer:
-    """Forks ranks, reports their ends, and leaves none behind."""
+    """Forks ranks, reports their exits, and leaves none behind."""
 
     def __init__(self, entry: Any):
         self.entry = entry  # main(argv) -> exit code, run in the forked rank
@@ -59,7 +59,7 @@ class ForkServer:
         os.set_blocking(self.wake_write, False)
 
     def serve(self) -> None:
-        """Until standard input ends."""
+        """Serve requests until standard input ends."""
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with selectors.DefaultSelector() as selector:
@@ -168,7 +168,7 @@ class ForkServer:
 
 
 def reply(document: dict[str, Any]) -> None:
-    """One line on standard output; a reader that is gone will end the fork server through its closed input."""
+    """One line on standard output; if the reader is gone, the closed input ends the fork server."""
     try:
         os.write(1, json.dumps(document).encode() + b"\n")
     except BrokenPipeError:
@@ -197,7 +197,7 @@ def main() -> int:
     from trainer.__main__ import preload
 
     preload()
-    gc.freeze()  # a rank's collections leave the pages that it shares with the fork server alone
+    gc.freeze()  # a rank's garbage collections do not touch the pages that it shares with the fork server
     reply({"ready": True})
     ForkServer(entry).serve()
     return 0

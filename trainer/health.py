@@ -1,8 +1,8 @@
-"""``python -m trainer.health NAMES NODE...``: every rank of a job proves its device, its memory and its way to the others.
+"""``python -m trainer.health NAMES NODE...``: every rank of a job tests its device, its memory and its network.
 
-Run before a trial, in the same place: a bad device or node is found in seconds, and by name, where a training would hang or
-be slow. Rank 0 writes the names of the bad ones of NODE... (in the order of their ranks) to the file NAMES. Exit code 0 when
-all is well, else 1.
+Run before a trial on the same nodes: it finds and names a bad device or node in seconds, where a training would hang or be slow.
+Rank 0 writes the names of the bad nodes among NODE... (in the order of their ranks) to the file NAMES. Exit code 0 if there are
+none, else 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CUDA_MEMORY_FRACTION = 0.9  # of what is free
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check this rank; rank 0 judges all."""
+    """Check this rank; rank 0 collects the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m trainer.health", description="Prove the nodes of a job.")
     parser.add_argument("names", type=Path, help="file for the names of bad nodes")
     parser.add_argument("nodes", nargs="+", help="all nodes of the job, in the order of their ranks")
@@ -65,12 +65,12 @@ def check_device(env: RankEnv) -> str | None:
             return f"memory of {device} does not hold what is written to it"
         del memory
         return _check_arithmetic(device)
-    except Exception as error:  # whatever is broken here, the verdict is the same and the others are waiting for it
+    except Exception as error:  # any error means a bad device, and the other ranks wait for the verdict
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _check_arithmetic(device: torch.device) -> str | None:
-    """Small whole numbers multiply exactly in any order, so the product must be exact, on every device."""
+    """Products of small integers are exact in any order of summation, on every device."""
     import torch
 
     row = torch.arange(SIDE, dtype=torch.float32, device=device) % 7
@@ -108,7 +108,7 @@ def confer(env: RankEnv, problem: str | None, nodes: Sequence[str]) -> list[str]
 
 
 def _gather(store: TCPStore, world_size: int) -> dict[int, str]:
-    """What each rank says, of those that arrive in time."""
+    """The verdicts of the ranks that arrive in time."""
     said: dict[int, str] = {}
     deadline = time.monotonic() + PATIENCE_S
     while len(said) < world_size and time.monotonic() < deadline:
@@ -120,7 +120,7 @@ def _gather(store: TCPStore, world_size: int) -> dict[int, str]:
 
 
 def _wait_for_readers(store: TCPStore, readers: int, patience_s: float = 5.0) -> None:
-    """The store ends with rank 0: those that have arrived must have read the verdict by then."""
+    """The store ends with rank 0, so wait until the others have read the verdict."""
     deadline = time.monotonic() + patience_s
     while store.add("readers", 0) < readers and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -134,7 +134,7 @@ def bad_nodes(said: Mapping[int, str], world_size: int, nodes: Sequence[str]) ->
 
 
 def check_network(env: RankEnv) -> str:
-    """All ranks add up a large message; the time it took. An error ends this rank."""
+    """All-reduce a large message over all ranks; its time. An error ends this rank."""
     import torch
     import torch.distributed as dist
 

@@ -32,7 +32,7 @@ from trainer.spec.flops import model_flops
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
 
 GARBAGE_STEPS = 50
-"""Steps between collections, which all ranks make at the same place."""
+"""Steps between garbage collections, which all ranks run at the same time."""
 
 
 def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
@@ -44,30 +44,34 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) ->
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
     world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
     status = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag).run()
-    world.close()  # after a failure the end of the process does it: peers look for the reason as soon as they lose this rank
+    world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
     return status
 
 
-def choose_device(wish: str, local_rank: int) -> torch.device:
+def choose_device(device: str, local_rank: int) -> torch.device:
     """``auto`` takes CUDA when there is one. ``ConfigError`` for a CUDA device that does not exist."""
-    if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # hardware queues: with fewer, a waiting receive holds up others' kernels
+    os.environ.setdefault(
+        "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+    )  # hardware queues: with fewer, a waiting receive blocks the kernels of other streams
     found = torch.cuda.device_count()
     if local_rank >= found:
-        raise ConfigError(f"run.device={wish} needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks")
+        raise ConfigError(
+            f"run.device={device} needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks"
+        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
 def identity(config: ResolvedTrainConfig, out: Path) -> str:
-    """What all attempts of one run share and no other run has: its configuration and the folder of its results."""
+    """A hash that all attempts of a run share, and no other run: of its configuration and its folder of results."""
     content = json.dumps([to_dict(config), str(out.resolve())], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def collect_garbage_by_hand() -> None:
-    """Python's collector would stop one rank at a time, at moments of its own, and all others would wait for it."""
+    """Automatic collections would stop one rank at a time, and all others would wait for it."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -96,7 +100,7 @@ class History:
 
     @classmethod
     def read(cls, folder: Path, steps: int) -> History:
-        """The first ``steps`` steps as an earlier attempt recorded them; of a step done twice the later line."""
+        """The first ``steps`` steps as an earlier attempt recorded them. For a step that was run twice, the later line counts."""
         known = [line for line in read_steps(folder) if 1 <= line["step"] <= steps]
         losses, norms = ([math.nan if r[name] is None else r[name] for r in known] for name in ("loss", "grad_norm"))
         return cls(losses, norms, [r["step_time_s"] for r in known])

@@ -1,9 +1,9 @@
-"""What a machine gives its ranks: ``python -m trainer`` with ``run.task=probe`` measures it in place of training.
+"""Measures a machine: ``python -m trainer`` with ``run.task=probe`` runs this instead of a training.
 
-All ranks measure at the same time, so that what they share (memory, network ports, cores) is shared as in training. Each figure is the
-best of several repetitions: what else runs on a machine only ever adds time. Ranks on the host's own processor take turns on its cores,
-so what they do alone is measured in processor seconds, and a collective in both: how long it takes, and how long it keeps a core busy.
-Rank 0 writes the figures into ``result.json``, under "probe", and a line of ``metrics.jsonl`` as each part is done.
+All ranks measure at the same time, so that memory, network ports and cores are shared as in training. Each figure is the best of
+several repetitions, because other processes can only add time. CPU ranks take turns on the cores: what they do alone is measured
+in CPU seconds, and a collective in wall-clock and CPU seconds. Rank 0 writes the figures to ``result.json``, under "probe", and
+a line of ``metrics.jsonl`` after each part.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ OPERATION = "all_reduce", "all_gather", "reduce_scatter"
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How large and how long, by kind of device."""
+class ProbeSizes:
+    """Sizes and durations of the measurements on a kind of device."""
 
     products: tuple[tuple[int, int, int], ...]  # rows, columns, inner size
     copy_bytes: int
     messages: tuple[int, ...]  # bytes
-    burst: int  # calls between two looks at the clock
+    burst: int  # calls per reading of the clock
     product_s: float = 0.03  # for each product
     message_s: float = 0.25  # for each collective, size and group
 
 
-HOST = Extent(
+HOST = ProbeSizes(
     ((64, 64, 64), (64, 256, 64), (256, 64, 256), (256, 256, 256), (64, 1024, 256), (256, 1024, 256), (1024, 256, 256), (512, 512, 1024)),
     copy_bytes=32 << 20,
     messages=(4 << 10, 64 << 10, 512 << 10, 4 << 20),
     burst=1,
 )
-CUDA = Extent(
+CUDA = ProbeSizes(
     tuple((m, n, k) for m in (512, 2048, 8192, 16384) for n, k in ((1024, 1024), (1024, 4096), (4096, 1024), (4096, 4096), (12288, 12288))),
     copy_bytes=1 << 30,
     messages=(32 << 10, 1 << 20, 16 << 20, 256 << 20),
     burst=10,
 )
 RARE = ("fp16", "fp64")
-"""Precisions of which a few shapes are enough."""
+"""Precisions measured for a few shapes only."""
 BURSTS = 6
-"""Times that a collective's repetitions are cut into; the quickest counts."""
+"""Bursts into which a collective's repetitions are divided; the fastest counts."""
 TURNS = 8
-"""Least repetitions of a whole step."""
+"""Minimum repetitions of a step."""
 
 
 def probe(config: TrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
-    """Measure on every rank of ``env``; rank 0 writes what was found."""
+    """Measure on every rank of ``env``; rank 0 writes the figures."""
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
@@ -84,7 +84,7 @@ def probe(config: TrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
 
 
 class Probe:
-    """The measurements of one rank, in the order that all ranks keep."""
+    """The measurements of one rank, in the same order on all ranks."""
 
     def __init__(self, world: World, threads: int, out: Path, attempt: int):
         self.world, self.device, self.clock = world, world.device, Clock(world.device)
@@ -114,7 +114,7 @@ class Probe:
         return self.machine() | found
 
     def machine(self) -> Figures:
-        """What is measured here."""
+        """Describe the machine."""
         about = {"nodes": len(self.hosts), "per_node": self.per_node, "hosts": self.hosts, "torch": str(torch.__version__)}
         if self.clock.on_device:
             known = torch.cuda.get_device_properties(self.device)
@@ -152,7 +152,7 @@ class Probe:
         return {"bytes": self.extent.copy_bytes, "seconds": self._typical([own])[0]}
 
     def block(self) -> Figures:
-        """What a block, a micro-batch and a step cost when there is next to nothing to compute: operations issued by the host."""
+        """Host overhead of a block, a micro-batch and a step: their times with next to nothing to compute."""
         sizes = ((2, 1), (10, 1), (2, 5))
         work = [self._step_of(*size) for size in sizes]
         best, deadline = [float("inf")] * len(sizes), time.perf_counter() + 15 * self.extent.product_s
@@ -176,7 +176,7 @@ class Probe:
         return lambda: engine.step(next(step))
 
     def _best(self, work: Callable[[], Any], seconds: float) -> float:
-        """Seconds of one call: the quickest of as many bursts as fit into ``seconds``, at least 3; the first is not counted."""
+        """Seconds of one call: the fastest of as many bursts as fit into ``seconds``, at least 3, after one warm-up."""
         burst = self.extent.burst
         self._once(work, burst)
         deadline = time.perf_counter() + seconds
@@ -187,7 +187,7 @@ class Probe:
         return min(times)
 
     def _once(self, work: Callable[[], Any], burst: int) -> tuple[float, float]:
-        """Seconds of one call: by the clock, and of this process on a core."""
+        """Seconds of one call: wall-clock time, and CPU time of this process."""
         used, start = time.process_time(), self.clock.mark()
         for _ in range(burst):
             work()
@@ -218,12 +218,12 @@ class Probe:
         return found
 
     def pairs(self) -> dict[str, int]:
-        """How far apart the ranks of a pair are, for messages inside a node and between two."""
+        """Distance between the ranks of a pair, inside a node and between nodes."""
         distances = {"inside a node": 1} if self.per_node > 1 else {}
         return distances | ({"between nodes": self.per_node} if len(self.hosts) > 1 else {})
 
     def send(self, where: str) -> list[Figures]:
-        """A message to a neighbour and one back, by size; half of it is one way. A rank that has no neighbour looks on."""
+        """A message to a neighbour and one back, by size; half of it is one way. A rank without a neighbour sends nothing."""
         distance = self.pairs()[where]
         ranks = pair_of(self.world.rank, distance, self.per_node, self.world.size)
         group = self.world.make_group(f"pair {where}", ranks)
@@ -236,7 +236,7 @@ class Probe:
         return found
 
     def _together(self, work: Callable[[], Any]) -> Figures:
-        """Seconds of one call that all ranks make as often: the quickest burst of the slowest rank, and what it keeps a core busy for."""
+        """Seconds of one call that all ranks make: the fastest burst of the slowest rank, and the CPU seconds that it takes."""
         work()
         slowest = max(self.world.group.gather_objects(self._once(work, 2)[0]))
         burst = max(1, min(200, int(self.extent.message_s / BURSTS / slowest)))
@@ -269,7 +269,7 @@ def _there_and_back(group: Group, message: Tensor) -> Callable[[], None]:
 
 
 def groups_of(rank: int, per_node: int, nodes: int) -> list[tuple[list[int], int]]:
-    """The groups to measure that ``rank`` is in, and how many ranks of each share a node: inside a node, across nodes, everyone."""
+    """The groups of ``rank`` to measure (inside a node, across nodes, all ranks), and how many ranks of each share a node."""
     node, found = rank // per_node, []
     for size in _sizes(per_node):
         if per_node % size == 0:
@@ -285,7 +285,7 @@ def groups_of(rank: int, per_node: int, nodes: int) -> list[tuple[list[int], int
 
 
 def pair_of(rank: int, distance: int, per_node: int, world_size: int) -> list[int]:
-    """``rank`` and the rank ``distance`` away that it exchanges messages with, ascending; alone where there is none."""
+    """``rank`` and the rank ``distance`` away that it exchanges messages with, ascending; only ``rank`` if there is none."""
     peer = rank + distance if (rank // distance) % 2 == 0 else rank - distance
     inside = distance >= per_node or peer // per_node == rank // per_node
     return sorted((rank, peer)) if peer < world_size and inside else [rank]

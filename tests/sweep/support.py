@@ -24,7 +24,7 @@ from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfi
 from trainer.spec.files import read_json, write_json
 
 PROJECT = Path(__file__).parents[2]
-NURSERY = [sys.executable, "-m", "tests.sweep.played"]
+FORK_SERVER = [sys.executable, "-m", "tests.sweep.played"]
 
 
 def trial(behaviour: str = "ok", *, tensor: int = 1, steps: int = 4, seed: int = 1, cluster: ClusterConfig | None = None) -> Config:
@@ -45,7 +45,7 @@ def points(*configs: Config) -> list[Point]:
 
 
 def local(cluster: ClusterConfig) -> Backend:
-    return LocalBackend(cluster, NURSERY)
+    return LocalBackend(cluster, FORK_SERVER)
 
 
 def sweep(

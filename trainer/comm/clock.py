@@ -1,4 +1,4 @@
-"""Time on the device: marks that cost nothing in the step and become seconds after it."""
+"""Time on the device: marks that cost next to nothing in the step and are read after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Clock:
-    """``mark()`` now, ``seconds(a, b)`` later. On CUDA a mark is an event on the current stream, so the host never waits for it."""
+    """``mark()`` now, ``seconds(a, b)`` later. On CUDA a mark is an event on the current stream; the host does not wait for it."""
 
     def __init__(self, device: torch.device):
         self.device = device

@@ -1,8 +1,8 @@
-"""Every byte between ranks goes through here: named groups that count calls and bytes and say who failed in what.
+"""All communication between ranks: named groups that count calls and bytes, and whose errors name rank, group and collective.
 
-A ``Group`` of one rank makes no call and counts nothing, so code that uses it needs no case for it. Calls return a
-``Pending``; ``wait`` on it makes the result usable (on CUDA it orders streams, it does not block the host). The time the
-stream or host spends there is the exposed part of communication.
+A ``Group`` of one rank makes no call and counts nothing, so callers need no special case. Calls return a ``Pending``; after its
+``wait`` the result is usable (on CUDA it orders streams and does not block the host). The time spent in ``wait`` is exposed
+communication.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SUM = dist.ReduceOp.SUM
 
 @dataclass
 class Ledger:
-    """What one rank has communicated: calls and bytes by (group, operation), and when it had to wait for it.
+    """The communication of one rank: calls and bytes by (group, operation), and when it waited.
 
-    The payload is the full tensor of an all_gather or reduce_scatter (all shards), the tensor of an all_reduce, and what is
-    sent of a point-to-point message. ``wire_bytes`` turns it into what a ring algorithm sends.
+    ``payload`` counts the full tensor of an all_gather or reduce_scatter (all shards), the tensor of an all_reduce, and the
+    message of a send. ``wire`` is what a ring algorithm sends for it.
     """
 
     clock: Clock
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
-    waits: list[tuple[Any, Any]] = field(default_factory=list)  # marks of the clock, since the meter last took them
+    waits: list[tuple[Any, Any]] = field(default_factory=list)  # (start, end) marks of the clock in this step
 
     def count(self, group: Group, operation: str, nbytes: int) -> None:
         """Count one call. A ring all_reduce of n bytes over g ranks sends 2 n (g-1)/g, all_gather and reduce_scatter half of it."""
@@ -67,11 +67,11 @@ class Pending:
 
     @property
     def over(self) -> bool:
-        """Whether it is complete already. Never waits."""
+        """Whether it is complete. Never waits."""
         return self.work is None or self.work.is_completed()
 
     def wait(self) -> None:
-        """Return when the result can be used; ``CommunicationError`` when it never will be."""
+        """Wait until the result is usable. ``CommunicationError`` if the collective failed."""
         if self.work is None:
             return
         clock = self.group.ledger.clock
@@ -108,7 +108,7 @@ class Group:
         return self._start("all_reduce", tensor, lambda: dist.all_reduce(tensor, op=op, group=self.handle, async_op=True), tensor)
 
     def all_gather(self, output: Tensor, shard: Tensor) -> Pending:
-        """``output`` = the shards of all ranks in order, along dimension 0. ``shard`` may be its own place in ``output``."""
+        """``output`` = the shards of all ranks in order, along dimension 0. ``shard`` may be a view of its own part of ``output``."""
         if self.size == 1:
             return self._alone(output, shard)
         return self._start("all_gather", output, lambda: _all_gather(output, shard, group=self.handle, async_op=True), output, shard)
@@ -121,18 +121,18 @@ class Group:
         return self._start("reduce_scatter", tensor, call, shard, tensor)
 
     def send(self, tensor: Tensor, peer: int) -> Pending:
-        """Send to the rank at position ``peer``. It may not complete before the peer has posted its receive."""
+        """Send to the rank at position ``peer``. It may complete only after the peer has posted its receive."""
         return self._start("send", tensor, lambda: dist.isend(tensor, group=self.handle, group_dst=peer), tensor)
 
     def receive(self, tensor: Tensor, peer: int) -> Pending:
-        """Receive into ``tensor`` from the rank at position ``peer``. Not counted: its sender counts it."""
+        """Receive into ``tensor`` from the rank at position ``peer``. Not counted here: the sender counts it."""
         return self._start("receive", None, lambda: dist.irecv(tensor, group=self.handle, group_src=peer), tensor)
 
     def connect(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Send one byte over each (sender, receiver) by position, in the order given, which is the same on every rank. Not counted.
 
-        NCCL makes the link of a pair when both first use it, and blocks the host until then: a receive posted ahead of a send that the
-        same peer waits for would block forever. Afterwards sends and receives only queue.
+        NCCL connects a pair at its first use and blocks the host until both sides are there. A receive posted before a send that the
+        same peer waits for would block forever. Once connected, sends and receives are only queued.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self.ledger.clock.device)
         for sender, receiver in pairs:
@@ -145,7 +145,7 @@ class Group:
                 raise self.failed("connect", error) from error
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """``value`` of every rank, on every rank. For small plain data outside of the step."""
+        """``value`` of every rank, on every rank. For small plain data, outside the step."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -156,7 +156,7 @@ class Group:
         return values
 
     def together(self, act: Callable[[], Any], errors: tuple[type[Exception], ...]) -> Any:
-        """``act()`` of this rank, when every rank has done its own; if one of ``errors`` is raised on some, the first is raised on all."""
+        """``act()`` on every rank; its own result on each. If some raise one of ``errors``, all raise the first."""
         result, failure = None, None
         try:
             result = act()
@@ -191,7 +191,7 @@ class Group:
 
 
 class World:
-    """All ranks of the run, and the maker of groups. ``close`` it in the end."""
+    """All ranks of the run; makes groups of them. Must be closed."""
 
     def __init__(self, rank: int, size: int, device: torch.device, address: str, port: int, timeout_s: float):
         self.rank, self.size, self.device = rank, size, device
@@ -212,7 +212,7 @@ class World:
         self.group.handle = dist.group.WORLD
 
     def make_group(self, name: str, ranks: list[int]) -> Group:
-        """The group of ``ranks`` (this one among them). Ranks of a group must make their common groups in the same order."""
+        """The group of ``ranks``, which includes this one. Ranks must make the groups that they share in the same order."""
         group = Group(name, tuple(ranks), self.rank, self.ledger)
         if len(ranks) > 1:
             try:
@@ -222,6 +222,6 @@ class World:
         return group
 
     def close(self) -> None:
-        """Leave; peers that still communicate with this rank will fail."""
+        """Leave the job; peers that still communicate with this rank will fail."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""Where a rank finds itself, and the reason why it ends."""
+"""A rank's environment, and why a rank failed."""

@@ -1,4 +1,4 @@
-"""From an exception to a reason that a ranking can count: one file per failed rank, one root cause per run."""
+"""Maps exceptions to failure reasons: one file per failed rank, one root cause per run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_failure(directory: Path, attempt: int, rank: int, failure: Failure) ->
 def root_cause(directory: Path, attempt: int, own: Failure, patience_s: float = 1.0) -> Failure:
     """The failure that explains the others: a rank that ran out of memory makes its peers fail in their collectives.
 
-    A rank whose own failure is a broken collective waits ``patience_s`` for a peer that knows better.
+    A rank that failed in a collective waits ``patience_s`` for a peer with a better reason.
     """
     if own.reason is not Reason.COMMUNICATION:
         return own

@@ -11,11 +11,11 @@ from trainer.spec import ConfigError
 
 @dataclass(frozen=True)
 class RankEnv:
-    """One rank of a job, and where all ranks meet."""
+    """A rank's place in its job, and the address of rank 0."""
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0  # index among the ranks of this node: selects the device
+    local_rank: int = 0  # index on this node: selects the device
     address: str = "127.0.0.1"
     port: int = 29500
 
@@ -51,7 +51,7 @@ def _torchrun(env: Mapping[str, str]) -> RankEnv:
 
 
 def _slurm(env: Mapping[str, str]) -> RankEnv:
-    """One task per rank. The first node of the list is the meeting place; the job and step ids make the port."""
+    """One task per rank. Rank 0 is on the first node of the list; the port is derived from the job and step ids."""
     job = int(env.get("SLURM_JOB_ID", "0")) * 7 + int(env.get("SLURM_STEP_ID", "0"))
     return RankEnv(
         rank=int(env["SLURM_PROCID"]),
@@ -63,7 +63,7 @@ def _slurm(env: Mapping[str, str]) -> RankEnv:
 
 
 def _indexed_job(env: Mapping[str, str]) -> RankEnv:
-    """One pod per node: the completion index counts nodes, each with LOCAL_WORLD_SIZE ranks (1 unless said)."""
+    """One pod per node: the completion index counts nodes, each with LOCAL_WORLD_SIZE ranks (default 1)."""
     local_size, local_rank = int(env.get("LOCAL_WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0"))
     return RankEnv(
         rank=int(env["JOB_COMPLETION_INDEX"]) * local_size + local_rank,

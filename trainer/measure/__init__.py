@@ -1,1 +1,1 @@
-"""What a run measures: step times, their parts, memory, timelines; and who is told."""
+"""What a run measures: step times and their parts, memory, timelines; and the MLflow forwarder."""

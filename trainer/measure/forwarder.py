@@ -1,11 +1,11 @@
-"""Rank 0's own mirror: metrics.jsonl to an MLflow server, by a thread that no step ever waits for.
+"""Forwards metrics.jsonl from rank 0 to an MLflow server, in a thread that no step waits for.
 
-The thread follows the file that the training loop writes anyway, so the loop hands nothing over and nothing piles up in
-memory. Every request has a time limit, every failure lengthens the pause to the next attempt, and after ``FAILURES`` in a
-row the thread gives up; the file stays the truth, and the launcher copies what is missing when the trial has ended.
+The thread follows the file that the training loop writes anyway: there is no queue, and nothing accumulates in memory. Every
+request has a timeout, every failure lengthens the pause before the next attempt, and after ``FAILURES`` in a row the thread
+gives up. The file remains the truth; the launcher copies what is missing when the trial has ended.
 
-Six calls of MLflow's REST interface are all that is needed. The MLflow client would cost rank 0 a second of imports that
-compete with the steps being timed, and retries for minutes.
+Six calls of MLflow's REST API suffice. The MLflow client would cost rank 0 a second of imports while steps are being timed,
+and it retries for minutes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def forwarding(config: TrainConfig, rank: int, directory: Path) -> Iterator[None
 
 
 class Forwarder(threading.Thread):
-    """One trial's run on the server, known by the tags ``trial`` and ``owner``: a resumed attempt goes on in it, the launcher adopts it."""
+    """One trial's run on the server, known by the tags ``trial`` and ``owner``: a resumed attempt continues it, the launcher adopts it."""
 
     def __init__(self, config: TrainConfig, directory: Path):
         super().__init__(name="mlflow", daemon=True)
@@ -68,12 +68,12 @@ class Forwarder(threading.Thread):
         self._server = Server(config.tracking)
         self._ending = threading.Event()
         self._status = "RUNNING"
-        self._anew = not (directory / METRICS).exists()  # an attempt in a folder of its own: what a run holds lies elsewhere
+        self._new_folder = not (directory / METRICS).exists()  # this attempt's file starts at 0, whatever the MLflow run has
         self._run_id, self._offset = "", 0
         self._failures = 0  # in a row
 
     def finish(self, status: str) -> None:
-        """Send what is left, then ``status``; return after ``CLOSE_S`` at the latest."""
+        """Send the rest, then ``status``; return within ``CLOSE_S`` seconds."""
         self._status = status
         self._ending.set()
         self.join(CLOSE_FAILING_S if self._failures else CLOSE_S)
@@ -87,7 +87,7 @@ class Forwarder(threading.Thread):
             try:
                 self._forward(last)
                 self._failures = 0
-            except (OSError, ValueError, KeyError) as error:  # no answer in time, a refusal, or an answer that makes no sense
+            except (OSError, ValueError, KeyError) as error:  # a timeout, an HTTP error, or an unexpected answer
                 self._failures += 1
                 if self._failures in (1, FAILURES):
                     state = "" if self._failures < FAILURES else "; given up"
@@ -113,14 +113,14 @@ class Forwarder(threading.Thread):
             self._server.call("runs/update", run_id=self._run_id, status=self._status, end_time=_now())
 
     def _open(self) -> tuple[str, int]:
-        """The trial's run and how much of the file it holds; a new run with the resolved configuration if there is none."""
+        """The trial's run and how many bytes of the file it has. Creates one, with the resolved configuration, if there is none."""
         experiment, owner = self._server.experiment(), self._config.tracking.owner
         query = f"tags.trial = '{self._trial}' and tags.owner = '{owner}'"
         found = owner and self._server.call("runs/search", experiment_ids=[experiment], filter=query, max_results=1).get("runs")
         if found:
             run_id, tags = found[0]["info"]["run_id"], {tag["key"]: tag["value"] for tag in found[0]["data"].get("tags", [])}
             self._server.call("runs/update", run_id=run_id, status="RUNNING")
-            return run_id, 0 if self._anew else int(tags.get(OFFSET, 0))
+            return run_id, 0 if self._new_folder else int(tags.get(OFFSET, 0))
         tags = {"trial": self._trial, "status": Status.RUNNING.value, "owner": owner or ""}
         run = self._server.call("runs/create", experiment_id=experiment, start_time=_now(), run_name=self._trial, tags=_pairs(tags))
         run_id = run["run"]["info"]["run_id"]
@@ -131,7 +131,7 @@ class Forwarder(threading.Thread):
 
 
 class Refusal(OSError):
-    """The server answered, but not with what was asked for: its status code and the first of its words."""
+    """The server answered with an HTTP error: its code and the start of its text."""
 
     def __init__(self, error: urllib.error.HTTPError):
         super().__init__(f"{error.code} {error.read(300).decode(errors='replace').strip() or error.reason}")
@@ -157,7 +157,7 @@ class Server:
             self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
 
     def call(self, method: str, **body: Any) -> dict[str, Any]:
-        """POST ``body``; the answer. ``OSError`` when the server is away, ``Refusal`` when it does not want to."""
+        """POST ``body``; the answer. ``OSError`` if the server cannot be reached, ``Refusal`` if it answers with an error."""
         return self._send(urllib.request.Request(self._base + method, json.dumps(body).encode(), self._headers))
 
     def experiment(self) -> str:
@@ -188,9 +188,11 @@ def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _json_number(value: float) -> float | str:
     """JSON has no NaN; MLflow reads it, and infinity, from text."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _now() -> int:

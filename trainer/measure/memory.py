@@ -1,4 +1,4 @@
-"""Holds a run's memory against what there is: its states before they are allocated, and what autograd keeps for backward."""
+"""Memory accounting: training states before they are allocated, and what autograd saves for backward."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 def check_room(states: int, limit_gb: float | None, world: World) -> None:
     """Refuse ``states`` bytes of weights, gradients and optimizer states on this rank before they are allocated. Collective.
 
-    ``OverBudget`` above ``run.memory_gb``; ``MemoryError`` on every rank where the ranks of one host need more than it has, for
-    the system would grant it and end the process later without a word. A GPU says by itself when it is full.
+    ``OverBudget`` above ``run.memory_gb``; ``MemoryError`` on every rank if the ranks of one host need more than it has: the system would
+    grant the memory and kill a process later. A GPU reports by itself that it is full.
     """
     if limit_gb is not None and states > round(limit_gb * 1e9):
         raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit_gb:g}")
@@ -37,13 +37,14 @@ def check_room(states: int, limit_gb: float | None, world: World) -> None:
     for host, need in needs.items():
         if need > holds[host]:
             raise MemoryError(
-                f"weights, gradients and optimizer states of the ranks on {host} need {need / 1e9:.3g} GB, and it has {holds[host] / 1e9:.3g} GB; "
+                f"weights, gradients and optimizer states of the ranks on {host} need {need / 1e9:.3g} GB, "
+                f"and it has {holds[host] / 1e9:.3g} GB; "
                 "use a smaller model.vocab or model.hidden, or shard more (layout.tensor, layout.pipeline, layout.sharding)"
             )
 
 
 def host_memory() -> int:
-    """Bytes that the processes of this host, or of this container, may use at most."""
+    """Bytes that the processes of this host or container may use."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError):
         own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
@@ -54,7 +55,7 @@ def host_memory() -> int:
 
 
 class TrackedTensor:
-    """A saved tensor; its bytes are given back when autograd drops it."""
+    """A tensor saved for backward, counted until autograd drops it."""
 
     def __init__(self, tensor: Tensor, meter: ActivationMeter):
         self.tensor, self.meter, self.pointer = tensor, meter, tensor.untyped_storage().data_ptr()
@@ -65,9 +66,9 @@ class TrackedTensor:
 
 
 class ActivationMeter:
-    """Bytes of storages saved for backward: each storage once, however many views of it are saved.
+    """Bytes of storages saved for backward: each storage once, even if several views of it are saved.
 
-    ``resting`` are storages that exist anyway (parameters). ``budget`` bytes may be in use, resting ones not included.
+    ``resting`` storages (parameters) are not counted. More than ``budget`` bytes raise ``OverBudget``.
     """
 
     def __init__(self, resting: set[int], budget: int | None):
@@ -78,12 +79,12 @@ class ActivationMeter:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Count what is saved inside."""
+        """Count the tensors that are saved inside."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
     def add(self, pointer: int, nbytes: int) -> None:
-        """One more user of a storage. ``OverBudget`` when that is too much."""
+        """Add a user of a storage. ``OverBudget`` if that exceeds the budget."""
         if pointer in self.resting:
             return
         self.users[pointer] = self.users.get(pointer, 0) + 1
@@ -95,7 +96,7 @@ class ActivationMeter:
                 raise OverBudget(f"activations need more than the {self.budget / 1e9:.3g} GB that run.memory_gb leaves for them")
 
     def remove(self, pointer: int) -> None:
-        """One user less."""
+        """Remove a user of a storage."""
         if pointer in self.users:
             self.users[pointer] -= 1
             if self.users[pointer] == 0:
@@ -103,7 +104,7 @@ class ActivationMeter:
                 self.now -= self.sizes.pop(pointer)
 
     def track(self, tensor: Tensor) -> TrackedTensor:
-        """Count a tensor that is kept by other means, as long as the returned object lives."""
+        """Count a tensor that autograd does not know of, for the lifetime of the returned object."""
         return TrackedTensor(tensor, self)
 
     def _pack(self, tensor: Tensor) -> Any:

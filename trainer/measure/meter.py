@@ -15,7 +15,7 @@ from trainer.comm.collectives import Ledger
 from trainer.spec import Action, Kind
 
 PHASES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "backward", Kind.WEIGHT_GRAD: "backward"}
-"""The part of the step split that a computation belongs to. Sends and receives only start something."""
+"""The part of the step split that a computation belongs to. Sends and receives take no time of their own."""
 
 EVENTS: dict[Kind | str, str] = {
     Kind.SEND_FORWARD: "send",
@@ -25,15 +25,15 @@ EVENTS: dict[Kind | str, str] = {
     "communication": "reduce",
     "optimizer": "optimizer",
 }
-"""The timeline's names, where they are not those of the schedule. Phases that are not here are not drawn."""
+"""Names in the timeline, if they differ from those of the schedule. Other phases are not drawn."""
 
 SLOWER = 1.2
-"""From which factor on a rank counts as a straggler."""
+"""Factor above which a rank is a straggler."""
 
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """What ran when, as marks of the clock; ``waits`` are the waits for communication inside."""
+    """Start and end of a phase, as marks of the clock. ``waits`` are the waits for communication within."""
 
     phase: str
     action: Action | None
@@ -82,8 +82,10 @@ class Recorder:
         return parts
 
     def events(self, rank: int, stage_of_rank: int, stages: int, offset_s: float) -> list[dict[str, Any]]:
-        """The step's timeline: times relative to its start, ``offset_s`` later on the common clock; ``waited_s`` is how much of an event was
-        communication that nothing hid, as in ``split``."""
+        """The step's timeline, in seconds from the start of the step on the first rank, which is ``offset_s`` before this rank's.
+
+        ``waited_s`` is the exposed communication within an event, as in ``split``.
+        """
         events = []
         for span in self.spans:
             kind = EVENTS.get(span.phase) if span.action is None else EVENTS.get(span.action.kind, span.action.kind.value)

@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock, for the report to draw beside the simulated schedule.
+"""One step of all ranks on a common clock; the report draws it next to the simulated schedule.
 
 ``python -m trainer.measure.timeline timeline.json > trace.json`` turns it into a trace for Perfetto or chrome://tracing.
 """
@@ -25,8 +25,8 @@ ROUNDS = 5
 def align(world: Group) -> float:
     """Seconds to add to this rank's ``time.perf_counter`` to get rank 0's. Collective.
 
-    Ranks of one host share that clock. Between hosts, all ranks read it after the same barrier, some times over: the median
-    difference is right to a fraction of the barrier's own time.
+    Ranks of one host share that clock. Between hosts, all ranks read it several times after the same barrier; the error of the
+    median difference is a fraction of the barrier's own time.
     """
     if world.size == 1:
         return 0.0
@@ -55,10 +55,10 @@ def write_timeline(out: Path, step: int, engine: Any, clock_offset: float) -> No
 
 
 def chrome_trace(timeline: dict[str, Any]) -> dict[str, Any]:
-    """The Chrome trace of a timeline: a process per rank with one row of computation, and one of what runs beside it."""
+    """The Chrome trace of a timeline: a process per rank, with one row for computation and one for what overlaps with it."""
     events = []
     for event in timeline["events"]:
-        beside = event["kind"] in ("send", "receive", "gather", "reduce")
+        overlapped = event["kind"] in ("send", "receive", "gather", "reduce")
         label = event["kind"] + (f" {event['chunk']}.{event['micro_batch']}" if event["micro_batch"] >= 0 else "")
         events.append(
             {
@@ -66,7 +66,7 @@ def chrome_trace(timeline: dict[str, Any]) -> dict[str, Any]:
                 "name": label,
                 "cat": event["kind"],
                 "pid": event["rank"],
-                "tid": int(beside),
+                "tid": int(overlapped),
                 "ts": event["start_s"] * 1e6,
                 "dur": (event["end_s"] - event["start_s"]) * 1e6,
                 "args": event,

@@ -1,4 +1,4 @@
-"""Causal self-attention: grouped queries, rotary positions or linear biases, fused or spelled out."""
+"""Causal self-attention: grouped queries, rotary positions or ALiBi, fused or unfused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainer.models.layers import Dropout, Linear
 class Attention(nn.Module):
     """[s, b, h] -> [s, b, h].
 
-    ``qkv`` makes for each of the ``kv_heads`` groups its query heads, one key and one value, so that a slice of its output
-    is a set of whole groups. ``core`` is what selective recomputation repeats.
+    The output of ``qkv`` is ordered by group: for each of the ``kv_heads`` groups its query heads, one key and one value. Tensor
+    parallelism therefore splits it between groups. ``core`` is the part that selective recomputation repeats.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 class AttentionCore(nn.Module):
     """softmax(q k^T / sqrt(d) + bias) v, causal. q [s, b, heads, d], k and v [s, b, kv_heads, d] -> [s, b, heads d].
 
-    ``heads`` are the global numbers of the heads in q. The fused path is used unless attention weights must be dropped out.
+    ``heads`` are the global indices of the heads in q. The fused kernel is used unless attention weights have dropout.
     """
 
     def __init__(self, heads: int, fused: bool, dropout: float, alibi: bool = False):
@@ -67,7 +67,7 @@ class AttentionCore(nn.Module):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
-        mask = None if bias is None else bias.unsqueeze(0)  # all four dimensions: the compiler miscounts those of a mask with fewer
+        mask = None if bias is None else bias.unsqueeze(0)  # torch.compile mishandles masks with fewer than four dimensions
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
     def _unfused(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,8 +83,8 @@ class AttentionDropout(Dropout):
     """Dropout of attention weights [b, heads, s, s]."""
 
 
-class Remembered:
-    """A function of a tensor's shape, type and device (and of further plain arguments) that keeps its last value."""
+class LastValue:
+    """Caches the last value of a function of a tensor's shape, dtype and device, and of further plain arguments."""
 
     def __init__(self, compute: Callable[..., Any]):
         self.compute = compute
@@ -100,7 +100,7 @@ class Remembered:
 
 
 def causal_mask(like: Tensor) -> Tensor:
-    """[s, s]: 0 where key <= query, -inf elsewhere; s is the last dimension but one of ``like``."""
+    """[s, s]: 0 where key <= query, -inf elsewhere; s is the second-last dimension of ``like``."""
     s = like.shape[-2]
     return torch.full((s, s), -math.inf, dtype=like.dtype, device=like.device).triu(1)
 
@@ -111,7 +111,7 @@ class AlibiSlopes(nn.Module):
     def __init__(self, heads: int):
         super().__init__()
         self.slopes = slopes(heads)
-        self.bias = Remembered(self._bias)
+        self.bias = LastValue(self._bias)
 
     def forward(self, query: Tensor, heads: range) -> Tensor:
         """[heads, s, s], with -inf above the diagonal, for query [b, heads, s, d]."""
@@ -126,7 +126,7 @@ class AlibiSlopes(nn.Module):
 
 
 def slopes(heads: int) -> list[float]:
-    """Geometric series from 2^(-8/n), for n the largest power of two up to ``heads``; further heads take every other of 2n's."""
+    """Geometric series from 2^(-8/n), for n the largest power of two up to ``heads``; further heads take every other slope of the series for 2n."""
     n = 2 ** int(math.log2(heads))
     first = [2 ** (-8 * (i + 1) / n) for i in range(n)]
     return first + [2 ** (-4 * (2 * i + 1) / n) for i in range(heads - n)]
@@ -138,7 +138,7 @@ class Rotary(nn.Module):
     def __init__(self, head: int, theta: float):
         super().__init__()
         self.head, self.theta = head, theta
-        self.angles = Remembered(self._angles)
+        self.angles = LastValue(self._angles)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [s, b, heads, d]."""

@@ -1,7 +1,7 @@
-"""The parts that every family is built from, for one process. How they are spread over ranks is said in ``trainer.parallel``.
+"""The layers that every family is built from, for one process. ``trainer.tensor`` has their parallel forms.
 
-Shapes: s sequence, b micro-batch, h hidden. Activations are [s, b, h]. Each part says how its parameters start and which of
-them decay; nothing is marked on the tensors themselves.
+Shapes: s sequence, b micro-batch, h hidden. Activations are [s, b, h]. Each layer states how its parameters are
+initialised and which of them decay; nothing is marked on the tensors themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Init:
-    """How a parameter starts: normal with ``std`` around 0, or the constant ``value`` when ``std`` is 0."""
+    """Initial values of a parameter: normal with ``std`` around 0, or the constant ``value`` when ``std`` is 0."""
 
     std: float = 0.0
     value: float = 0.0
@@ -34,7 +34,7 @@ class Part(nn.Module):
         self.inits: dict[str, Init] = {}
 
     def own(self, name: str, shape: tuple[int, ...], init: Init) -> None:
-        """Add the parameter ``name``; its values are set later, from its record."""
+        """Register the parameter ``name``; its values are set later, from its record."""
         self.inits[name] = init
         self.register_parameter(name, nn.Parameter(torch.empty(shape)))
 
@@ -140,7 +140,7 @@ class MLP(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The tanh approximation, as GPT-2 and BLOOM have it."""
+    """GELU in its tanh approximation, as in GPT-2 and BLOOM."""
     return F.gelu(x, approximate="tanh")
 
 

@@ -1,4 +1,4 @@
-"""torch.compile of each block: the arithmetic between the matrices is fused, the communicating layers run as they are."""
+"""torch.compile of each block: element-wise work is fused; layers that communicate are not traced."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NOT_TRACED = (ColumnLinear, RowLinear, HiddenDropout, ShardedAttentionDropout, R
 """Layers with a hand-written backward, or whose result depends on more than their inputs."""
 
 
-def compile_blocks(blocks: nn.ModuleDict, wish: bool | None, device: torch.device) -> None:
-    """Compile the forward of each block in place. Hooks around it stay outside.
+def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, device: torch.device) -> None:
+    """Compile the forward of each block in place; hooks on the block are not compiled.
 
-    Without a ``wish`` it is done on CUDA, and what cannot be compiled there runs as it is, with a warning of torch's.
+    By default (``enabled`` is None) blocks are compiled on CUDA, and a block that cannot be compiled runs eagerly, with torch's warning.
     """
-    if not (device.type == "cuda" if wish is None else wish):
+    if not (device.type == "cuda" if enabled is None else enabled):
         return
-    torch._dynamo.config.suppress_errors = wish is None
+    torch._dynamo.config.suppress_errors = enabled is None
     for block in blocks.values():
         computed = {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}
         for module in {module for root in computed for module in root.modules()}:

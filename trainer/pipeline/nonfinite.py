@@ -1,9 +1,8 @@
-"""Finds where a value that is not finite came from: the step is computed once more, with every intermediate value looked at.
+"""Finds the origin of a non-finite value: the step is computed again, and every intermediate value is checked.
 
-After a step the value is everywhere: sums over ranks carry it to all of them. But samples, weights and dropout are what they were,
-so the step repeats itself, and this time each rank notes the first such value of its own. Forward carries it from lower stages to
-higher ones and backward the other way; tensor ranks run the same program, so of them the one that saw it after fewer values had it
-before it was summed.
+After a step the value is on all ranks, because sums over ranks spread it. But samples, weights and dropout have not changed, so
+the step can be repeated, and each rank notes its own first non-finite value. Forward carries it to higher stages, backward to
+lower ones. Tensor ranks run the same program: the one that saw it after fewer values had it before it was summed.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ WEIGHTS, FORWARD, BACKWARD = range(3)
 
 @dataclass(frozen=True, order=True)
 class Origin:
-    """A value that is not finite. Of several, the least is the first."""
+    """A non-finite value. The smallest of several is the first in time."""
 
     phase: int
-    distance: int  # stages that the phase passes before it
-    values: int  # that its rank had looked at before
+    distance: int  # stages before it in this phase
+    values: int  # that its rank had checked before
     rank: int
     what: str
 
 
-class Lookout:
-    """Notes the first value of this rank that is not finite."""
+class FiniteCheck:
+    """Notes the first non-finite value of this rank."""
 
     def __init__(self, rank: int, pipeline: PipelineRuntime, stages: int):
         self.rank, self.pipeline, self.stages = rank, pipeline, stages
@@ -43,7 +42,7 @@ class Lookout:
         self.first: Origin | None = None
 
     def look(self, phase: int, what: str, value: Any) -> None:
-        """Look at a tensor; anything else is passed over."""
+        """Check a tensor; anything else is ignored."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return
         self.values += 1
@@ -54,7 +53,7 @@ class Lookout:
 
     @contextmanager
     def watching(self, state: ShardedState) -> Iterator[None]:
-        """Inside, the outputs of all modules and all gradients that arrive are looked at."""
+        """Inside, the outputs of all modules and all parameter gradients are checked."""
         with ExitStack() as hooks:
             for chunk in self.pipeline.chunks:
                 for name, module in chunk.model.named_modules():
@@ -69,13 +68,13 @@ class Lookout:
 
 
 def find(world: Group, state: ShardedState, pipeline: PipelineRuntime, stages: int, step: Callable[[], list[Tensor]]) -> Origin | None:
-    """Where the first value that is not finite appears when ``step`` is computed again; None if it does not. Collective."""
-    lookout = Lookout(world.rank, pipeline, stages)
+    """The first non-finite value when ``step`` is computed again; None if there is none. Collective."""
+    check = FiniteCheck(world.rank, pipeline, stages)
     for bucket in state.buckets:
         for piece in bucket.owned():
-            lookout.look(WEIGHTS, f"weight {piece.record.name}", piece.weight)
-    with lookout.watching(state):
+            check.look(WEIGHTS, f"weight {piece.record.name}", piece.weight)
+    with check.watching(state):
         for loss in step():
-            lookout.look(FORWARD, "loss", loss)
-    found = [origin for origin in world.gather_objects(lookout.first) if origin is not None]
+            check.look(FORWARD, "loss", loss)
+    found = [origin for origin in world.gather_objects(check.first) if origin is not None]
     return min(found, default=None)

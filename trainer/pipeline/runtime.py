@@ -1,15 +1,15 @@
-"""Runs a pipeline schedule: one list of actions, whatever its name (``trainer.spec.schedule``).
+"""Runs a pipeline schedule, which is a list of actions (``trainer.spec.schedule``).
 
-Receives are posted where the list says and waited for by the computation that needs them; sends are waited for at the end of
-the step. A boundary tensor that is replicated over the tensor ranks is sent once, each tensor rank sending its part of the
-sequence, and gathered on arrival (Narayanan et al. 2021, section 4.1).
+Receives are posted where the list says and waited for by the computation that needs them. Sends are waited for at the end of
+the step. A boundary tensor that is replicated over the tensor ranks is sent only once: each tensor rank sends its part of the
+sequence, and the parts are gathered on arrival (Narayanan et al. 2021, section 4.1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,25 +25,25 @@ from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import Region, ready
 
 WorkItem = tuple[int, int]
-"""Chunk and micro-batch."""
+"""A chunk and a micro-batch."""
 
 
 class Batch(Protocol):
-    """What a step computes on."""
+    """The data of a step (``trainer.engine.TokenBatch``); the pipeline does not know what its tensors mean."""
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """Input of the first part, [s, b]."""
+        """Input of the first chunk, [s, b]."""
 
     def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
-        """The scalar that backward starts from, of the last part's output."""
+        """The scalar from which backward starts, given the output of the last chunk."""
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
-        """Where dropout is drawn for."""
+        """The key of the micro-batch's dropout masks."""
 
 
 @dataclass
 class Chunk:
-    """One part of the model on this rank."""
+    """A model part on this rank."""
 
     model: Transformer
     gathering: Gathering
@@ -52,21 +52,21 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Boundary:
-    """What travels between stages: [s, b, h], or this tensor rank's part [s/t, b, h] of it."""
+    """The activation between two stages: [s, b, h], or [s/t, b, h] with sequence parallelism."""
 
-    shape: tuple[int, ...]  # as the parts see it
+    shape: tuple[int, ...]  # as the chunks see it
     dtype: torch.dtype
     device: torch.device
-    split: Region  # cut where one tensor rank sends only its part
+    split: Region  # sharded if each tensor rank sends only its part
 
     @classmethod
     def of(cls, shape: tuple[int, ...], region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
-        """``shape`` is local to the region. A replicated sequence is split if the tensor ranks divide it."""
+        """``shape`` is local to the region. A replicated sequence is split if its length is divisible by the tensor ranks."""
         splits = not region.sequence_sharded and shape[0] % region.group.size == 0
         return cls(shape, dtype, device, Region(region.group, splits))
 
     def p2p_tensor(self, tensor: Tensor) -> Tensor:
-        """What this rank sends of ``tensor``."""
+        """The part of ``tensor`` that this rank sends."""
         if self.split.sequence_sharded:
             tensor = tensor.chunk(self.split.group.size)[self.split.group.index]
         return tensor.detach().contiguous()
@@ -120,7 +120,7 @@ class PipelineRuntime:
         self.losses: list[Tensor] = []
 
     def step(self, batch: Batch) -> list[Tensor]:
-        """Forward and backward of every micro-batch; the losses, on the rank of the last part."""
+        """Forward and backward of every micro-batch; the losses, on the rank that has the last chunk."""
         self._clear()
         self.batch = batch
         for action in self.actions:
@@ -170,7 +170,7 @@ class PipelineRuntime:
                 pending.pop(0)[0]()
 
     def _send(self, action: Action, tensor: Tensor) -> None:
-        self.sent = [pending for pending in self.sent if not pending.over]  # lets go of tensors that have arrived
+        self.sent = [pending for pending in self.sent if not pending.over]  # frees tensors that have arrived
         self.sent.append(self._toward(action.peer).send(self.boundary.p2p_tensor(tensor), action.peer))
 
     def _receive(self, action: Action) -> None:
@@ -185,8 +185,3 @@ class PipelineRuntime:
         tensor = self.boundary.unpack(ready(self.arriving.pop((kind, *item))))
         self.recorder.arrived()
         return tensor
-
-
-def describe(action: Action) -> dict[str, Any]:
-    """The action as plain data."""
-    return {"kind": action.kind.value, "chunk": action.chunk, "micro_batch": action.micro_batch}

@@ -1,16 +1,16 @@
-"""The state of some parameters in flat buffers, cut in nested shards.
+"""The state of some parameters in flat buffers, in nested shards.
 
-Life of a bucket in a step (levels as in ``trainer.spec.shards``; a level of one rank costs nothing):
+A bucket during a step (levels as in ``trainer.spec.shards``; a level of one rank costs nothing):
 
     before a unit computes    all-gather the parameter shard over level params
     gradients arrive          they are added into a flat buffer, in fp32 (fp64 in fp64 runs)
-    all have arrived          reduce-scatter over params and grads, add to the gradient shard: after each micro-batch where
-                              gradients are sharded, else once, after the last one
-    last micro-batch          reduce-scatter over optimizer, all-reduce over replicas, while backward goes on
-    optimizer                 updates the master shard; all-gather over optimizer and grads back into the parameter shard,
-                              while the next forward begins
+    all have arrived          reduce-scatter over params and grads, add to the gradient shard: after each micro-batch if gradients
+                              are sharded, else once, after the last one
+    last micro-batch          reduce-scatter over optimizer, all-reduce over replicas, overlapped with backward
+    optimizer                 updates the master shard; all-gather over optimizer and grads into the parameter shard, overlapped
+                              with the next forward
 
-The collectives of a bucket are started by the arrival of its last gradient, in the same order on every rank.
+The arrival of a bucket's last gradient starts its collectives, in the same order on every rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.state.parameters import Member, Owned, initial_value
 
 @dataclass(frozen=True)
 class Precision:
-    """Types of a run: what is computed in, and what gradients, master weights and moments are kept in."""
+    """The dtypes of a run: of computation, and of gradients, master weights and moments."""
 
     compute: torch.dtype
     master: torch.dtype
@@ -58,14 +58,14 @@ class ParameterSlot:
         self.record, self.parameter = member.record, member.parameter
         self.start, self.stop = start, start + member.record.local_numel
         self.arrived = 0
-        self.fresh = True  # the next gradient replaces what is in the buffer
+        self.fresh = True  # the next gradient overwrites the buffer
 
     def view(self, buffer: Tensor) -> Tensor:
         return buffer[self.start : self.stop].view(self.record.local_shape)
 
 
 class FlatBucket:
-    """The state of some parameters in flat buffers. ``numel`` elements, of which this rank keeps three nested ranges."""
+    """The state of some parameters in flat buffers of ``numel`` elements, of which this rank keeps three nested ranges."""
 
     def __init__(self, plan: Bucket, members: dict[str, Member], common: Common):
         self.plan, self.numel, self.levels, self.precision = plan, plan.numel, common.levels, common.precision
@@ -75,21 +75,21 @@ class FlatBucket:
         self._make_parameters(sharded=common.factors.params > 1)
         self.sharded_grads = common.factors.grads > 1
         self.accumulated = self._zeros("grads", self.precision.master)
-        self.partial = None if self.sharded_grads else self.accumulated  # where gradients arrive, when there is such a place
+        self.partial = None if self.sharded_grads else self.accumulated  # the buffer that gradients are added to, while there is one
         self._make_optimizer()
 
     def _make_parameters(self, sharded: bool) -> None:
         self.shard = self._zeros("params", self.precision.compute)
         self.whole = None if sharded else self.shard
         self.unshards = 0
-        self.users = 1  # units that compute with it, each of which holds it for its backward
+        self.users = 1  # units that compute with it, each of which unshards it for its backward
         self.gathering: Pending | None = None
         self.publishing: Steps | None = None
         if self.whole is not None:
             self._point_parameters(self.whole)
 
     def _make_optimizer(self) -> None:
-        """Master weights (the parameters themselves where the type is the same), moments, and the gradient they meet."""
+        """Master weights (the parameters themselves if the dtype is the same), moments, and the reduced gradient."""
         aliased = self.precision.compute == self.precision.master
         own = _within(self.ranges["optimizer"], self.ranges["params"])
         self.weight = self.shard[own] if aliased else self._zeros("optimizer", self.precision.master)
@@ -112,7 +112,7 @@ class FlatBucket:
                     target[start - owned.start : stop - owned.start] = value[start - slot.start : stop - slot.start].to(target)
 
     def unshard(self) -> None:
-        """Start to make the parameters whole, if they are not; they stay so until as many releases."""
+        """Start to all-gather the parameters if they are sharded. They stay gathered until ``reshard`` was called as often."""
         if self.whole is self.shard:
             return
         self.unshards += 1
@@ -123,12 +123,12 @@ class FlatBucket:
             self._point_parameters(self.whole)
 
     def wait_unshard(self) -> None:
-        """Wait until the parameters can be computed with."""
+        """Wait until the gathered parameters are usable."""
         self._wait_published()
         self._wait_gathered()
 
     def reshard(self) -> None:
-        """Forget the whole parameters when nobody holds them."""
+        """Free the gathered parameters when their last user is done."""
         if self.whole is None or self.whole is self.shard:
             return
         self.unshards -= 1
@@ -157,7 +157,7 @@ class FlatBucket:
     # gradients
 
     def begin(self, micro_batches: int) -> None:
-        """A new step: nothing has arrived."""
+        """Begin a step: no gradient has arrived."""
         self.flushes_left = micro_batches if self.sharded_grads else 1
         self.per_flush = 1 if self.sharded_grads else micro_batches
         self.flushes = 0
@@ -167,7 +167,7 @@ class FlatBucket:
         self.missing = len(self.slots)
 
     def buffer(self, slot: ParameterSlot) -> tuple[Tensor, bool]:
-        """Where a gradient of ``slot`` goes, and whether it is the first there."""
+        """The buffer for a gradient of ``slot``, and whether the gradient overwrites it."""
         if self.partial is None:
             self.partial = self.pool.take("gradients", self.numel, self.precision.master)
             for other in self.slots:
@@ -176,7 +176,7 @@ class FlatBucket:
         return slot.view(self.partial), fresh
 
     def arrive(self, slot: ParameterSlot) -> None:
-        """One gradient of ``slot`` has been added; reduce when it was the last one missing."""
+        """Count one gradient of ``slot``; start the reduction after the last one."""
         slot.arrived += 1
         if slot.arrived == self._due(slot):
             self.missing -= 1
@@ -197,7 +197,7 @@ class FlatBucket:
             piece, whole = self.partial, self.partial
             self.partial = None
             for slot in self.slots:
-                if slot.fresh:  # its gradient of this micro-batch came early, with those of the one before
+                if slot.fresh:  # its gradient arrived early, with those of the previous micro-batch
                     slot.view(whole).zero_()
             for level in (self.levels["params"], self.levels["grads"]):
                 if level.size > 1:
@@ -220,12 +220,12 @@ class FlatBucket:
     # optimizer
 
     def publish_update(self) -> None:
-        """Begin to bring the updated master back into the parameter shard; ``hold`` and ``use`` wait for it."""
+        """Start to copy the updated master weights into the parameter shard; ``unshard`` and ``wait_unshard`` wait for it."""
         self.publishing = self._publication()
         self.chain.start(self.publishing)
 
     def _publication(self) -> Steps:
-        """Up the levels optimizer and grads."""
+        """All-gathers over the levels optimizer and grads."""
         own, grads = (_within(self.ranges[state], self.ranges["params"]) for state in ("optimizer", "grads"))
         if self.weight.dtype != self.shard.dtype:
             self.shard[own].copy_(self.weight)
@@ -249,7 +249,7 @@ class FlatBucket:
 
     @staticmethod
     def planned_bytes(plan: Bucket, common: Common) -> int:
-        """What ``nbytes`` will add up to, before anything is allocated."""
+        """The sum of ``nbytes``, before anything is allocated."""
         factors, compute, master = common.factors, common.precision.compute.itemsize, common.precision.master.itemsize
         states = 2 if common.precision.compute == common.precision.master else 3
         return (

@@ -1,4 +1,4 @@
-"""Buffers that are used again, and chains of collectives that run beside the computation."""
+"""Reusable buffers, and chains of collectives that overlap with computation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.comm.collectives import Pending
 
 
 class Pool:
-    """Flat buffers that are used again and again, by length and type: page faults cost more than the arithmetic."""
+    """Flat buffers for reuse, by length and dtype: the page faults of new ones would cost more than the arithmetic."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -20,7 +20,7 @@ class Pool:
         self.nbytes: dict[str, int] = defaultdict(int)  # of all buffers ever made, by part
 
     def take(self, part: str, numel: int, dtype: torch.dtype) -> Tensor:
-        """A buffer that starts zero and later holds what its last user left. ``part`` is weights or gradients."""
+        """A buffer: zero when new, else with its last user's content. ``part`` is weights or gradients."""
         waiting = self.free[part, numel, dtype]
         if waiting:
             return waiting.pop()
@@ -32,32 +32,32 @@ class Pool:
 
 
 Steps = Iterator[tuple[Pending, bool]]
-"""Collectives of one bucket, each started when the one before is complete; with each, whether another depends on it."""
+"""The collectives of one bucket, each started after the one before is complete, with whether another depends on it."""
 
 
 class Chain:
-    """Runs the collectives of many buckets, in the same order on every rank, and keeps as many in the air as it may."""
+    """Runs the collectives of many buckets in the same order on every rank, as many at once as their order allows."""
 
     def __init__(self) -> None:
         self.active: list[tuple[Steps, Pending, bool]] = []  # in the order in which they were started
 
     def start(self, steps: Steps) -> None:
-        """Start the first collective of ``steps``; those of earlier buckets that others depend on are brought to the next."""
+        """Start the first collective of ``steps``. First, earlier buckets whose next collective depends on the active one advance."""
         self._advance(only_followed=True)
         self._next(steps, self.active)
 
     def complete(self, steps: Steps) -> None:
-        """Until ``steps`` and all that were started before are over."""
+        """Wait for ``steps`` and for all that were started before."""
         while any(steps is other for other, _, _ in self.active):
             self._advance(only_followed=False, last=steps)
 
     def finish(self) -> None:
-        """Until nothing is in the air."""
+        """Wait until no collective is active."""
         while self.active:
             self._advance(only_followed=False)
 
     def _advance(self, only_followed: bool, last: Steps | None = None) -> None:
-        """Wait for each collective, up to those of ``last``, and start the one that follows it."""
+        """Wait for each active collective, up to those of ``last``, and start its successor."""
         remaining: list[tuple[Steps, Pending, bool]] = []
         passed = False
         for steps, pending, followed in self.active:

@@ -1,7 +1,7 @@
-"""Makes the parameters of a unit whole around its computation, and those of the next unit meanwhile.
+"""Unshards the parameters of a unit for its computation, and prefetches those of the next unit.
 
-Forward: enter a unit, compute, leave it. Backward: entered again when the gradient of its output arrives; left when all its
-gradients have been handed over (``FlatBucket.arrive``).
+Forward: unshard a unit, compute, reshard it. Backward: unshard it when the gradient of its output arrives, reshard it when all
+its parameter gradients have arrived (``FlatBucket.arrive``).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Gathering:
             module.register_forward_hook(self._after(i))
 
     def prefetch(self, unit: int) -> None:
-        """Start to gather a unit that is going to be entered; nothing outside of the chunk."""
+        """Start to unshard a unit that will compute next; no-op for a unit outside the chunk."""
         if 0 <= unit < len(self.buckets) and unit not in self.ahead:
             self.ahead.add(unit)
             self._each(unit, FlatBucket.unshard)
 
     def enter(self, unit: int, following: int) -> None:
-        """Make a unit's parameters usable and start on the ``following`` one."""
+        """Wait for a unit's parameters and prefetch those of the ``following`` one."""
         self.prefetch(unit)
         self.ahead.remove(unit)
         self._each(unit, FlatBucket.wait_unshard)
@@ -56,7 +56,7 @@ class Gathering:
 
 
 class _OnBackward(torch.autograd.Function):
-    """The identity; calls back when the gradient arrives."""
+    """The identity; calls back when its gradient arrives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, callback: Callable[[], None]) -> Tensor:

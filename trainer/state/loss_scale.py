@@ -1,4 +1,4 @@
-"""The loss scale of fp16 runs: gradients are computed at a scale at which they neither vanish nor overflow."""
+"""The loss scale of fp16 runs, which keeps gradients from vanishing and from overflowing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOWEST = 1.0
 class LossScale:
     """Halved when a step overflows, doubled after ``GROWTH_STEPS`` that did not (Micikevicius et al. 2018).
 
-    Ranks need no agreement of their own: they decide by the same all-reduced norm. A scale that is not ``dynamic`` is 1.
+    All ranks decide alike, because they see the same all-reduced norm. A scale that is not ``dynamic`` stays 1.
     """
 
     dynamic: bool

@@ -1,4 +1,4 @@
-"""AdamW on the flat shards, the global gradient norm, and the learning rate. One pass over each shard, no host waits."""
+"""AdamW on the flat shards, the global gradient norm, and the learning rate. One pass over each shard; the host never waits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
 
 
 def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
-    """Add up gradients that are partial sums over an axis: one all-reduce per axis, of all of them together.
+    """Sum gradients that are partial over an axis: one all-reduce per axis for all of them.
 
-    ``axes`` are the groups by the names that records use in ``partial``. All ranks of a group keep the same elements.
+    ``axes`` are the groups by the names that records use in ``partial``. All ranks of a group own the same elements.
     """
     for axis, group in axes.items():
         pieces = [piece.gradient for piece in owned if axis in piece.record.partial]
@@ -37,7 +37,7 @@ def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
 
 
 def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
-    """This rank's part of the squared norm of the gradient: every element of the model is counted by one rank. fp64 scalar."""
+    """This rank's part of the squared norm of the gradient: each element of the model is counted by exactly one rank. fp64 scalar."""
     counted = [piece.gradient for piece in owned if piece.saves]
     if not counted:
         return torch.zeros((), dtype=torch.float64, device=device)
@@ -45,7 +45,7 @@ def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
 
 
 class AdamW:
-    """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, which may be none."""
+    """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, if any."""
 
     def __init__(self, config: ResolvedOptimizerConfig, owned: Sequence[Owned], device: torch.device):
         self.config = config

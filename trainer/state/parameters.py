@@ -1,9 +1,13 @@
-"""One record per parameter: the single description that drives initial weights, sums, norm, sharding and checkpoints.
+"""One record per parameter, which drives initial weights, gradient sums, the norm, sharding and checkpoints.
 
 A parameter has a *global* name and shape that no layout changes (``blocks.3.attention.qkv.weight``). A rank holds a box of it,
-its *region*; the local tensor may be larger than its region, because a vocabulary that the tensor ranks do not divide is
-padded at the end of dimension 0, with rows that stay zero. Data-parallel sharding is not described here: it cuts the
-flattened local tensor, as ``Owned`` says.
+its *region*. The local tensor may be larger than its region: a vocabulary that is not divisible by the tensor ranks is padded at
+the end of dimension 0 with rows that stay zero. Data-parallel sharding is not described here: it divides the flattened local
+tensor (``Owned``).
+
+A gradient is *partial* over an axis if every rank of that axis has only one summand of it: a norm's weight under sequence
+parallelism, a tied embedding on two pipeline stages. Of all ranks that hold the same region, one is *primary*: it counts the
+parameter in the norm and saves it. *uses* is 2 where a tied weight is both embedding and head on one rank.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class ParameterRecord:
-    """What one rank needs to know of one parameter that it holds."""
+    """What one rank knows of a parameter that it holds."""
 
     name: str  # global, the same under every layout; a tied weight has one name wherever it is used
     shape: tuple[int, ...]  # global, without padding

@@ -1,4 +1,4 @@
-"""The training state of a rank: all its buckets, and where gradients go (``trainer.tensor.layers.Gradients``)."""
+"""The training state of a rank: all its buckets. Receives all gradients (``trainer.tensor.layers.Gradients``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.state.bucket import Common, FlatBucket, ParameterSlot
 from trainer.state.parameters import Member, Owned
 
 Deferred = list[tuple[Callable[[], None], list[object]]]
-"""Work on weight gradients that a schedule has put off, with what counts the tensors it keeps."""
+"""Weight-gradient work that a schedule defers, with the trackers of the tensors that it keeps alive."""
 
 
 class ShardedState:
@@ -22,19 +22,17 @@ class ShardedState:
 
     def __init__(self, common: Common, bucket_bytes: int):
         self.common = common
-        self.capacity = max(1, bucket_bytes // common.precision.master.itemsize)  # elements of a bucket, about
+        self.capacity = max(1, bucket_bytes // common.precision.master.itemsize)  # approximate elements of a bucket
         self.plans: list[tuple[Bucket, dict[str, Member]]] = []
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
         self.slots: dict[nn.Parameter, tuple[FlatBucket, ParameterSlot]] = {}
         self.deferred: Deferred | None = None
-        self.arriving: Callable[[str, Tensor], object] | None = (
-            None  # told of each gradient that has been added: its name and the sum so far
-        )
-        self.counted: Callable[[Tensor], object] | None = None  # of a tensor that deferred work keeps: what counts its bytes
+        self.arriving: Callable[[str, Tensor], object] | None = None  # called with (name, sum so far) for each gradient
+        self.counted: Callable[[Tensor], object] | None = None  # tracks the bytes of a tensor that deferred work keeps alive
 
     def add_model_part(self, members: list[Member]) -> None:
-        """Plan the state of one chunk's parameters, given in the order of registration. Call for later chunks first."""
+        """Plan the state of one chunk's parameters, in the order of registration. Call it for the last chunk first."""
         runs: list[list[Member]] = []
         for member in reversed(members):
             if not runs or (self.common.factors.params > 1 and runs[-1][-1].units[0] != member.units[0]):
@@ -49,7 +47,7 @@ class ShardedState:
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes of all buckets that ``make`` makes."""
+        """Bytes of all buckets that ``make`` will allocate."""
         return sum(FlatBucket.planned_bytes(plan, self.common) for plan, _ in self.plans)
 
     def make(self) -> None:
@@ -68,7 +66,7 @@ class ShardedState:
             slot.parameter.register_post_accumulate_grad_hook(self._collect)
         bucket.users = sum(bucket in buckets for buckets in self.units.values())
 
-    # the sink of gradients
+    # gradients
 
     def later(self, work: Callable[[], None], *needs: Tensor) -> None:
         if self.deferred is None:
@@ -77,7 +75,7 @@ class ShardedState:
             self.deferred.append((work, [self.counted(tensor) for tensor in needs] if self.counted else []))
 
     def _collect(self, parameter: Tensor) -> None:
-        """Take a gradient that did travel through autograd; the hook is called without one for those that did not."""
+        """Take a gradient that autograd computed. The hook also runs, without a gradient, for those that bypass autograd."""
         assert isinstance(parameter, nn.Parameter)
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None:
@@ -120,7 +118,7 @@ class ShardedState:
 
     @contextlib.contextmanager
     def deferring(self) -> Iterator[Deferred]:
-        """Inside, work on weight gradients is put on the list instead of being done."""
+        """Inside, weight-gradient work is appended to the list instead of being run."""
         work: Deferred = []
         self.deferred = work
         try:
@@ -143,12 +141,12 @@ class ShardedState:
         self.settle()
 
     def publish_updates(self) -> None:
-        """Begin to spread updated weights, those first that the next forward needs first."""
+        """Start to publish updated weights, in the order in which the next forward needs them."""
         for bucket in reversed(self.buckets):
             bucket.publish_update()
 
     def settle(self) -> None:
-        """Wait until nothing is in the air."""
+        """Wait until no collective is active."""
         self.common.chain.finish()
 
     def owned(self) -> list[Owned]:
@@ -156,7 +154,7 @@ class ShardedState:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes of all buffers, by part, those of the pool included."""
+        """Bytes of all buffers, by part, including those of the pool."""
         total = {"weights": 0, "gradients": 0, "optimizer": 0} | self.common.pool.nbytes
         for bucket in self.buckets:
             for part, n in bucket.nbytes.items():

@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary that is cut over the tensor ranks."""
+"""Cross entropy over a vocabulary that is sharded over the tensor ranks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from trainer.comm.collectives import MAX, Group
 
 CACHED_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
-"""Logits that are worked on at once: on a CPU what stays in cache, on a GPU what keeps the number of launches low."""
+"""Size of a block of logits: on a CPU it fits the cache, on a GPU it keeps the number of kernel launches low."""
 
 
 def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, weight: float, group: Group, present: int) -> Tensor:
     """``weight`` times the sum of ``-log softmax(logits)[target]``.
 
-    logits [s, b, V_local], of which the first ``present`` columns are real and the rest padding; targets [s, b] are global. This
-    is the root of backward: the gradient that arrives is taken to be 1, ``weight`` holds every scale. The logits are overwritten.
+    logits [s, b, V_local]: the first ``present`` columns are real, the others padding; targets [s, b] are global. Backward starts
+    here: the incoming gradient is assumed to be 1, ``weight`` holds every scale. The logits are overwritten.
 
-    Each rank exponentiates relative to its own maximum, in one pass over its logits; then one MAX and one SUM of two numbers
-    per token join the ranks' parts, where gathering the logits would move V numbers.
+    Each rank exponentiates relative to its own maximum, in one pass over its logits. Then a MAX and a SUM of two numbers per
+    token combine the ranks; gathering the logits would move V numbers per token.
     """
     loss: Tensor = _CrossEntropy.apply(logits, targets, weight, group, present)
     return loss
@@ -55,7 +55,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _local_targets(targets: Tensor, width: int, index: int) -> tuple[Tensor, Tensor]:
-    """Column of each target on this rank [n, 1] (0 where it is elsewhere), and where it is elsewhere [n]."""
+    """Column of each target on this rank [n, 1], and which targets are on other ranks [n] (their column is 0)."""
     column = targets - width * index
     absent = (column < 0) | (column >= width)
     return column.masked_fill(absent, 0).unsqueeze(1), absent

@@ -1,8 +1,8 @@
-"""Dropout whose masks do not depend on the layout: each element's fate is a hash of where it is in the global tensor.
+"""Dropout whose masks do not depend on the layout: each element's mask is a hash of its position in the global tensor.
 
-The key is (seed, optimizer step, site in the network), the counter is the element's index in the tensor that one process with
-one micro-batch would have. So ranks that hold copies drop the same elements, ranks that hold parts drop their parts, and a
-recomputed forward drops what the first one dropped, with no generator state to keep.
+The key is (seed, optimizer step, site in the network). The counter is the element's index in the tensor that a single process
+with a single micro-batch would have. Replicas therefore drop the same elements, shards drop their own, and a recomputed forward
+repeats the first one, without any generator state.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """Which rows of which step are being computed."""
+    """The step and the rows that are being computed."""
 
     step: int = 0
     first_row: int = 0  # of the micro-batch, in the global batch
 
 
 class Noise:
-    """The source of dropout for all sites of a rank; the pipeline moves its ``key``."""
+    """The source of dropout for all sites of a rank. The pipeline sets its ``key`` for each micro-batch."""
 
     def __init__(self, seed: int):
         self.seed, self.key = seed, DropoutKey()
 
     @contextlib.contextmanager
     def at(self, key: DropoutKey) -> Iterator[None]:
-        """Inside, ``key`` is where noise is drawn for."""
+        """Inside, masks are those of ``key``."""
         before, self.key = self.key, key
         try:
             yield
@@ -46,10 +46,9 @@ class Noise:
             self.key = before
 
     def kept(self, site: str, p: float, axes: Sequence[tuple[Tensor, int]]) -> Tensor:
-        """Which elements stay, each with probability ``1 - p``.
+        """The elements to keep, each with probability ``1 - p``.
 
-        ``axes`` has for each dimension the global positions along it and the global size; sizes are in the order of the axes,
-        the last one fastest.
+        ``axes`` has the global positions and the global size of each dimension, the fastest-changing one last.
         """
         index: Tensor | int = 0
         for i, (positions, size) in enumerate(axes):
@@ -74,7 +73,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 class HiddenDropout(nn.Module):
-    """Dropout of x [s or s/t, b, h] outside of the matrices."""
+    """Dropout of x [s or s/t, b, h] between the matrices."""
 
     def __init__(self, p: float, site: str, noise: Noise, region: Region):
         super().__init__()
@@ -90,7 +89,7 @@ class HiddenDropout(nn.Module):
 
 
 class ShardedAttentionDropout(nn.Module):
-    """Dropout of attention weights [b, heads, s, s], of which this rank has the ``heads`` (global numbers, of ``total``)."""
+    """Dropout of attention weights [b, heads, s, s], of which this rank has ``heads`` (global indices, out of ``total``)."""
 
     def __init__(self, p: float, site: str, noise: Noise, heads: range, total: int):
         super().__init__()

@@ -1,15 +1,15 @@
 """Tensor and sequence parallel forms of the layers, as pairs of forward and backward written by hand.
 
-A layer between two regions of the network: outside of the matrices, activations are either replicated over the tensor ranks
-or, with sequence parallelism, cut along the sequence (dimension 0); inside, heads, ffn columns or vocabulary rows are cut.
+Between the matrices, activations are replicated over the tensor ranks or, with sequence parallelism, sharded along the sequence
+(dimension 0). Inside, heads, ffn columns or vocabulary rows are sharded.
 
     enter  (column layers)   forward: nothing     / all-gather          backward: all-reduce / reduce-scatter
     leave  (row layers)      forward: all-reduce  / reduce-scatter      backward: nothing    / all-gather
 
-(replicated / sequence-cut; Megatron's f and g, Shoeybi et al. 2019 section 3, Korthikanti et al. 2022 section 4.2). Only the cut
-input is saved; backward gathers it again while it computes the input gradient, and sums the input gradient over ranks while
-it computes the weight gradient. Weight gradients do not travel through autograd: they go straight into the flat gradient
-buffer through ``Gradients``, which is also what lets a schedule run them later.
+(replicated / sequence-sharded; Megatron's f and g, Shoeybi et al. 2019 section 3, Korthikanti et al. 2022 section 4.2). Only the
+sharded input is saved. Backward gathers it again while it computes the input gradient, and sums the input gradient over ranks
+while it computes the weight gradient. Weight gradients bypass autograd: they go directly into the flat gradient buffer through
+``Gradients``, which also lets a schedule run them later.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from trainer.comm.collectives import Group, Pending
 
 
 class Gradients(Protocol):
-    """Where gradients of parameters go."""
+    """Receives the gradients of parameters. ``trainer.state.sharding`` implements it; the layers know nothing of buckets."""
 
     def later(self, work: Callable[[], None], *needs: Tensor) -> None:
-        """Run ``work``, which computes weight gradients from ``needs``, now or when the schedule says."""
+        """Run ``work``, which computes weight gradients from the tensors ``needs``: now, or when the schedule says so."""
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add ``gradient``, of the parameter's shape."""
@@ -42,17 +42,17 @@ class Gradients(Protocol):
 
 @dataclass(frozen=True)
 class Region:
-    """How activations lie outside of the matrices: replicated over the tensor ranks, or cut along the sequence."""
+    """How activations are distributed between the matrices: replicated over the tensor ranks, or sharded along the sequence."""
 
     group: Group
     sequence_sharded: bool  # sequence parallelism
 
     def rows(self, whole: Tensor) -> int:
-        """Length in the region's form of a whole sequence [s, ...]."""
+        """Local length of a full sequence [s, ...]."""
         return whole.shape[0] // self.group.size if self.sequence_sharded else whole.shape[0]
 
     def gather(self, x: Tensor) -> tuple[Tensor, Pending]:
-        """The whole sequence of a cut x [s/t, ...]; x itself where it is replicated. Usable after the wait."""
+        """The full sequence of a sharded x [s/t, ...]; x itself if it is replicated. Usable after the wait."""
         if not self.sequence_sharded or self.group.size == 1:
             return x, Pending(None, self.group, "all_gather")
         x = x.contiguous()
@@ -60,7 +60,7 @@ class Region:
         return whole, self.group.all_gather(whole, x)
 
     def sum(self, x: Tensor) -> tuple[Tensor, Pending]:
-        """Sum of x [s, ...] over the ranks, in the region's form. x is overwritten or kept until the wait."""
+        """Sum of x [s, ...] over the ranks, replicated or sharded. x is overwritten, or must live until the wait."""
         if not self.sequence_sharded or self.group.size == 1:
             return x, self.group.all_reduce(x)
         piece = x.new_empty(self.rows(x), *x.shape[1:])
@@ -68,14 +68,14 @@ class Region:
 
 
 def ready(started: tuple[Tensor, Pending]) -> Tensor:
-    """The tensor of a started gather or sum, when it can be used."""
+    """Wait for a started gather or sum; its tensor."""
     tensor, pending = started
     pending.wait()
     return tensor
 
 
 class ColumnLinear(nn.Module):
-    """Linear whose outputs are cut over the tensor ranks: enter, then multiply. Weight [*local outputs, inputs]."""
+    """Linear whose outputs are sharded over the tensor ranks: enter, then multiply. Weight [*local outputs, inputs]."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, gradients: Gradients):
         super().__init__()
@@ -87,7 +87,7 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """Linear whose inputs are cut over the tensor ranks: multiply, then leave. Weight [outputs, local inputs].
+    """Linear whose inputs are sharded over the tensor ranks: multiply, then leave. Weight [outputs, local inputs].
 
     The bias is added once, after the sum. With ``skip_output`` forward only saves what backward needs and returns zeros.
     """
@@ -107,7 +107,7 @@ class RowLinear(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """Token embedding whose rows are cut over the tensor ranks: each looks up the tokens it has, then leave.
+    """Token embedding whose rows are sharded over the tensor ranks: each looks up its own tokens, then leave.
 
     Tokens [s, b] -> [s, b, h] or [s/t, b, h].
     """
@@ -120,8 +120,8 @@ class VocabularyEmbedding(nn.Module):
         return _Embedding.apply(tokens, self.weight, self)
 
 
-class CutPositionEmbedding(nn.Module):
-    """Adds learned positions to x [s or s/t, b, h]: the rows that belong to this rank's part of the sequence."""
+class ShardedPositionEmbedding(nn.Module):
+    """Adds learned positions to x [s or s/t, b, h]: the rows of this rank's part of the sequence."""
 
     def __init__(self, weight: nn.Parameter, region: Region):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Applies tensor parallelism to a plain model: which matrix is cut how, and the record of every parameter."""
+"""Applies tensor parallelism to a plain model: how each matrix is sharded, and the record of every parameter."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from trainer.models.layers import Dropout, Part, PositionEmbedding
 from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
 from trainer.state.parameters import Member, ParameterRecord
 from trainer.tensor.dropout import HiddenDropout, Noise, ShardedAttentionDropout
-from trainer.tensor.layers import ColumnLinear, CutPositionEmbedding, Gradients, Region, RowLinear, VocabularyEmbedding
+from trainer.tensor.layers import ColumnLinear, Gradients, Region, RowLinear, ShardedPositionEmbedding, VocabularyEmbedding
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a layer is cut over the tensor ranks: its parallel form, and the dimension of each parameter that is cut."""
+class Split:
+    """How a layer is split over the tensor ranks: its parallel form, and the dimension along which each parameter is split."""
 
     layer: type[nn.Module]
     weight: int
-    bias: int | None = None  # None: whole on every tensor rank
+    bias: int | None = None  # None: replicated
 
 
-CUTS = {
-    "embedding.tokens": Cut(VocabularyEmbedding, 0),
-    "attention.qkv": Cut(ColumnLinear, 0, 0),
-    "attention.output": Cut(RowLinear, -1),
-    "mlp.up": Cut(ColumnLinear, -2, -1),
-    "mlp.down": Cut(RowLinear, -1),
-    "head.output": Cut(ColumnLinear, 0),
+SPLITS = {
+    "embedding.tokens": Split(VocabularyEmbedding, 0),
+    "attention.qkv": Split(ColumnLinear, 0, 0),
+    "attention.output": Split(RowLinear, -1),
+    "mlp.up": Split(ColumnLinear, -2, -1),
+    "mlp.down": Split(RowLinear, -1),
+    "head.output": Split(ColumnLinear, 0),
 }
-"""By the last two parts of a layer's name. Every other parameter is whole on every tensor rank."""
+"""By the last two parts of a layer's name. Every other parameter is replicated."""
 
 
 @dataclass
 class Parallelizer:
     """Turns plain parts of a model into this rank's share of them.
 
-    ``tied``: head and embedding share their weight. ``apart``: they do so from two pipeline ranks, of which this is the first
-    if ``first``. Parameters become empty tensors of ``dtype`` on ``device``; whoever owns their storage points them into it.
+    ``tied``: head and embedding share their weight. ``apart``: they are on two pipeline ranks, of which this is the first if
+    ``first``. Parameters become empty tensors of ``dtype`` on ``device``; the buckets that own their storage set their data.
     """
 
     region: Region
@@ -56,7 +56,7 @@ class Parallelizer:
     members: dict[nn.Parameter, Member] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[Member]:
-        """Replace the layers of ``model`` by their parallel forms; its members in order of registration."""
+        """Replace the layers of ``model`` by their parallel forms; its parameters in order of registration."""
         self.members = {}
         for unit, root in model.units():
             for path, part in list(root.named_modules(prefix=unit)):
@@ -69,24 +69,24 @@ class Parallelizer:
         return list(self.members.values())
 
     def _replace(self, model: Transformer, path: str, part: Part, unit: str) -> None:
-        cut = CUTS.get(".".join(path.split(".")[-2:]))
-        made = {key: self._member(path, key, plain, part, cut, unit).parameter for key, plain in part.named_parameters(recurse=False)}
-        if cut is not None and cut.layer is VocabularyEmbedding:
+        split = SPLITS.get(".".join(path.split(".")[-2:]))
+        made = {key: self._member(path, key, plain, part, split, unit).parameter for key, plain in part.named_parameters(recurse=False)}
+        if split is not None and split.layer is VocabularyEmbedding:
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
-        elif cut is not None:
-            _set(model, path, cut.layer(made["weight"], made.get("bias"), self.region, self.gradients))
+        elif split is not None:
+            _set(model, path, split.layer(made["weight"], made.get("bias"), self.region, self.gradients))
         elif isinstance(part, PositionEmbedding):
-            _set(model, path, CutPositionEmbedding(made["weight"], self.region))
+            _set(model, path, ShardedPositionEmbedding(made["weight"], self.region))
         else:
             part._parameters.update(made)
 
-    def _member(self, path: str, key: str, plain: nn.Parameter, part: Part, cut: Cut | None, unit: str) -> Member:
+    def _member(self, path: str, key: str, plain: nn.Parameter, part: Part, split: Split | None, unit: str) -> Member:
         known = self.members.get(plain)
         if known is not None:  # the head's tied weight: one parameter, used twice
             record = dataclasses.replace(known.record, uses=known.record.uses + 1)
             member = dataclasses.replace(known, record=record, units=(*known.units, unit))
         else:
-            dimension = None if cut is None else getattr(cut, key)
+            dimension = None if split is None else getattr(split, key)
             record = self._record(f"{path}.{key}", tuple(plain.shape), dimension, part, key)
             member = Member(record, nn.Parameter(torch.empty(0, dtype=self.dtype, device=self.device)), (unit,))
         self.members[plain] = member
@@ -116,7 +116,7 @@ class Parallelizer:
         )
 
     def _share_heads(self, core: AttentionCore, path: str) -> None:
-        """This tensor rank's heads, and dropout that knows them."""
+        """Give the core this tensor rank's heads, and dropout that depends on their global indices."""
         total, group, dropout = len(core.heads), self.region.group, core.dropout
         width = total // group.size
         core.heads = range(width * group.index, width * (group.index + 1))
