@@ -55,8 +55,7 @@ class Finished:
 
 
 class Farm:
-    """A fork server, and the runs that it was asked for. ``directory`` gets a folder for each. Functions and their modules are found as in this
-    process: by its ``sys.path``."""
+    """A fork server and its runs, each with a folder in ``directory``. Modules of functions are found on this process's ``sys.path``."""
 
     def __init__(self, directory: Path):
         self.directory, self.numbers = directory, itertools.count()
@@ -80,8 +79,10 @@ class Farm:
         path.write_text(yaml.safe_dump(config))
 
     def call(self, function: Callable[..., Any], world_size: int, **arguments: Any) -> Finished:
-        """``function(rank_env, folder, **arguments)`` on ``world_size`` ranks; fails if it fails on one. It has to be a function of a module,
-        and its arguments what JSON holds."""
+        """``function(rank_env, folder, **arguments)`` on ``world_size`` ranks; fails if one fails.
+
+        It must be a function at the top of a module; its arguments must be JSON.
+        """
         out = self.folder()
         return self.wait(self.start(self.write_call(out, function, **arguments), world_size, out)).checked()
 

@@ -114,7 +114,7 @@ def test_a_parameter_with_a_hole_is_not_whole(found: FoundCheckpoint) -> None:
     manifest = read_manifest(found)
     manifest["pieces"] = [p for p in manifest["pieces"] if p["name"] != "qkv" or p["region"][0][0] == 0]
     reader = Reader(found.path, manifest)
-    with pytest.raises(CheckpointError, match=r"weight of qkv is not whole \(\d+ of 96 elements\)"):
+    with pytest.raises(CheckpointError, match=r"weight of qkv is incomplete \(\d+ of 96 elements\)"):
         reader.read(whole("qkv", SHAPES["qkv"]), {"weight": torch.empty(96)})
 
 

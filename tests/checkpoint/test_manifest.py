@@ -1,4 +1,4 @@
-"""A manifest that is damaged in any place is noticed before anything is loaded, and the checkpoint before is taken."""
+"""A manifest that is damaged in any place is noticed before anything is loaded, and the previous checkpoint is taken."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_without_any_one_of_its_entries_a_manifest_is_damaged_and_the_older_chec
         resumed = checkpoints(two).resume(fresh)
         assert resumed is not None and resumed.step == 1, at
         assert_holds(fresh, global_state(1))
-        assert "trying the checkpoint before" in capsys.readouterr().err, at
+        assert "trying the previous checkpoint" in capsys.readouterr().err, at
 
 
 def test_whatever_stands_in_a_manifest_resuming_loads_something_whole_or_says_plainly_why_not(two: Path) -> None:

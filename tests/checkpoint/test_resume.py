@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_loaded(farm: Far
     settings = damaged(farm, tmp_path)
     resumed = train(farm, settings, attempt=1).checked()
     assert len(resumed.result["losses"]) == 5
-    assert "rank-00000.bin is missing; trying the checkpoint before" in resumed.logs
+    assert "rank-00000.bin is missing; trying the previous checkpoint" in resumed.logs
 
 
 def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, tmp
     path.write_bytes(content)
     refused = train(farm, settings, attempt=1)
     assert set(refused.codes.values()) == {2}
-    assert "rank-00000.bin is missing, and there is no older whole one" in refused.failure(1)["message"]
+    assert "rank-00000.bin is missing, and no older one is complete" in refused.failure(1)["message"]
     settings["run"]["checkpoint"]["resume"] = False
     assert len(train(farm, settings, attempt=2).checked().result["losses"]) == STEPS
 
@@ -231,7 +231,7 @@ def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: F
         settings["optimizer"]["min_lr"] = 0.0
         settings["run"] |= {"global_batch": batch, "steps": 5 + 20 // batch}
         run = train(farm, settings).checked()
-        assert f"note: run.global_batch was 8 and is {batch} now; the data goes on with sample 40" in run.logs
+        assert f"note: run.global_batch was 8 and is {batch} now; the data continues with sample 40" in run.logs
         seen.append(run.result["losses"])
     assert seen[0] == pytest.approx([(a + b) / 2 for a, b in zip(seen[1][::2], seen[1][1::2])], rel=1e-10)
 

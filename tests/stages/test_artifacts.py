@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.data.prepare import prepare
 from trainer.spec import DataConfig
-from trainer.spec.artifacts import MANIFEST, Kind, find_artifact, newest_checkpoint, read_artifact, write_artifact
+from trainer.spec.artifacts import MANIFEST, ArtifactKind, find_artifact, newest_checkpoint, read_artifact, write_artifact
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read_back(folder: Path) -> None:
-    made = write_artifact(folder, Kind.TEXT, "0123456789ab", {"model": "ba9876543210"})
+    made = write_artifact(folder, ArtifactKind.TEXT, "0123456789ab", {"model": "ba9876543210"})
     assert read_artifact(folder) == made and made.files == {"a.txt": 3, "deep/b.bin": 100}
 
 
@@ -33,7 +33,7 @@ def test_a_folder_without_a_manifest_is_no_artifact(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["a.txt", "deep/b.bin"])
 def test_an_artifact_that_lost_a_file_or_a_part_of_one_is_absent(folder: Path, damage: str) -> None:
-    write_artifact(folder, Kind.TEXT, "x")
+    write_artifact(folder, ArtifactKind.TEXT, "x")
     (folder / damage).write_bytes(b"1")
     assert read_artifact(folder) is None
     (folder / damage).unlink()
@@ -44,7 +44,7 @@ def test_an_artifact_that_lost_a_file_or_a_part_of_one_is_absent(folder: Path, d
 def test_a_torn_manifest_is_absent(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("torn")
     (folder / "a").write_text("content")
-    write_artifact(folder, Kind.METRICS, "x")
+    write_artifact(folder, ArtifactKind.METRICS, "x")
     text = (folder / MANIFEST).read_text().rstrip()
     (folder / MANIFEST).write_text(text[: cut % len(text)])
     assert read_artifact(folder) is None
@@ -52,19 +52,19 @@ def test_a_torn_manifest_is_absent(cut: int, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize("change", [{"kind": "song"}, {"format": 2}, {"files": None}, {"digest": 7}, {"inputs": []}])
 def test_a_manifest_with_words_that_nobody_knows_is_absent(folder: Path, change: dict[str, object]) -> None:
-    write_artifact(folder, Kind.TEXT, "x")
+    write_artifact(folder, ArtifactKind.TEXT, "x")
     (folder / MANIFEST).write_text(json.dumps(json.loads((folder / MANIFEST).read_text()) | change))
     assert read_artifact(folder) is None
 
 
 def test_the_digest_is_that_of_names_and_contents_alone(folder: Path) -> None:
-    first = write_artifact(folder, Kind.TEXT, "x").digest
+    first = write_artifact(folder, ArtifactKind.TEXT, "x").digest
     (folder / ".lock").write_text("hidden files are no content")
-    assert write_artifact(folder, Kind.TEXT, "y", {"model": "z"}).digest == first
+    assert write_artifact(folder, ArtifactKind.TEXT, "y", {"model": "z"}).digest == first
     (folder / "a.txt").write_text("two")
-    changed = write_artifact(folder, Kind.TEXT, "x").digest
+    changed = write_artifact(folder, ArtifactKind.TEXT, "x").digest
     (folder / "a.txt").rename(folder / "c.txt")
-    assert len({first, changed, write_artifact(folder, Kind.TEXT, "x").digest}) == 3
+    assert len({first, changed, write_artifact(folder, ArtifactKind.TEXT, "x").digest}) == 3
 
 
 def test_a_prepared_corpus_is_an_artifact_and_can_be_prepared_again(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_prepared_corpus_is_an_artifact_and_can_be_prepared_again(tmp_path: Pa
     data = DataConfig(source=str(tmp_path / "text.txt"), path=str(tmp_path / "out"), vocab=300)
     prepare(data)
     made = read_artifact(tmp_path / "out")
-    assert made is not None and made.kind is Kind.CORPUS and prepare(data).reused
+    assert made is not None and made.kind is ArtifactKind.CORPUS and prepare(data).reused
     assert not prepare(data, force=True).reused and read_artifact(tmp_path / "out") == made
     (tmp_path / "out" / MANIFEST).unlink()  # as an earlier version made it
     found = find_artifact(tmp_path / "out")
-    assert found is not None and found.kind is Kind.CORPUS and prepare(data).reused
+    assert found is not None and found.kind is ArtifactKind.CORPUS and prepare(data).reused
 
 
 def test_the_newest_checkpoint_is_found_wherever_it_is_named(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_the_newest_checkpoint_is_found_wherever_it_is_named(tmp_path: Path) -> 
     newest = tmp_path / "checkpoints" / "step-00000100-start-0"
     assert newest_checkpoint(tmp_path) == newest_checkpoint(tmp_path / "checkpoints") == newest_checkpoint(newest) == newest
     found = find_artifact(tmp_path)
-    assert found is not None and found.kind is Kind.CHECKPOINT
+    assert found is not None and found.kind is ArtifactKind.CHECKPOINT

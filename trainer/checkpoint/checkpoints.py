@@ -1,8 +1,8 @@
 """Saving and resuming, as the train loop sees it.
 
-``save`` copies this rank's part of the state and returns; a thread writes it while training goes on. Nothing is exchanged
-between ranks but the files themselves, so saving cannot disturb the collectives of the step. ``resume`` is collective: all
-ranks load the same checkpoint, the newest that is whole.
+``save`` copies this rank's part of the state and returns; a thread writes it while training continues. Ranks exchange
+nothing but files, so saving cannot disturb the collectives of a step. ``resume`` is collective: all ranks load the same
+checkpoint, the newest complete one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trainer.spec import CheckpointConfig, ConfigError, Reason, ResolvedModelCon
 from trainer.state.parameters import Owned
 
 PLAIN = (ConfigError, CheckpointError)
-"""Errors that are said on every rank when they happen on one."""
+"""Errors that are raised on every rank if they occur on one."""
 NOT_SHAPE = ("dropout", "attention", "init_std")
-"""Fields of a model that may differ between a checkpoint and the run that resumes it."""
+"""Fields of a model that may differ between a checkpoint and the run that resumes from it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Checkpoints:
     ) -> None:
         self.settings, self.world, self.model, self.data, self.timeout_s = settings, world, model, data, timeout_s
         self.folder = Folder(root, run, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
-        claims = world.index == 0 and settings.every > 0  # a run that saves nothing leaves the folder to whoever does
+        claims = world.index == 0 and settings.every > 0  # a run that saves nothing does not claim the folder
         world.together(self.folder.enter if claims else lambda: None, PLAIN)
         self.writer: threading.Thread | None = None
         self.error: Exception | None = None
@@ -75,7 +75,7 @@ class Checkpoints:
     def save(self, step: int, state: Iterable[Owned], extra: dict[str, Any]) -> None:
         """Begin to save ``step`` completed steps. ``extra`` is small plain data of rank 0 (loss scale and the like).
 
-        Waits for the save before, so that at most one copy of the state is held. ``CheckpointError`` if that one failed.
+        Waits for the previous save, so that there is at most one copy of the state. ``CheckpointError`` if that one failed.
         """
         self.finish()
         copies = snapshot(state)
@@ -95,9 +95,10 @@ class Checkpoints:
             raise error
 
     def resume(self, state: Iterable[Owned]) -> Resumed | None:
-        """Load the newest whole checkpoint into ``state``, under whatever layout it was written; None if there is none.
+        """Load the newest complete checkpoint into ``state``, whatever layout wrote it; None if there is none.
 
-        A damaged checkpoint is reported and the one before is taken. ``ConfigError`` if all are damaged, or of another model or other data.
+        A damaged checkpoint is reported, and the previous one is tried. ``ConfigError`` if all are damaged, or one is of another
+        model or other data.
         """
         owned = list(state)
         candidates: list[FoundCheckpoint] = self.world.gather_objects(self.folder.found())[0]
@@ -108,9 +109,9 @@ class Checkpoints:
             except CheckpointError as error:
                 damage = damage or str(error)
                 if self.world.index == 0:
-                    print(f"warning: {error}; trying the checkpoint before", file=sys.stderr)
+                    print(f"warning: {error}; trying the previous checkpoint", file=sys.stderr)
         if candidates:
-            raise ConfigError(f"{damage}, and there is no older whole one; restore it, or start anew with run.checkpoint.resume=false")
+            raise ConfigError(f"{damage}, and no older one is complete; restore it, or start from scratch with run.checkpoint.resume=false")
         return None
 
     def _load(self, found: FoundCheckpoint, state: list[Owned]) -> Resumed:
@@ -124,7 +125,7 @@ class Checkpoints:
         return Resumed(manifest["step"], extra)
 
     def _positioned(self, found: FoundCheckpoint, saved: dict[str, Any] | None, extra: dict[str, Any]) -> dict[str, Any]:
-        """``extra`` with the sample to go on with. An imported model, without data (None), begins with the first."""
+        """``extra`` with the next sample. An imported model has no data (None) and starts with the first."""
         saved = saved or asdict(self.data)
         other = [name for name in ("seed", "corpus") if saved[name] != getattr(self.data, name)]
         if other and not self.settings.new_data:
@@ -132,13 +133,13 @@ class Checkpoints:
             there, here = (str(value)[:12] for value in (saved[other[0]], getattr(self.data, other[0])))
             raise ConfigError(
                 f"checkpoint {found.path} is of other data: {key} was {there} and is {here} now; "
-                "go back to that, set run.checkpoint.new_data=true to go on with the first sample of this data, "
-                "or start anew with run.checkpoint.resume=false"
+                "restore that, set run.checkpoint.new_data=true to continue with the first sample of this data, "
+                "or start from scratch with run.checkpoint.resume=false"
             )
         position = extra | ({"samples": 0} if other else {})
         if saved["global_batch"] != self.data.global_batch and self.world.index == 0:
             batches = f"run.global_batch was {saved['global_batch']} and is {self.data.global_batch} now"
-            print(f"note: {batches}; the data goes on with sample {position['samples']}", flush=True)
+            print(f"note: {batches}; the data continues with sample {position['samples']}", flush=True)
         return position
 
     def _check_model(self, found: FoundCheckpoint, saved: dict[str, Any]) -> None:
@@ -146,11 +147,11 @@ class Checkpoints:
             if name not in NOT_SHAPE and saved.get(name) != value:
                 raise ConfigError(
                     f"checkpoint {found.path} is of another model: model.{name}={saved.get(name)} there, {value} here; "
-                    "give another run.checkpoint.dir, or start anew with run.checkpoint.resume=false"
+                    "give another run.checkpoint.dir, or start from scratch with run.checkpoint.resume=false"
                 )
 
     def _write(self, step: int, copies: list[PieceSnapshot], copied: torch.cuda.Event | None, extra: dict[str, Any]) -> None:
-        """The thread's work. What goes wrong is raised by the next ``save`` or ``finish``."""
+        """The thread's work. Its errors are raised by the next ``save`` or ``finish``."""
         try:
             if copied is not None:
                 copied.synchronize()

@@ -1,15 +1,14 @@
-"""The folder of a run's checkpoints: one sub-folder per saved step, whole or not there.
+"""The folder of a run's checkpoints: one sub-folder per saved step, complete or absent.
 
     step-00000010-start-0/   manifest.json, rank-00000.bin, rank-00001.bin, ...
-    .writing-<token>-...     being written; without a manifest under its final name nobody reads it
-    .start-1                 who started here, as number 1: lower numbers no longer commit or remove anything
+    .writing-<token>-...     being written; readers ignore it
+    .start-1                 claim of start number 1: lower numbers no longer commit or remove anything
 
-Every rank writes its own file and says so in a small index beside it. When all indexes are there, rank 0 joins them to the
-manifest and renames the folder to its final name: that is the commit. Starts of runs that save are counted in the folder itself, so any run may
-continue what another one saved, under a layout of its own, and its predecessor is shut out. The final name carries the number, so
-an old process that comes back to life can never write over what a later one saved. ``token`` is drawn anew by every start, so
-that two starts never mix their files. Within one run, which has an identity of its own, attempts only go upwards: a job of an
-old attempt that comes late is refused.
+Every rank writes its own file, then a small index. When all indexes are there, rank 0 merges them into the manifest and renames
+the folder to its final name: that is the commit. The folder itself counts the starts of runs that save, so a run may continue
+what another one saved, under its own layout, and fences it off. The final name contains the number, so a stale process can never
+overwrite what a later one saved. Each start draws a new ``token``, so two starts never mix their files. Within one run, attempts
+only increase: a late job of an old attempt is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Folder:
         self.number = -1
 
     def enter(self) -> None:
-        """Claim the folder for this start (rank 0, once, before anything is read); removes what killed ones left.
+        """Claim the folder for this start (rank 0, once, before anything is read); removes leftovers of killed starts.
 
         ``ConfigError`` if a newer attempt of the same run was here already, or the folder cannot be written.
         """
@@ -60,16 +59,20 @@ class Folder:
         newest = max((start["attempt"] for start in starts if start.get("run") == self.run), default=-1)
         if newest > self.attempt:
             raise ConfigError(
-                f"run.checkpoint.dir={self.root}: attempt {newest} of this run has started there already, so attempt {self.attempt} may not; "
+                f"run.checkpoint.dir={self.root}: attempt {newest} of this run has started there already, "
+                f"so attempt {self.attempt} may not; "
                 "repeat the command that launched the run, which begins the next attempt if none is running, "
                 f"or by hand start every rank with `python -m trainer CONFIG --attempt {newest + 1}`"
             )
 
     def _claim(self) -> int:
-        """Write down this start under the next number that nobody else takes."""
+        """Claim the next free number for this start."""
         while True:
             number = self.newest_start() + 1
-            with suppress(FileExistsError), (self.root / f".start-{number}").open("x") as file:  # of two at once, the second is the later
+            with (
+                suppress(FileExistsError),
+                (self.root / f".start-{number}").open("x") as file,
+            ):  # of two concurrent starts one fails and takes the next number
                 json.dump({"run": self.run, "attempt": self.attempt}, file)
                 return number
 
@@ -94,7 +97,7 @@ class Folder:
         return path
 
     def give_up(self, step: int, rank: int, error: Exception) -> None:
-        """Tell rank 0 that this rank could not write its part, so that it does not wait; best effort, the disk may be full."""
+        """Tell rank 0 that this rank could not write its part, so that it does not wait. Best effort: the disk may be full."""
         with suppress(OSError):
             write_json(self.workspace(step) / f"{rank_file(rank)}.json", {"error": str(error)})
 
@@ -157,7 +160,7 @@ class Folder:
             raise CheckpointError(f"{self.root}: {who} has taken over from attempt {self.attempt}; {what}")
 
     def _remove(self, path: Path) -> None:
-        """Take a checkpoint out of sight in one move, then delete it: one that is half deleted is never found."""
+        """Rename a checkpoint, then delete it: readers never find a partly deleted one."""
         removed = self.root / f".removed-{self.token}-{path.name}"
         path.rename(removed)
         shutil.rmtree(removed)
@@ -169,7 +172,7 @@ def rank_file(rank: int) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold what was written to a file or folder."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what is in it, checked on reading so that whatever is damaged is known before anything is loaded.
+"""The manifest of a checkpoint. It is checked when it is read, so damage is found before anything is loaded.
 
 format, step, attempt     of this file; completed steps; the attempt that saved them
 model                     its shape
@@ -36,7 +36,7 @@ class FoundCheckpoint:
 
 
 def read_manifest(found: FoundCheckpoint) -> dict[str, Any]:
-    """The manifest of a committed checkpoint, sound in itself, whose files are all there in full; ``CheckpointError`` otherwise."""
+    """The manifest of a committed checkpoint, consistent, with all files present in full; ``CheckpointError`` otherwise."""
     try:
         manifest = json.loads((found.path / MANIFEST).read_text())
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _check_piece(piece: Any, files: Mapping[str, int]) -> None:
     if not boxed or not 0 <= offset <= offset + numel <= math.prod(stop - start for start, stop in region):
         raise _Flaw(f"a piece of {name} lies outside of it")
     if file not in files or dtype not in ITEM_BYTES or not {"weight"} <= checksums.keys() <= set(STATES):
-        raise _Flaw(f"a piece of {name} is stored nowhere, or as nothing that is known")
+        raise _Flaw(f"a piece of {name} names an unknown file, dtype or state")
     if not 0 <= at <= at + numel * ITEM_BYTES[dtype] * len(checksums) <= files[file]:
         raise _Flaw(f"a piece of {name} lies outside of {file}")
 

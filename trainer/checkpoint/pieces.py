@@ -1,7 +1,7 @@
 """Where a slice of training state lies in the global tensors: the geometry that makes a checkpoint independent of its layout.
 
-A rank holds a box of a parameter (its region) and of that box, flattened, a range of elements. Both are cut here into boxes of
-the *global* tensor, and what one rank wrote and another wants meet where their boxes overlap. Pure numbers, no torch.
+A rank holds a box of a parameter (its region) and, of that box flattened, a range of elements. This range is split into boxes of
+the *global* tensor; a reader copies the overlaps of its own boxes with the stored ones. Pure numbers, no torch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def split(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
 
 
 def overlap(a: Box, b: Box) -> Box | None:
-    """The box that both hold, or None."""
+    """The intersection of two boxes, or None."""
     common = tuple((max(low, start), min(high, stop)) for (low, high), (start, stop) in zip(a, b))
     return None if any(start >= stop for start, stop in common) else common
 

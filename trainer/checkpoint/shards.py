@@ -1,4 +1,4 @@
-"""The content of a checkpoint: what each rank writes to its file, and how any rank reads what it needs from all of them.
+"""The content of a checkpoint: what each rank writes to its file, and how a rank reads its part from all files.
 
 A piece of a parameter is stored with its master weight and both moments, one after the other, each in the order of its
 elements, with a checksum each. An imported model has weights only; its moments are read as zero.
@@ -26,7 +26,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BY
 
 @dataclass(frozen=True)
 class PieceSnapshot:
-    """One piece of the training state, held apart from the running training. Tensors are flat, on the CPU."""
+    """A copy of one piece of the training state. Tensors are flat, on the CPU."""
 
     piece: ParameterPiece
     states: Mapping[str, Tensor]
@@ -57,7 +57,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def write_rank(folder: Path, rank: int, snapshots: Iterable[PieceSnapshot]) -> None:
-    """Write one rank's file, and after it the index that says that it is complete."""
+    """Write one rank's file, then the index that marks it complete."""
     path = folder / f"{rank_file(rank)}.bin"
     with path.open("wb") as file:
         pieces = [_write_piece(file, s) for s in snapshots]
@@ -94,7 +94,7 @@ class Reader:
     def read(self, piece: ParameterPiece, states: Mapping[str, Tensor]) -> None:
         """Fill ``states``, flat tensors of ``piece.numel`` elements (any type, any device).
 
-        ``CheckpointError`` for a damaged file, and for a parameter that is not there, not whole, or has another shape.
+        ``CheckpointError`` for a damaged file, and for a parameter that is missing, incomplete, or of another shape.
         """
         entries = self.stored.get(piece.name, [])
         if not entries or self.shapes[piece.name] != piece.shape:
@@ -105,14 +105,14 @@ class Reader:
         for name, target in states.items():
             found = sum(self._copy_overlap(entry, name, piece, target) for entry in entries)
             if found != piece.numel:
-                raise CheckpointError(f"checkpoint {self.folder}: {name} of {piece.name} is not whole ({found} of {piece.numel} elements)")
+                raise CheckpointError(f"checkpoint {self.folder}: {name} of {piece.name} is incomplete ({found} of {piece.numel} elements)")
 
-    def _copy_overlap(self, entry: Mapping[str, Any], state: str, wanted: ParameterPiece, target: Tensor) -> int:
-        """Copy what a stored piece holds of the wanted one; the number of elements."""
+    def _copy_overlap(self, entry: Mapping[str, Any], state: str, requested: ParameterPiece, target: Tensor) -> int:
+        """Copy what a stored piece holds of the requested one; the number of elements."""
         stored = ParameterPiece(entry["name"], tuple(entry["shape"]), tuple(map(tuple, entry["region"])), entry["offset"], entry["numel"])
         common = [
             (to, own, at, box, shared)
-            for to, own in wanted.runs()
+            for to, own in requested.runs()
             for at, box in stored.runs()
             if (shared := overlap(own, box)) is not None
         ]

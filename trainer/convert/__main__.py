@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"exported {arguments.source} to {arguments.target}")
         else:
             model = import_weights(arguments.source, arguments.target)
-            print(f"imported {arguments.source}; train on with: run.checkpoint.dir={arguments.target} {overrides(model)}")
+            print(f"imported {arguments.source}; continue training with: run.checkpoint.dir={arguments.target} {overrides(model)}")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("source", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a folder of them (the newest is taken)")
     out.add_argument("target", type=Path, metavar="FOLDER", help="a folder that does not exist yet")
     out.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="type of the weights")
-    out.add_argument("--tokenizer", type=Path, help="tokenizer.json to put beside them (from a prepared corpus)")
+    out.add_argument("--tokenizer", type=Path, help="tokenizer.json to include (from a prepared corpus)")
     into = directions.add_parser("import", help="a Hugging Face folder to the checkpoint of step 0")
     into.add_argument("source", type=Path, metavar="FOLDER", help="config.json and .safetensors files of a GPT-2, LLaMA or BLOOM model")
     into.add_argument("target", type=Path, metavar="CHECKPOINTS", help="the run.checkpoint.dir of the run that starts from it")

@@ -39,7 +39,7 @@ def describe(done: Prepared) -> str:
 
 
 def _prepare(config: str, force: bool) -> Prepared:
-    """With a progress bar for whoever looks on."""
+    """With a progress bar on a terminal."""
     data = load(config).data
     return _with_progress_bar(data, force) if sys.stderr.isatty() else prepare(data, force)
 

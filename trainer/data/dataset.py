@@ -1,4 +1,4 @@
-"""What the train loop reads: samples, which are rows of tokens, from a prepared corpus or made up.
+"""What the train loop reads: samples, which are rows of tokens, from a prepared corpus or synthetic.
 
 There is no sampler state: a sample is a function of the seed and its number, and a run takes samples in the order of their
 numbers. So any rank under any layout can read its rows, and a resumed run needs no data position but the number of samples that
@@ -69,7 +69,7 @@ class Synthetic:
 class TokenFile:
     """The token ids of a prepared corpus, read piece by piece.
 
-    Not a memory map: where a file has been cut since, touching a map ends the process without a word, and a read does not.
+    Not a memory map: if the file has been truncated since, a map would kill the process, and a read does not.
     """
 
     def __init__(self, data: DataConfig, index: CorpusIndex) -> None:
@@ -91,7 +91,8 @@ class TokenFile:
         worst = int(tokens.argmax())
         if tokens[worst] >= self.index.vocab:
             raise ConfigError(
-                f"{where} has token {tokens[worst]} at position {start + worst}, outside of the tokenizer's vocabulary of {self.index.vocab}; "
+                f"{where} has token {tokens[worst]} at position {start + worst}, "
+                f"outside of the tokenizer's vocabulary of {self.index.vocab}; "
                 f"the file is damaged: {remedy}"
             )
         return tokens
@@ -114,7 +115,7 @@ class HeldOut:
         check_sample(self.tokens.data, self.tokens.index)
 
     def token_bytes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes that each token stands for, by its id; none for the end token. A byte-level vocabulary spells a byte as one letter."""
+        """UTF-8 bytes of each token, by its id; 0 for the end token. A byte-level vocabulary spells a byte as one letter."""
         known = json.loads((Path(self.tokens.data.path) / TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
         lengths = np.zeros(self.tokens.index.vocab, dtype=np.int64)
         for word, token in known.items():

@@ -1,8 +1,8 @@
 """From text to a prepared folder: train a byte-level BPE, encode every document, write tokens and index, atomically.
 
-Everything is written to a folder beside the target, which is renamed into place when it is whole. So a prepared folder is
-either complete or not there, and a preparation may be killed at any moment and repeated. Of two at once, the second waits and
-then reuses what the first made.
+Everything is written to a temporary folder next to the target, which is renamed when it is complete. So a prepared folder is
+complete or absent, and a preparation may be killed and repeated at any time. Of two concurrent preparations the second waits
+and reuses the result of the first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.spec import ConfigError, DataConfig
-from trainer.spec.artifacts import MANIFEST, Kind, write_artifact
+from trainer.spec.artifacts import MANIFEST, ArtifactKind, write_artifact
 from trainer.spec.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, check_sample, read_index, sample_digest
 from trainer.spec.sources import Source, open_source
 
@@ -75,7 +75,7 @@ def prepare(data: DataConfig, force: bool = False, progress: Progress = lambda *
 
 @contextmanager
 def _working_folder(target: Path, data: DataConfig) -> Iterator[Path]:
-    """An empty folder beside the target that no other preparation uses; what a killed one left there is removed."""
+    """An empty folder next to the target, locked against other preparations; leftovers of a killed one are removed."""
     work, lock = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.lock")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Pro
     digests = sha256.hexdigest(), sample_digest(folder / TOKENS)
     index = CorpusIndex(FORMAT, dtype, starts[-1], len(starts) - 1, tokenizer.get_vocab_size(), end, *digests, settings)
     index.save(folder)
-    write_artifact(folder, Kind.CORPUS, made_by="prepare")
+    write_artifact(folder, ArtifactKind.CORPUS, made_by="prepare")
     return index
 
 

@@ -12,17 +12,17 @@ from trainer.checkpoint.shards import Reader
 from trainer.convert.huggingface import read_weights
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
-from trainer.spec.artifacts import Kind, find_artifact, newest_checkpoint
+from trainer.spec.artifacts import ArtifactKind, find_artifact, newest_checkpoint
 from trainer.spec.corpus import TOKENIZER
 
 
 def load_network(folder: Path, dtype: torch.dtype) -> tuple[Transformer, ResolvedModelConfig]:
     """The network in ``folder`` and its shape. ``ConfigError`` if there is none that can be read."""
     found = find_artifact(folder)
-    if found is None or found.kind not in (Kind.CHECKPOINT, Kind.HUGGINGFACE):
+    if found is None or found.kind not in (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE):
         what = "nothing that is known" if found is None else f"a {found.kind.value}"
         raise ConfigError(f"{folder} holds {what}; give a checkpoint, or a folder with config.json and .safetensors files")
-    if found.kind is Kind.HUGGINGFACE:
+    if found.kind is ArtifactKind.HUGGINGFACE:
         return _from_huggingface(folder, dtype)
     path = newest_checkpoint(folder)
     assert path is not None, "an artifact of this kind has one"

@@ -126,7 +126,8 @@ class AlibiSlopes(nn.Module):
 
 
 def slopes(heads: int) -> list[float]:
-    """Geometric series from 2^(-8/n), for n the largest power of two up to ``heads``; further heads take every other slope of the series for 2n."""
+    """Geometric series from 2^(-8/n), for n the largest power of two up to ``heads``;
+    further heads take every other slope of the series for 2n."""
     n = 2 ** int(math.log2(heads))
     first = [2 ** (-8 * (i + 1) / n) for i in range(n)]
     return first + [2 ** (-4 * (2 * i + 1) / n) for i in range(heads - n)]

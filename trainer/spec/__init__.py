@@ -1,7 +1,7 @@
-"""The language that launcher and trainer share, without torch: what a run is, what a layout means, and the files that one writes and the other reads.
+"""The language that launcher and trainer share, without torch: configurations, layouts, and the files that they exchange.
 
-``schema``, ``read`` and ``rules`` say what a run is; ``grid``, ``balance``, ``shards``, ``schedule``, ``messages`` and ``simulate`` what its layout
-means; ``files``, ``records``, ``outcome`` and ``corpus`` what is left on disk.
+``schema``, ``read`` and ``rules`` define a run; ``grid``, ``balance``, ``shards``, ``schedule``, ``messages`` and ``simulate`` define
+its layout; ``flops`` counts its work; ``files``, ``records``, ``outcome`` and ``corpus`` what is left on disk.
 """
 
 from trainer.spec.actions import Action, Kind, Schedule

@@ -45,8 +45,8 @@ class Action:
     concern a whole chunk: their ``micro_batch`` is -1. A receive names the chunk and micro-batch that *use* the tensor, a send
     those that *made* it.
 
-    ``GATHER`` starts to assemble the parameters of a chunk, which must be whole when the chunk next computes. ``REDUCE`` says
-    that no more gradients of the chunk will come: what has not been reduced yet is.
+    ``GATHER`` starts the all-gather of a chunk's parameters, which must be complete when the chunk next computes. ``REDUCE`` says
+    that no more gradients of the chunk will come: the remaining ones are reduced.
     """
 
     kind: Kind

@@ -29,7 +29,7 @@ CHECKPOINTS = "checkpoints"
 BLOCK = 1 << 20
 
 
-class Kind(str, Enum):
+class ArtifactKind(str, Enum):
     """What an artifact is."""
 
     CORPUS = "corpus"
@@ -43,15 +43,15 @@ class Kind(str, Enum):
 class Artifact:
     """What a manifest says. ``inputs`` are the identities of what it was made from, ``files`` the bytes of each file by its path inside."""
 
-    kind: Kind
+    kind: ArtifactKind
     digest: str
     made_by: str
     inputs: dict[str, str] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
 
 
-def write_artifact(folder: Path, kind: Kind, made_by: str, inputs: Mapping[str, str] | None = None) -> Artifact:
-    """Declare ``folder`` whole. Call when nothing more is written to it; reads every file once. ``OSError`` if it cannot be read or written."""
+def write_artifact(folder: Path, kind: ArtifactKind, made_by: str, inputs: Mapping[str, str] | None = None) -> Artifact:
+    """Declare ``folder`` complete, after the last write to it. Reads every file once. ``OSError`` if it cannot be read or written."""
     names = _files(folder)
     sizes = {name: (folder / name).stat().st_size for name in names}
     made = Artifact(kind, content_digest(folder, names), made_by, dict(inputs or {}), sizes)
@@ -74,11 +74,11 @@ def find_artifact(folder: Path) -> Artifact | None:
     if (made := read_artifact(folder)) is not None:
         return made
     if (folder / INDEX).is_file() and all((folder / name).is_file() for name in FILES):
-        return _recognised(Kind.CORPUS, folder / INDEX)
+        return _recognised(ArtifactKind.CORPUS, folder / INDEX)
     if (checkpoint := newest_checkpoint(folder)) is not None:
-        return _recognised(Kind.CHECKPOINT, checkpoint / CHECKPOINT_MANIFEST)
+        return _recognised(ArtifactKind.CHECKPOINT, checkpoint / CHECKPOINT_MANIFEST)
     if (folder / MODEL_CONFIG).is_file() and any(folder.glob("*.safetensors")):
-        return _recognised(Kind.HUGGINGFACE, folder / MODEL_CONFIG)
+        return _recognised(ArtifactKind.HUGGINGFACE, folder / MODEL_CONFIG)
     return None
 
 
@@ -123,16 +123,16 @@ def _files(folder: Path) -> list[str]:
 
 
 def _parse(data: Mapping[str, Any]) -> Artifact | None:
-    kinds = {kind.value for kind in Kind}
+    kinds = {kind.value for kind in ArtifactKind}
     words, tables = (data.get("digest"), data.get("made_by")), (data.get("inputs"), data.get("files"))
     if data.get("format") != FORMAT or data.get("kind") not in kinds:
         return None
     if not all(isinstance(word, str) for word in words) or not all(isinstance(table, dict) for table in tables):
         return None
-    return Artifact(Kind(data["kind"]), data["digest"], data["made_by"], data["inputs"], data["files"])
+    return Artifact(ArtifactKind(data["kind"]), data["digest"], data["made_by"], data["inputs"], data["files"])
 
 
-def _recognised(kind: Kind, manifest: Path) -> Artifact:
+def _recognised(kind: ArtifactKind, manifest: Path) -> Artifact:
     return Artifact(kind, hashlib.sha256(manifest.read_bytes()).hexdigest(), made_by="")
 
 

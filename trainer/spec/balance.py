@@ -35,9 +35,9 @@ def head_weight(model: ModelConfig) -> float:
 def by_cost(layers: int, chunks: int, head: float) -> tuple[int, ...]:
     """The split whose heaviest chunk is lightest, when the last chunk also carries ``head`` blocks' worth of work.
 
-    Only the last chunk's count is a choice; the rest is spread evenly, larger chunks later, because early stages hold more
-    micro-batches in flight. The least sum of squared loads also has the least maximum: where moving a block lowers the one, it
-    does not raise the other.
+    Only the last chunk's count is a choice. The others are even, with larger chunks later, because early stages have more
+    micro-batches in flight. The smallest sum of squared loads also has the smallest maximum: moving a block never lowers one and
+    raises the other.
     """
     if chunks == 1:
         return (layers,)

@@ -71,7 +71,7 @@ def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
 
 
 def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:
-    """How many windows of ``seq`` tokens are trained on, and how many after them are held out. ``ConfigError`` if none is left to train on."""
+    """Windows of ``seq`` tokens to train on, and those held out after them. ``ConfigError`` if none is left to train on."""
     total = (index.tokens - 1) // seq
     held_out = math.ceil(total * data.held_out) if data.held_out < 1 else total
     if held_out >= total:

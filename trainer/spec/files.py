@@ -1,4 +1,4 @@
-"""Small files that one program writes while others read them: whole or absent, never a part; and logs that are read while they grow."""
+"""Small files that other programs read at any time, so they are written atomically; and logs that are read while they grow."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from typing import Any
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """Replace ``path`` in one step. ``durable`` also outlives a power cut; a killed process needs no such care."""
-    with _beside(path, text, durable) as temporary:
+    """Replace ``path`` in one step. ``durable`` also survives a power failure; a killed process does no harm either way."""
+    with _temporary_file(path, text, durable) as temporary:
         os.replace(temporary, path)
 
 
 def write_json(path: Path, data: Any, *, durable: bool = False) -> None:
-    """``write_text`` of ``data`` as JSON, with null for the numbers that JSON does not have."""
+    """``write_text`` of ``data`` as JSON, with null for NaN and infinities."""
     write_text(path, _text(data), durable=durable)
 
 
 def write_json_first(path: Path, data: Any) -> bool:
-    """Write ``path`` unless it exists, in one step; False when it does, even where this machine could not see it yet."""
-    with _beside(path, _text(data)) as temporary:
+    """Write ``path`` atomically unless it exists; False if it does, even if this machine's cache has not seen it yet."""
+    with _temporary_file(path, _text(data)) as temporary:
         return _put_first(temporary, path)
 
 
 def remove_if(path: Path, condition: Callable[[dict[str, Any] | None], bool]) -> None:
-    """Remove ``path`` if what it holds meets ``condition``. Moved away first: what somebody puts there meanwhile stays, or comes back."""
-    with _beside(path, "") as moved, suppress(FileNotFoundError):
+    """Remove ``path`` if its content meets ``condition``. It is moved away first, so a file that is written meanwhile stays."""
+    with _temporary_file(path, "") as moved, suppress(FileNotFoundError):
         os.replace(path, moved)
         if not condition(read_json(Path(moved))):
             _put_first(moved, path)
 
 
 def look_again(folder: Path) -> None:
-    """Forget what this machine remembers of a folder that others write into: network file systems ask their server only now and then,
-    also about files that were not there. A file made and removed changes the folder, and listing it asks the server."""
-    with suppress(OSError):  # absent, full or read-only: then what is remembered must do
+    """Drop this machine's cache of a folder that others write to: network file systems cache listings, also of absent files.
+
+    Creating and removing a file changes the folder, so the next listing asks the server.
+    """
+    with suppress(OSError):  # absent, full or read-only: the cache has to do
         descriptor, temporary = tempfile.mkstemp(prefix=".look.", dir=folder)
         os.close(descriptor)
         os.unlink(temporary)
@@ -49,8 +51,8 @@ def look_again(folder: Path) -> None:
 
 
 @contextmanager
-def _beside(path: Path, text: str, durable: bool = False) -> Iterator[str]:
-    """A file with ``text`` in the folder of ``path``, under a name of its own; removed at the end if it is still there."""
+def _temporary_file(path: Path, text: str, durable: bool = False) -> Iterator[str]:
+    """A uniquely named file with ``text`` in the folder of ``path``; removed at the end if it still exists."""
     descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -65,7 +67,7 @@ def _beside(path: Path, text: str, durable: bool = False) -> Iterator[str]:
 
 
 def _temporary(path: Path) -> tuple[int, str]:
-    """An open file with a name of its own in the folder of ``path``, which is made when it is missing."""
+    """An open, uniquely named file in the folder of ``path``, which is created if it is missing."""
     try:
         return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except FileNotFoundError:
@@ -74,7 +76,7 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 
 def _put_first(source: str, path: Path) -> bool:
-    """Give the file ``source`` the name ``path`` as well, unless there is one: its file system decides, whatever is remembered here."""
+    """Link ``source`` as ``path`` unless that exists: the file system's server decides, not this machine's cache."""
     try:
         os.link(source, path)
     except FileExistsError:
@@ -89,7 +91,7 @@ def _put_first(source: str, path: Path) -> bool:
 
 
 def _text(data: Any) -> str:
-    """JSON; an object has each of its entries on a line, which costs a tenth of what indenting all of it does."""
+    """JSON with one line per entry of an object, which costs a tenth of full indentation."""
     if not isinstance(data, dict) or not data:
         return json.dumps(finite(data)) + "\n"
     return "{\n" + ",\n".join(f" {json.dumps(str(name))}: {json.dumps(finite(value))}" for name, value in data.items()) + "\n}\n"
@@ -104,7 +106,7 @@ def _mode(path: Path) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in ``path``; None when there is no such file, or it is torn, or it holds something else."""
+    """The object in ``path``; None if there is no such file, or it is incomplete, or something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -113,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def finite(data: Any) -> Any:
-    """``data`` with null in place of numbers that JSON does not have: infinities and NaN."""
+    """``data`` with null in place of infinities and NaN, which JSON does not have."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):
@@ -124,13 +126,13 @@ def finite(data: Any) -> Any:
 
 
 class Tail:
-    """The lines of a file that grows, from byte ``offset`` on. A file that is missing or shorter than that was started again."""
+    """The lines of a growing file from byte ``offset``. A file that is missing or shorter than that is read from its start."""
 
     def __init__(self, path: Path, offset: int = 0):
         self.path, self.offset = path, offset
 
     def lines(self, rest: bool = False) -> list[bytes]:
-        """The lines completed since the last call, without their ends; with ``rest`` also one that has no end yet."""
+        """The lines completed since the last call, without line ends; with ``rest`` also an unfinished last line."""
         try:
             with self.path.open("rb") as file:
                 start = file.seek(self.offset if self.offset <= os.fstat(file.fileno()).st_size else 0)
@@ -143,7 +145,7 @@ class Tail:
         return whole.splitlines()
 
     def objects(self) -> list[dict[str, Any]]:
-        """The JSON objects among the completed lines; what is damaged is passed over."""
+        """The JSON objects among the completed lines; damaged lines are skipped."""
         return [value for line in self.lines() if (value := _object(line)) is not None]
 
 

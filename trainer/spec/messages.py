@@ -3,10 +3,10 @@
 The rules, which ``tests.spec.schedule_validator`` checks:
 
 * a tensor is sent right after the computation that made it;
-* it is received under the rule of *two buffers*: while one computation runs, the receive of the next one's input is already
-  posted, so the transfer is hidden and no more than one further buffer waits;
+* it is received with *two buffers*: while one computation runs, the receive of the next one's input is already posted, so the
+  transfer is hidden and at most one more buffer is waiting;
 * between two ranks and in one direction, tensors arrive in the order in which they were sent. NCCL ignores tags, so this
-  order is the only thing that tells them apart; a receive is moved ahead where a tensor needed later was sent earlier;
+  order alone identifies them; a receive is moved ahead if a tensor that is needed later was sent earlier;
 * a chunk's parameters are gathered one computation ahead of its first; its gradients are reduced right after its last.
 """
 
@@ -32,7 +32,7 @@ def add_communication(compute: Schedule) -> Schedule:
 
 
 def sent_by(action: Action, rank: int, stages: int, total: int) -> tuple[Message, int] | None:
-    """What a computation hands to another rank: the message and that rank; None if it stays here or ends here."""
+    """What a computation sends to another rank: the message and that rank; None if its output stays on this rank."""
     stage = action.chunk * stages + rank
     if action.kind is Kind.FORWARD:
         target, kind = stage + 1, Kind.RECV_FORWARD
@@ -60,7 +60,7 @@ def needed_by(action: Action, rank: int, stages: int, total: int) -> tuple[Messa
 
 
 def _arrivals(compute: Schedule, total: int) -> list[dict[int, list[Message]]]:
-    """For each rank, the messages from each peer in the order in which that peer sends them, the first one last."""
+    """For each rank, the messages from each peer as a stack: ``pop`` yields them in the order in which that peer sends them."""
     queues: list[dict[int, list[Message]]] = [{} for _ in compute]
     for rank, actions in enumerate(compute):
         for action in reversed(actions):

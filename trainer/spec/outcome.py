@@ -1,4 +1,4 @@
-"""How a trial can stand and why it can fail: one pair of enums for trainer, every backend and the ranking."""
+"""The status of a trial and the reasons of failures: two enums that trainer, backends and ranking share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reason(str, Enum):
 
     @property
     def retryable(self) -> bool:
-        """Faults of the place, not of the trial: worth another attempt elsewhere."""
+        """Faults of the infrastructure, not of the trial: worth another attempt."""
         return self in (Reason.NODE, Reason.PREEMPTED, Reason.COMMUNICATION)
 
 

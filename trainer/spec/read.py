@@ -49,7 +49,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of ``value`` in which nothing is a dataclass. Sweeps have thousands of configurations, and ``dataclasses.asdict`` takes its time."""
+    """``value`` as plain data. Faster than ``dataclasses.asdict``: sweeps have thousands of configurations."""
     if type(value) in (str, int, float, bool, type(None)):
         return value
     if dataclasses.is_dataclass(value):
@@ -84,7 +84,7 @@ def load(path: str | Path) -> TrainConfig:
 
 
 def save(config: Any, path: str | Path) -> None:
-    """Write a configuration as YAML that ``load`` reads back equal. A reader sees it whole or not at all."""
+    """Write a configuration as YAML that ``load`` reads back equal. Atomic: a reader never sees a part of it."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text several times faster, where it is built

@@ -1,8 +1,8 @@
 """What one program writes of a trial and the other reads: names of files, exit codes, who may overwrite what, names of metrics.
 
-A trial's folder holds ``config.yaml`` (the resolved run), ``metrics.jsonl`` (a line for each step), ``timeline.json``, ``failure-RANK.json``
-for each rank that failed, and at the end ``result.json``. Each says which attempt wrote it, and an older attempt never overwrites a
-newer one. Readers take what other versions wrote: a file that is missing, torn or damaged is absent, never an error.
+A trial's folder holds ``config.yaml`` (the resolved run), ``metrics.jsonl`` (a line per step), ``timeline.json``,
+``failure-RANK.json`` for each rank that failed, and at the end ``result.json``. Each names the attempt that wrote it, and an older
+attempt never overwrites a newer one. Readers accept files of other versions; a missing or damaged file counts as absent.
 
 ``launcher/backends/kubernetes/entry.py`` travels alone into pods and repeats the names and codes; a test compares them.
 """

@@ -1,6 +1,6 @@
-"""Every rule that spans several fields of a run, and every value that is derived from others. Pure.
+"""Rules that span several fields of a run, and values that are derived from others. Pure.
 
-``resolve`` is called once, before anything is submitted; what it returns has no derived ``None`` left. ``check``
+``resolve`` is called before anything is submitted; in the types that it returns, derived values are never None. ``check``
 raises ``ConfigError`` on the first broken rule. The launcher adds only what concerns the cluster itself.
 """
 
@@ -165,17 +165,20 @@ def _check_split(model: ModelConfig, layout: LayoutConfig) -> None:
     if layout.stage_layers is not None:
         if len(layout.stage_layers) != chunks or sum(layout.stage_layers) != model.layers or min(layout.stage_layers) < 0:
             raise ConfigError(
-                f"layout.stage_layers={layout.stage_layers} must hold {chunks} counts (pipeline x virtual_pipeline) that add up to model.layers={model.layers}"
+                f"layout.stage_layers={layout.stage_layers} must hold {chunks} counts (pipeline x virtual_pipeline) "
+                f"that add up to model.layers={model.layers}"
             )
     elif chunks > model.layers:
         raise ConfigError(
-            f"layout.pipeline={layout.pipeline} x layout.virtual_pipeline={layout.virtual_pipeline} = {chunks} stages for model.layers={model.layers}; "
+            f"layout.pipeline={layout.pipeline} x layout.virtual_pipeline={layout.virtual_pipeline} = {chunks} stages "
+            f"for model.layers={model.layers}; "
             f"use at most {model.layers} stages, or raise model.layers"
         )
     elif model.layers % chunks and layout.balance == "equal":
         raise ConfigError(
             f"layout.pipeline={layout.pipeline} x layout.virtual_pipeline={layout.virtual_pipeline} = {chunks} stages do not divide "
-            f"model.layers={model.layers}; use {listed(d for d in divisors(model.layers) if d <= 64)} stages, layout.balance=cost, or give the split in layout.stage_layers"
+            f"model.layers={model.layers}; use {listed(d for d in divisors(model.layers) if d <= 64)} stages, layout.balance=cost, "
+            "or give the split in layout.stage_layers"
         )
 
 

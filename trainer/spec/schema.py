@@ -1,6 +1,6 @@
 """What a run is: model, layout, data, optimizer, run, tracking. Plain dataclasses, no torch.
 
-Every field is a Hydra key of the same name (``layout.tensor`` is ``LayoutConfig.tensor``). The comment in
+Every field is a Hydra key of the same name (``layout.tensor`` is ``LayoutConfig.tensor``). The text in
 ``doc`` is the manual: it is printed by ``trireme train --help`` and checked to exist by a test. A field with
 ``choices`` accepts only those values. ``None`` means "derived": ``resolve`` fills it in.
 """
@@ -50,7 +50,8 @@ class ModelConfig:
     hidden: int = key(128, "width of the residual stream", minimum=1, maximum=10_000_000)
     heads: int = key(4, "attention heads", minimum=1, maximum=10_000_000)
     kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1, maximum=10_000_000)
-    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (llama: 8/3 hidden, rounded up to 64)", minimum=1, maximum=100_000_000)
+    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (llama: 8/3 hidden, rounded up to 64)",
+        minimum=1, maximum=100_000_000)
     vocab: int = key(4096, "vocabulary size, before any padding", minimum=2, maximum=MOST)
     seq: int = key(128, "sequence length in tokens", minimum=1, maximum=MOST)
     tied: Optional[bool] = key(None, "share input embedding and output head; null = by family (llama: no)")
@@ -88,11 +89,16 @@ class LayoutConfig:
     schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
     sequence_parallel: bool = key(False, "shard norms, dropout and residuals along the sequence over the tensor ranks")
     recompute: str = key("none", "activations recomputed in backward: none, selective (attention core), full (blocks)", choices=RECOMPUTE)
-    recompute_layers: Optional[int] = key(None, "full: recompute only the first N blocks of each chunk; null = all", minimum=0, maximum=MOST)
+    recompute_layers: Optional[int] = key(None, "full: recompute only the first N blocks of each chunk; null = all",
+        minimum=0, maximum=MOST)
     recompute_every: int = key(1, "full: recompute every k-th block", minimum=1, maximum=MOST)
-    balance: str = key("equal", "blocks per stage: equal, or cost (embedding and head weighed in, uneven allowed)", choices=("equal", "cost"))
-    stage_layers: Optional[list[int]] = key(None, "blocks of each chunk in model order (pipeline x virtual_pipeline entries); null = by layout.balance")
-    order: str = key("tensor-data-pipeline", "rank placement, fastest-changing axis first", choices=("tensor-data-pipeline", "tensor-pipeline-data"))
+    balance: str = key("equal", "blocks per stage: equal, or cost (embedding and head weighed in, uneven allowed)",
+        choices=("equal", "cost"))
+    stage_layers: Optional[list[int]] = key(
+        None, "blocks of each chunk in model order (pipeline x virtual_pipeline entries); null = by layout.balance"
+    )
+    order: str = key("tensor-data-pipeline", "rank placement, fastest-changing axis first",
+        choices=("tensor-data-pipeline", "tensor-pipeline-data"))
     sharding: ShardingConfig = key(ShardingConfig, "state sharding factors")
 
 
@@ -139,7 +145,10 @@ class CheckpointConfig:
 class RunConfig:
     """How long, how exactly, and what is measured."""
 
-    task: str = key("train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS)
+    task: str = key(
+        "train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); probe: measure what the machine gives "
+        "its ranks (set by 'trireme doctor')", choices=TASKS
+    )
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
     global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1, maximum=MOST)
@@ -153,7 +162,9 @@ class RunConfig:
     bucket_mb: float = key(25.0, "size of a gradient bucket in MiB", minimum=0)
     timeline: bool = key(True, "record one measured step's pipeline events to timeline.json")
     peak_tflops: Optional[float] = key(None, "peak TFLOP/s of one device at this precision, for MFU; null = no MFU", above=0)
-    memory_gb: Optional[float] = key(None, "device memory budget in 1e9 bytes: more counted tensor bytes end the run as out of memory; null = the device's own", above=0)
+    memory_gb: Optional[float] = key(
+        None, "device memory budget in 1e9 bytes: more counted tensor bytes end the run as out of memory; null = the device's own", above=0
+    )
     checkpoint: CheckpointConfig = key(CheckpointConfig, "saving and resuming")
 
 
@@ -163,7 +174,9 @@ class TrackingConfig:
 
     uri: Optional[str] = key(None, "MLflow server that rank 0 writes to; null = the launcher mirrors into its own SQLite")
     experiment: str = key("trireme", "MLflow experiment")
-    owner: Optional[str] = key(None, "mark by which a launcher knows the runs that its own trials began on a shared server (set by the launcher)")
+    owner: Optional[str] = key(
+        None, "mark by which a launcher knows the runs that its own trials began on a shared server (set by the launcher)"
+    )
 
 
 @dataclass

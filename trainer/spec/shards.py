@@ -11,9 +11,9 @@ radix whose digits are *levels*:
     replicas   data / optimizer       optimizer     all-reduces equal shards
 
 Level ``params`` is a run of neighbours (inside a node first). Each shard lies inside the rank's shard of the level before, so
-a reduction goes down the levels and a gather climbs them, and no level moves what another already did. DDP is (1, 1, 1),
-ZeRO-1 (1, 1, d), ZeRO-2 (1, d, d), ZeRO-3 (d, d, d); equal factors below d are HSDP / MiCS. With every factor but one trivial
-each of them is a single collective.
+a reduction goes down the levels, a gather goes up, and no level moves the same data as another. DDP is (1, 1, 1),
+ZeRO-1 (1, 1, d), ZeRO-2 (1, d, d), ZeRO-3 (d, d, d); equal factors below d are HSDP / MiCS. With one non-trivial
+level each of them is a single collective.
 
 Tensors live in flat buckets, filled in backward order so that a bucket is complete as early as possible. A bucket is cut in
 equal contiguous shards that ignore parameter borders, which is what lets every level use reduce-scatter and all-gather.
@@ -91,7 +91,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A parameter's place in its bucket: elements ``start`` to ``stop``."""
+    """A parameter's position in its bucket: elements ``start`` to ``stop``."""
 
     name: str
     start: int
@@ -119,7 +119,7 @@ class Bucket:
     numel: int
 
     def pieces(self, owned: range) -> list[Piece]:
-        """The parts of parameters that lie in ``owned`` (of the bucket), in order; padding belongs to nobody."""
+        """The parts of parameters that lie in ``owned`` (of the bucket), in order, without padding."""
         found = []
         for slot in self.slots:
             start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)

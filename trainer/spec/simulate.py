@@ -1,10 +1,10 @@
-"""Run a schedule on paper: when does every action start and end, for given times.
+"""Simulates a schedule: the start and end of every action, for given times.
 
 The model: each rank computes one action at a time, in its order. Sends never block. A transfer starts when it is sent *and*
 its receive is posted *and* the previous transfer between the two ranks in that direction is over. A computation waits for
-the receive of its input and the gather of its parameters. Gathers and reductions run one after another beside the
-computation. The cost model uses this with predicted times, the report draws it beside the measured trace, and a schedule
-that cannot finish is a deadlock.
+the receive of its input and the gather of its parameters. Gathers and reductions run one after another and
+overlap with computation. The cost model uses this with predicted times, the report draws it next to the measured trace, and a
+schedule that cannot finish is a deadlock.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ class _Simulation:
                 self._channel(action.peer, rank).posted.append((self.clock[rank], i))
                 self._transfer(action.peer, rank)
             else:
-                self._beside(rank, i, action)
+                self._overlap(rank, i, action)
             self.at[rank] += 1
 
     def _compute(self, rank: int, i: int, action: Action) -> bool:
-        """Run a computation if its input is there or on its way; False if nobody knows yet when it comes."""
+        """Run a computation if the arrival time of its input is known; else False."""
         ready = max(self.clock[rank], self.gathered.get((rank, action.chunk), 0.0))
         if needed := needed_by(action, rank, self.stages, self.total):
             if (rank, needed[0]) not in self.arrived:
@@ -143,8 +143,8 @@ class _Simulation:
         self.spans[rank][i] = Span(action, ready, self.clock[rank])
         return True
 
-    def _beside(self, rank: int, i: int, action: Action) -> None:
-        """Run a gather or reduction, which does not hold up the computation unless it needs the gathered parameters."""
+    def _overlap(self, rank: int, i: int, action: Action) -> None:
+        """Run a gather or reduction. It delays a computation only if that needs the gathered parameters."""
         start = max(self.clock[rank], self.side_clock[rank])
         end = self.side_clock[rank] = start + self.times.of(action, self._stage(rank, action))
         self.spans[rank][i] = Span(action, start, end)
@@ -152,7 +152,7 @@ class _Simulation:
             self.gathered[rank, action.chunk] = end
 
     def _transfer(self, source: int, target: int) -> None:
-        """Make every transfer of this direction whose send and receive are both there."""
+        """Run every transfer in this direction whose send and receive have both been issued."""
         channel = self._channel(source, target)
         while channel.done < min(len(channel.sent), len(channel.posted)):
             (sent, i), (posted, j) = channel.sent[channel.done], channel.posted[channel.done]
