@@ -143,7 +143,7 @@ def _exchange(device: Device, one: Figures, constants: Constants) -> np.ndarray:
     """Predicted seconds of a measured collective."""
     size, near, payload = (np.float64(one[key]) for key in ("size", "near", "bytes"))
     if one["operation"] == "send":
-        return np.asarray(collectives.send(device, constants, near < size, payload))
+        return np.asarray(collectives.send(device, constants, np.asarray(near < size), payload))
     return np.asarray(getattr(collectives, one["operation"])(device, constants, PlacedGroup(size, near, near), payload))
 
 

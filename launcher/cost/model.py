@@ -9,8 +9,9 @@ import numpy as np
 
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.shape import Array
 from launcher.cost.memory import activations, peak
-from launcher.cost.parts import Parts, add, scale, total
+from launcher.cost.parts import ForwardBackward, Parts, add, scale, total
 from launcher.cost.time import block, collectives, data_parallel, embedding_head, pipeline
 
 EMBEDDING, HEAD = "embedding", "head and loss"
@@ -29,11 +30,11 @@ class Estimate:
 
     @property
     def step_time(self) -> np.ndarray:
-        return total(self.time)
+        return np.asarray(total(self.time))
 
     @property
     def memory_total(self) -> np.ndarray:
-        return total(self.memory)
+        return np.asarray(total(self.memory))
 
 
 def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
@@ -45,7 +46,7 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     return Estimate(step(case, held), needed, possible)
 
 
-def fits(case: Case, needed: np.ndarray, capacity: float | None = None) -> np.ndarray:
+def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray:
     """Probability that ``needed`` bytes fit, into the device by default: a logistic curve as wide as the estimate is uncertain."""
     distance = (np.log(case.device.memory if capacity is None else capacity) - np.log(needed)) / case.constants.oom_spread
     return 1 / (1 + np.exp(-1.7 * np.clip(distance, -50, 50)))
@@ -73,7 +74,7 @@ def step(case: Case, held: stages.StageShare) -> Parts:
     return parts | once_parts
 
 
-def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: np.ndarray) -> Parts:
+def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: Array) -> Parts:
     """More ranks than cores: a step takes all its work over all cores, or its critical path at one core per rank if that is longer."""
     stages, turns = case.pipeline, case.device.turns
     handed = 4 * case.micro_batches * case.chunks * (stages - 1) / stages * transfer(case)  # sent and received, both ways
@@ -86,13 +87,17 @@ def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> p
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
     blocks, (first, middle, last) = held.blocks, embedding_head.by_stage(case)
     slow = 1 + case.constants.jitter * np.log2(case.tensor * case.pipeline) if case.trainer.pipeline.lock_step else 1.0
-    ways = (total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow)
+    forward, backward = total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow
     wait = blocking(case)  # 0 for a single rank
+
+    def stage(count: Array, ends: ForwardBackward, waits: Array) -> ForwardBackward:
+        return count * forward + ends[0] + waits, count * backward + ends[1] + waits
+
     return pipeline.StageTimes(
-        first=tuple(blocks.first * way + first[i] + wait / 2 for i, way in enumerate(ways)),
-        middle=tuple(blocks.middle * way + middle[i] + wait for i, way in enumerate(ways)),
-        typical=tuple(blocks.typical * way + middle[i] + wait for i, way in enumerate(ways)),
-        last=tuple(blocks.last * way + last[i] + wait / 2 for i, way in enumerate(ways)),
+        first=stage(blocks.first, first, wait / 2),
+        middle=stage(blocks.middle, middle, wait),
+        typical=stage(blocks.typical, middle, wait),
+        last=stage(blocks.last, last, wait / 2),
         send=np.zeros_like(wait) if case.trainer.pipeline.blocking_sends else transfer(case),
     )
 
@@ -119,7 +124,7 @@ def offloading(case: Case, held: stages.StageShare) -> np.ndarray:
     return 2 * (inputs * f.recompute.inputs_on_host + shard * f.memory.optimizer_on_host) / case.constants.host_link
 
 
-def once(case: Case, held: stages.StageShare, one: block.BlockTimes, busy: np.ndarray) -> Parts:
+def once(case: Case, held: stages.StageShare, one: block.BlockTimes, busy: Array) -> Parts:
     """What data parallelism and the optimizer add to a step, after what hides behind computation."""
     work, f, c, m = data_parallel.work(case, held), case.trainer, case.constants, case.micro_batches
     per_rank = held.blocks.most()

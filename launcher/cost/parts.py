@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 
-Parts = dict[str, Number]
-"""Seconds or bytes by part."""
+Parts = dict[str, Array]
+"""Seconds or bytes by part; each a number, or one per layout (layouts,)."""
+ForwardBackward = tuple[Array, Array]
+"""Seconds forward and backward; each a number, or (layouts,)."""
 
 MATRICES, ATTENTION, POINTWISE = "matrix products", "attention", "memory-bound operations"
 TENSOR, CONTEXT, EXPERT, HOST = (
@@ -16,7 +18,7 @@ TENSOR, CONTEXT, EXPERT, HOST = (
 )
 
 
-def total(parts: Parts) -> Number:
+def total(parts: Parts) -> Array:
     return sum(parts.values())
 
 
@@ -28,5 +30,5 @@ def add(*several: Parts) -> Parts:
     return out
 
 
-def scale(parts: Parts, factor: Number) -> Parts:
+def scale(parts: Parts, factor: Array) -> Parts:
     return {name: value * factor for name, value in parts.items()}

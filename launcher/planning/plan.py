@@ -45,8 +45,8 @@ class Plan:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """Step time per layout. ``estimate.step_time`` adds it up anew each time it is asked for."""
-        return np.asarray(self.estimate.step_time)
+        """Step time per layout. ``estimate.step_time`` sums the parts on every access."""
+        return self.estimate.step_time
 
     @cached_property
     def order(self) -> np.ndarray:

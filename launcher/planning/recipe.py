@@ -35,7 +35,8 @@ def underived(model: ModelConfig) -> ModelConfig:
     """``model`` without the values that are derived from the others anyway."""
     whole = resolve_model(model)
     for field in dataclasses.fields(model):
-        shorter = dataclasses.replace(model, **{field.name: None}) if field.default is None else model
+        derived: dict[str, Any] = {field.name: None} if field.default is None else {}
+        shorter = dataclasses.replace(model, **derived)
         if resolve_model(shorter) == whole:
             model = shorter
     return model

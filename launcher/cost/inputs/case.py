@@ -1,6 +1,7 @@
 """One question to the cost model: a model, many layouts, a batch, a device, a trainer. Derived sizes by name.
 
-Everything numeric is an array over layouts, or broadcasts against one. Lengths are per rank and micro-batch unless said otherwise.
+Shapes: ``np.ndarray`` is one number per layout, (layouts,); ``Array`` is that, or one number for all layouts; ``float`` is a scalar.
+Lengths are those of one rank and one micro-batch unless said otherwise.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from launcher.config.trainer import TrainerProfile
 from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import BYTES, Device
 from launcher.cost.inputs.groups import PlacedGroup
-from launcher.cost.inputs.shape import Number, Shape
+from launcher.cost.inputs.shape import Array, Shape
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 
 @dataclass(frozen=True)
 class Case:
-    """``table`` is a structured array of layouts (launcher.cost.inputs.layouts)."""
+    """``table`` is a structured array (layouts,) of ``LAYOUT_DTYPE``; ``global_batch`` and the sizes of ``shape`` are numbers, or (layouts,)."""
 
     shape: Shape
     table: np.ndarray
-    global_batch: Number
+    global_batch: Array
     device: Device
     trainer: TrainerProfile
     precision: str = "bf16"
     constants: Constants = SHIPPED
     budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
-    stage_blocks: Number | None = None  # blocks of the pipeline rank in question; None: the mean
+    stage_blocks: Array | None = None  # blocks of the pipeline rank in question; None: the mean
 
     def field(self, name: str) -> np.ndarray:
         return self.table[name].astype(float)
@@ -83,7 +84,7 @@ class Case:
         factor = self.field(name)
         return np.where((factor == self.data) & ((factor > 1) | (name == "optimizer")), factor * self.context, factor)
 
-    def shard(self, name: str, dense: Number, expert: Number) -> Number:
+    def shard(self, name: str, dense: Array, expert: Array) -> Array:
         """Parameters of which one rank holds that state, of ``dense`` ones and those of its routed experts, which fewer ranks share."""
         return dense / self.shards(name) + expert / np.maximum(self.shards(name) / self.expert, 1)
 
@@ -144,7 +145,7 @@ class Case:
 
     @property
     def vector_precision(self) -> str:
-        """Number format of attention and head: low-precision training keeps them in 16 bits."""
+        """Array format of attention and head: low-precision training keeps them in 16 bits."""
         return "bf16" if self.precision in ("fp8", "fp4") else self.precision
 
     @cached_property
@@ -165,7 +166,7 @@ class Case:
         inner = self.tensor * self.context
         return np.where(self.table["order"] == 0, inner, inner * self.pipeline)
 
-    def data_group(self, size: Number, stride: Number = 1) -> PlacedGroup:
+    def data_group(self, size: Array, stride: Array = 1) -> PlacedGroup:
         """``size`` replicas, each ``stride`` replicas from the next."""
         return PlacedGroup.of(self.device, size, self.data_stride * stride, self.trainer.overlap.single_rail)
 

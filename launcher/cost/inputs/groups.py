@@ -7,24 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs.device import Device
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 
 
 @dataclass(frozen=True)
 class PlacedGroup:
-    """``size`` ranks that talk to each other, ``near`` of them in one link domain, sending through ``rails`` network ports of it."""
+    """``size`` ranks that talk to each other, ``near`` of them in one link domain, sending through ``rails`` network ports of it;
+    each a number, or (layouts,)."""
 
-    size: Number
-    near: Number
-    rails: Number
+    size: Array
+    near: Array
+    rails: Array
 
     @classmethod
-    def of(cls, device: Device, size: Number, stride: Number, single_rail: bool = False) -> PlacedGroup:
+    def of(cls, device: Device, size: Array, stride: Array, single_rail: bool = False) -> PlacedGroup:
         """A group whose neighbours are ``stride`` ranks apart; domains are filled rank by rank."""
         near = np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1))
         return cls(size, near, 1 if single_rail else near)
 
     @property
-    def far(self) -> Number:
+    def far(self) -> Array:
         """Link domains that the group spans."""
         return np.ceil(self.size / self.near)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class FactorTable:
     sizes: np.ndarray  # log2 of group sizes, ascending
     rows: tuple[tuple[np.ndarray, np.ndarray], ...]  # (log2 of bytes, log of the factor)
 
-    def factor(self, size: Number, payload: Number) -> Number:
+    def factor(self, size: Array, payload: Array) -> Array:
         """Between measured sizes and payloads by straight lines, outside as at the edge."""
         place = np.clip(np.log2(np.maximum(size, 1)), self.sizes[0], self.sizes[-1])
         where = np.log2(np.maximum(payload, 1))
@@ -37,12 +37,12 @@ class Measured:
     micro_batch_s: float
     step_s: float
 
-    def product(self, precision: str, work: Number) -> Number:
+    def product(self, precision: str, work: Array) -> Array:
         """Factor on the time of a matrix product with ``work`` = m n k."""
         known = self.products.get(precision)
         return 1.0 if known is None else np.exp(np.interp(np.log2(np.maximum(work, 1)), *known))
 
-    def collective(self, operation: str, size: Number, far: Number, payload: Number) -> Number:
+    def collective(self, operation: str, size: Array, far: Array, payload: Array) -> Array:
         """Factor on the time of a collective."""
         inside, between = (self.collectives.get((operation, crosses)) for crosses in (False, True))
         near = 1.0 if inside is None else inside.factor(size, payload)

@@ -2,58 +2,59 @@
 
 A ``Shape`` is ``ModelConfig`` seen by the cost model: every derived value is filled in, the family has become plain
 switches, and mixture-of-experts models (which the trainer does not build) can be described too. Every number may be a
-numpy array, so that many models are counted at once.
+numpy array (models,), so that many models are counted at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from trainer.spec import ModelConfig, flops
 from trainer.spec.rules import resolve_model
 
-Number = Any
-"""An int, a float or a numpy array of them; arrays broadcast against each other."""
+Array = float | np.ndarray
+"""One number for all layouts, or an array (layouts,) with one number per layout; they broadcast against each other."""
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP."""
 
-    count: Number  # experts of a block, over all expert-parallel ranks
-    active: Number  # experts that each token visits
-    ffn: Number  # inner width of one expert
-    shared_ffn: Number = 0  # inner width of the experts that every token visits
-    dense_layers: Number = 0  # leading blocks with an ordinary MLP
+    count: Array  # experts of a block, over all expert-parallel ranks
+    active: Array  # experts that each token visits
+    ffn: Array  # inner width of one expert
+    shared_ffn: Array = 0  # inner width of the experts that every token visits
+    dense_layers: Array = 0  # leading blocks with an ordinary MLP
 
 
 @dataclass(frozen=True)
 class LatentAttention:
     """Queries, keys and values made from low-rank latents (multi-head latent attention)."""
 
-    query_rank: Number
-    kv_rank: Number
-    rotary: Number = 64  # further width of a query/key head that carries the position
+    query_rank: Array
+    kv_rank: Array
+    rotary: Array = 64  # further width of a query/key head that carries the position
 
 
 @dataclass(frozen=True)
 class Shape:
     """Widths of one model. ``layers`` counts the blocks that a token passes through."""
 
-    layers: Number
-    hidden: Number
-    heads: Number
-    kv_heads: Number
-    head_width: Number
-    ffn: Number
-    vocab: Number
-    seq: Number
+    layers: Array
+    hidden: Array
+    heads: Array
+    kv_heads: Array
+    head_width: Array
+    ffn: Array
+    vocab: Array
+    seq: Array
     gated: bool = False  # SwiGLU: three matrices in the MLP instead of two
     tied: bool = True  # input embedding and head share their matrix
     biases: bool = True
     scale_only_norm: bool = False  # RMSNorm: no shift
-    positions: Number = 0  # learned position embeddings
+    positions: Array = 0  # learned position embeddings
     embedding_norm: bool = False  # BLOOM normalises the embedding
     rotary: bool = False
     linear_biases: bool = False  # ALiBi
@@ -94,20 +95,20 @@ class Shape:
         return 3 if self.gated else 2
 
     @property
-    def query_width(self) -> Number:
+    def query_width(self) -> Array:
         return self.heads * self.head_width
 
     @property
-    def kv_width(self) -> Number:
+    def kv_width(self) -> Array:
         """Width of keys, and of values."""
         return self.kv_heads * self.head_width
 
     @property
-    def norm_parameters(self) -> Number:
+    def norm_parameters(self) -> Array:
         return self.hidden * (1 if self.scale_only_norm else 2)
 
     @property
-    def attention_parameters(self) -> Number:
+    def attention_parameters(self) -> Array:
         """Matrices of one attention: queries, keys, values, output."""
         if self.latent is None:
             return flops.attention_weights(self.hidden, self.query_width, self.kv_width)
@@ -117,50 +118,50 @@ class Shape:
         return queries + keys_values + self.query_width * self.hidden
 
     @property
-    def mlp_parameters(self) -> Number:
+    def mlp_parameters(self) -> Array:
         """Matrices of an ordinary MLP."""
         return flops.mlp_weights(self.hidden, self.ffn, self.gated)
 
     @property
-    def expert_parameters(self) -> Number:
+    def expert_parameters(self) -> Array:
         """Matrices of all routed experts of one block; 0 for a dense model."""
         return 0 if self.experts is None else self.experts.count * self.mlp_matrices * self.hidden * self.experts.ffn
 
     @property
-    def shared_mlp_parameters(self) -> Number:
+    def shared_mlp_parameters(self) -> Array:
         """Matrices of an expert block's MLP that are not routed: the shared experts and the router."""
         return 0 if self.experts is None else self.hidden * (self.mlp_matrices * self.experts.shared_ffn + self.experts.count)
 
     @property
-    def small_parameters(self) -> Number:
+    def small_parameters(self) -> Array:
         """Biases and norms of one block."""
         biases = self.query_width + 2 * self.kv_width + (self.mlp_matrices - 1) * self.ffn + 2 * self.hidden if self.biases else 0
         return biases + 2 * self.norm_parameters
 
     @property
-    def expert_layers(self) -> Number:
+    def expert_layers(self) -> Array:
         return 0 if self.experts is None else self.layers - self.experts.dense_layers
 
     @property
-    def block_parameters(self) -> Number:
+    def block_parameters(self) -> Array:
         """Parameters of one block, averaged over the blocks where they differ."""
         sparse = self.expert_layers / self.layers
         mlp = (1 - sparse) * self.mlp_parameters + sparse * (self.expert_parameters + self.shared_mlp_parameters)
         return self.attention_parameters + mlp + self.small_parameters
 
     @property
-    def embedding_parameters(self) -> Number:
+    def embedding_parameters(self) -> Array:
         """Token and position embeddings and their norm."""
         return (self.vocab + self.positions) * self.hidden + (self.norm_parameters if self.embedding_norm else 0)
 
     @property
-    def parameters(self) -> Number:
+    def parameters(self) -> Array:
         """All parameters: V h + positions + L blocks + final norm (+ V h untied)."""
         head = 0 if self.tied else self.vocab * self.hidden
         return self.embedding_parameters + self.layers * self.block_parameters + self.norm_parameters + head
 
     @property
-    def active_matrix_parameters(self) -> Number:
+    def active_matrix_parameters(self) -> Array:
         """Matrix parameters that one token is multiplied with: the input embedding left out, the head counted once, routed experts
         only as far as a token visits them."""
         sparse = self.expert_layers / self.layers
@@ -170,15 +171,15 @@ class Shape:
             mlp = mlp + sparse * (routed + self.shared_mlp_parameters)
         return self.layers * (self.attention_parameters + mlp) + self.vocab * self.hidden
 
-    def attention_flops(self, causal: bool = False) -> Number:
+    def attention_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""
         further = 0 if self.latent is None else self.heads * self.latent.rotary / 2  # of queries and keys, not of values
         return self.layers * flops.attention_core_flops(self.seq, self.query_width + further, causal)
 
-    def forward_flops(self, causal: bool = False) -> Number:
+    def forward_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of one sequence."""
         return flops.matrix_flops(self.seq, self.active_matrix_parameters) + self.attention_flops(causal)
 
-    def model_flops(self, causal: bool = False) -> Number:
+    def model_flops(self, causal: bool = False) -> Array:
         """FLOPs of one sequence, forward and backward, nothing recomputed: what MFU counts (6 N per token + attention)."""
         return flops.training_flops(self.forward_flops(causal))

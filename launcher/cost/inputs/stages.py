@@ -10,18 +10,18 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import BALANCES
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 
 
 @dataclass(frozen=True)
 class PerStage:
-    """One number for each kind of stage. With a single stage all three are the same stage."""
+    """A number, or (layouts,), for each kind of pipeline rank. With a single stage all three are the same rank."""
 
-    first: Number
-    middle: Number
-    last: Number
+    first: Array
+    middle: Array
+    last: Array
 
-    def most(self) -> Number:
+    def most(self) -> Array:
         return np.maximum(self.first, np.maximum(self.middle, self.last))
 
 
@@ -29,12 +29,12 @@ class PerStage:
 class Blocks(PerStage):
     """Blocks of each kind of rank; ``middle`` of the largest middle one, ``typical`` of the mean."""
 
-    typical: Number
+    typical: Array
 
 
 @dataclass(frozen=True)
 class StageShare:
-    """What ranks hold, by kind of stage."""
+    """What one rank of each kind of stage holds."""
 
     blocks: Blocks
     dense: PerStage  # parameters of one rank that are replicated over data-parallel ranks
@@ -59,7 +59,7 @@ def _explicit(split: Sequence[int], p: int) -> Blocks:
     return Blocks(held[0], max(middle), held[-1], sum(middle) / len(middle))
 
 
-def _even(p: Number, layers: Number) -> tuple[Number, Number, Number]:
+def _even(p: Array, layers: Array) -> tuple[Array, Array, Array]:
     """First, middle, last. What does not divide is made to with embedding and head as one more block each, where that works, else the
     earlier ranks get one more."""
     upper, lower = np.ceil(layers / p), np.floor(layers / p)
@@ -67,16 +67,17 @@ def _even(p: Number, layers: Number) -> tuple[Number, Number, Number]:
     return np.where(ends, upper - 1, upper), upper, np.where(ends, upper - 1, lower)
 
 
-def _with_ends(p: Number, layers: Number) -> tuple[Number, Number, Number]:
+def _with_ends(p: Array, layers: Array) -> tuple[Array, Array, Array]:
     """First, middle, last: embedding, blocks, norm and head are dealt out as equal items, earlier ranks get the ones too many."""
     items = layers + 3
     low = np.floor(items / p)
     more = items - low * p
     ends = [low + (more > 0) - 1, low + (more > 1), low - 2]
-    return tuple(np.where(p > 1, np.maximum(end, 0), layers) for end in ends)  # type: ignore[return-value]
+    first, middle, last = (np.where(p > 1, np.maximum(end, 0), layers) for end in ends)
+    return first, middle, last
 
 
-def _by_cost(p: Number, v: Number, layers: Number, head: Number) -> tuple[Number, Number, Number]:
+def _by_cost(p: Array, v: Array, layers: Array, head: Array) -> tuple[Array, Array, Array]:
     """First, middle, last: the last chunk has the count whose heaviest chunk is lightest, the others are even, as
     ``trainer.spec.balance.by_cost`` deals them out: larger chunks later. A rank holds every ``p``-th of the ``p v`` chunks."""
     chunks = p * v
@@ -95,7 +96,7 @@ def _by_cost(p: Number, v: Number, layers: Number, head: Number) -> tuple[Number
     low = np.floor((layers - last) / others)
     larger = others - (layers - last - low * others)  # the first chunk that has one more
 
-    def of_rank(rank: Number, count: Number) -> Number:
+    def of_rank(rank: Array, count: Array) -> Array:
         """Blocks of its first ``count`` chunks."""
         return count * low + count - np.clip(np.ceil((larger - rank) / p), 0, count)
 

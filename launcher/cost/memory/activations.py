@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 from launcher.cost.time.attention import FLASH, kernel, score_count
 from launcher.cost.time.pointwise import inner_width
 
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """Bytes of one block."""
+    """Bytes of one block, micro-batch and rank, (layouts,)."""
 
-    everything: Number  # nothing recomputed
-    chosen: Number  # as the layout recomputes, averaged over the blocks
-    again: Number  # further bytes that live while one recomputed block runs backward
+    everything: Array  # nothing recomputed
+    chosen: Array  # as the layout recomputes, averaged over the blocks
+    again: Array  # further bytes that live while one recomputed block runs backward
 
 
 def block(case: Case) -> SavedActivations:
@@ -51,14 +51,14 @@ def block(case: Case) -> SavedActivations:
     return SavedActivations(everything, full * stored + (1 - full) * kept, again)
 
 
-def stored_input(case: Case) -> Number:
+def stored_input(case: Case) -> Array:
     """What stays of a block that is recomputed whole."""
     split = np.maximum(case.sequence_split, case.tensor if case.trainer.recompute.sharded_inputs else 1)
     attended = case.tokens * (case.shape.query_width * case.width + case.shape.heads * 4) / case.tensor
     return case.tokens * case.shape.hidden * case.width / split + attended * case.trainer.recompute.keeps_attention
 
 
-def rows(case: Case) -> Number:
+def rows(case: Case) -> Array:
     """Elements of the hidden state on one rank."""
     return case.tokens * case.shape.hidden / case.sequence_split
 
@@ -68,7 +68,7 @@ def narrow(case: Case) -> float:
     return 1 if case.trainer.numbers.saves_low_precision and case.precision in ("fp8", "fp4") else case.width
 
 
-def one_norm(case: Case) -> Number:
+def one_norm(case: Case) -> Array:
     """A norm's input and output, and its statistics."""
     s, f, w = case.shape, case.trainer, case.width
     each = w + narrow(case)
@@ -89,11 +89,11 @@ def _copies_norm_inputs(case: Case) -> bool:
     return _composed_norm(case) and case.width < 4
 
 
-def norms(case: Case) -> Number:
+def norms(case: Case) -> Array:
     return 2 * one_norm(case)
 
 
-def projections(case: Case) -> Number:
+def projections(case: Case) -> Array:
     """Queries, keys and values, and the attention's output, which feeds the next product."""
     s, w = case.shape, case.width
     elements = (s.query_width + 2 * s.kv_width) * w + s.query_width * narrow(case)
@@ -107,7 +107,7 @@ def projections(case: Case) -> Number:
     return (case.tokens * (elements + copied * w)) / case.tensor + angles * w
 
 
-def attention_core(case: Case) -> Number:
+def attention_core(case: Case) -> Array:
     """Between the projections: a number per row with a flash kernel, else copies of the scores."""
     s, w, name = case.shape, case.width, kernel(case)
     if name in FLASH:
@@ -117,7 +117,7 @@ def attention_core(case: Case) -> Number:
     return score_count(case) * (copies * w + dropped)
 
 
-def biases(case: Case, blocks: Number) -> Number:
+def biases(case: Case, blocks: Array) -> Array:
     """Linear biases that a flash kernel keeps: each block's own, shared by its micro-batches; of recomputed blocks the one that runs backward."""
     s = case.shape
     if not s.linear_biases or kernel(case) not in FLASH:
@@ -126,45 +126,45 @@ def biases(case: Case, blocks: Number) -> Number:
     return s.seq**2 * s.heads / case.tensor * case.width * (blocks * (1 - recomputed) + (recomputed > 0))
 
 
-def mlp(case: Case) -> Number:
+def mlp(case: Case) -> Array:
     """Inputs of the non-linearity and its output; written in tensor operations, SwiGLU keeps the gated half too."""
     s, w = case.shape, case.width
     kept = (2 if s.gated else 1) * w + narrow(case) + (w if s.gated and case.trainer.kernels.pointwise == "eager" else 0)
     return case.tokens * inner_width(case) / case.tensor * kept
 
 
-def dispatched(case: Case) -> Number:
+def dispatched(case: Case) -> Array:
     """Tokens as sent to their experts, the input of the experts' first product: the mean over all blocks, of which some may be dense."""
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
     return rows(case) * case.shape.experts.active * narrow(case) * case.shape.expert_layers / case.shape.layers
 
 
-def dropped(case: Case) -> Number:
+def dropped(case: Case) -> Array:
     """Masks of the two residual dropouts."""
     return 2 * rows(case) if case.shape.dropout else np.zeros_like(case.tokens)
 
 
-def _every_second_product(case: Case) -> Number:
+def _every_second_product(case: Case) -> Array:
     """Torchtitan's policy keeps the block's input, the attention's output and every second product: queries, values, gate, MLP output."""
     s, w = case.shape, case.width
     inside = case.tokens * (2 * s.query_width + s.kv_width + inner_width(case)) / case.tensor * w
     return inside + 2 * rows(case) * w
 
 
-def _every_product(case: Case) -> Number:
+def _every_product(case: Case) -> Array:
     """The block's input, what every product of it results in, and attention's output."""
     s, w = case.shape, case.width
     inside = case.tokens * (2 * s.query_width + 2 * s.kv_width + (2 if s.gated else 1) * inner_width(case)) / case.tensor * w
     return inside + 3 * rows(case) * w
 
 
-def _queries(case: Case) -> Number:
+def _queries(case: Case) -> Array:
     """The block's input, and its queries, keys and values."""
     return rows(case) * case.width + case.tokens * (case.shape.query_width + 2 * case.shape.kv_width) / case.tensor * case.width
 
 
-def embedding(case: Case) -> Number:
+def embedding(case: Case) -> Array:
     """The input embedding's dropout mask, or the input of its norm."""
     s = case.shape
     if s.embedding_norm:
@@ -172,7 +172,7 @@ def embedding(case: Case) -> Number:
     return rows(case) * (1 if s.dropout else 0)
 
 
-def logits(case: Case) -> Number:
+def logits(case: Case) -> Array:
     """Logits and the loss's copies of them."""
     s, f = case.shape, case.trainer
     each = f.memory.logit_copies * case.width + f.memory.logit_copies_fp32 * max(case.width, 4)

@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 from launcher.cost.inputs.stages import StageShare
 from launcher.cost.memory import activations
 from launcher.cost.memory.activations import SavedActivations
@@ -53,10 +53,10 @@ def _stage(case: Case, held: StageShare, kind: str, kept: SavedActivations) -> P
     return parts
 
 
-def context(case: Case) -> Number:
+def context(case: Case) -> Array:
     """What driver, libraries and communicators take before the trainer allocates anything: more where a group crosses the network."""
     c = case.constants
-    size: Number = c.context_gb
+    size: Array = c.context_gb
     spans = (case.tensor_group.far > 1, case.stages_apart, case.data_group(case.data).far > 1, case.context_group.far > 1)
     degrees = (case.tensor, case.pipeline, case.data, case.context)
     opened = case.trainer.memory.communicators
@@ -65,7 +65,7 @@ def context(case: Case) -> Number:
     return size * 1e9
 
 
-def states(case: Case, dense: Number, expert: Number) -> Parts:
+def states(case: Case, dense: Array, expert: Array) -> Parts:
     """Bytes of weights, gradients and optimizer states of one rank."""
     f, w = case.trainer, case.width
     weight, gradient, optimizer = (
@@ -104,7 +104,7 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
         )
 
 
-def _filling(case: Case, parameters: Number, block: Number, ends: Number) -> Number:
+def _filling(case: Case, parameters: Array, block: Array, ends: Array) -> Array:
     """Elements of the buckets that gradients fill: one of every size, a second one of a single bucket, which fills while it travels.
 
     Matrices larger than a bucket are buckets of their own, equal from block to block; smaller ones make a few different sizes. Chunks that
@@ -118,7 +118,7 @@ def _filling(case: Case, parameters: Number, block: Number, ends: Number) -> Num
     return np.where(parameters <= capacity, single, np.minimum(parameters, np.maximum(block, 4 * capacity) + ends))
 
 
-def _ends(case: Case, kind: str) -> Number:
+def _ends(case: Case, kind: str) -> Array:
     """Parameters of embedding and head on a rank of this kind."""
     s, alone = case.shape, case.pipeline == 1
     matrix = s.vocab * s.hidden / case.tensor
@@ -126,7 +126,7 @@ def _ends(case: Case, kind: str) -> Number:
     return first + np.where(alone & ~np.asarray(s.tied) | ~alone & (kind == "last"), matrix, 0.0)
 
 
-def flying(case: Case, kind: str, blocks: Number, kept: SavedActivations) -> Parts:
+def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Parts:
     """Activations and logits of the micro-batches in flight."""
     count, alone = in_flight(case, kind), case.pipeline == 1
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
@@ -151,20 +151,20 @@ def flying(case: Case, kind: str, blocks: Number, kept: SavedActivations) -> Par
     }
 
 
-def stored(case: Case, kept: SavedActivations) -> Number:
+def stored(case: Case, kept: SavedActivations) -> Array:
     """Bytes of a block that stay on the device until its backward."""
     f = case.trainer
     here = np.where(case.recomputed_blocks > 0, 0.0, kept.chosen) if f.recompute.inputs_on_host else kept.chosen
     return here * (1 - np.minimum(f.memory.host_layers / case.shape.layers, 1.0))
 
 
-def entered(case: Case, count: Number) -> Number:
+def entered(case: Case, count: Array) -> Array:
     """Micro-batches that have entered the model and not left it, of ``count`` in flight on the first rank: interleaved, its first chunk
     has taken up a second round of them before the first one's backward."""
     return np.where(case.chunks > 1, np.minimum(2 * case.pipeline - 1, case.micro_batches), count)
 
 
-def in_flight(case: Case, kind: str) -> Number:
+def in_flight(case: Case, kind: str) -> Array:
     """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks."""
     p, v, m = case.pipeline, case.chunks, case.micro_batches
     rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]
@@ -176,13 +176,13 @@ def in_flight(case: Case, kind: str) -> Number:
     return np.where(case.scheduled("zero_bubble"), np.minimum(p + more, m), held)
 
 
-def passing(case: Case) -> Number:
+def passing(case: Case) -> Array:
     """Gradients of activations while one block runs backward: of the hidden state and of the MLP's inner width, before and after an
     operation."""
     return 2 * case.width * case.tokens * (case.shape.hidden + activations.inner_width(case) / case.tensor)
 
 
-def update(case: Case, parts: Parts, freed: Number, copies: Number) -> None:
+def update(case: Case, parts: Parts, freed: Array, copies: Array) -> None:
     """What the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward allocates them
     while it frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are filled only
     then."""

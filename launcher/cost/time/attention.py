@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
+from launcher.cost.parts import ForwardBackward
 from launcher.cost.time import matmul
 
 FLASH = ("flash1", "flash2")
@@ -29,18 +30,18 @@ def kernel(case: Case) -> str:
     return f.kernels.attention
 
 
-def seconds(case: Case) -> tuple[Number, Number]:
+def seconds(case: Case) -> ForwardBackward:
     """Forward and backward seconds of one block's attention core."""
     name = kernel(case)
     return _flash(case, name) if name in FLASH else _scores(case, name)
 
 
-def score_count(case: Case) -> Number:
+def score_count(case: Case) -> Array:
     """Scores of one block and micro-batch on one rank, without regard to causality."""
     return case.tokens * case.shape.seq * case.shape.heads / case.tensor
 
 
-def _flash(case: Case, name: str) -> tuple[Number, Number]:
+def _flash(case: Case, name: str) -> ForwardBackward:
     s, constants, device = case.shape, case.constants, case.device
     forward_rate, backward_rate = (getattr(constants, f"{name}_{way}") for way in ("forward", "backward"))
     scores = score_count(case) * (0.5 if case.trainer.kernels.causal_skip else 1.0)
@@ -58,7 +59,7 @@ def _flash(case: Case, name: str) -> tuple[Number, Number]:
     return forward, backward
 
 
-def _scores(case: Case, name: str) -> tuple[Number, Number]:
+def _scores(case: Case, name: str) -> ForwardBackward:
     s, constants, device = case.shape, case.constants, case.device
     batch = case.micro_batch * s.heads / case.tensor
     rows = s.seq / case.context

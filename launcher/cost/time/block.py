@@ -11,25 +11,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.shape import Number
-from launcher.cost.parts import ATTENTION, CONTEXT, EXPERT, HOST, MATRICES, POINTWISE, TENSOR, Parts, total
+from launcher.cost.inputs.shape import Array
+from launcher.cost.parts import ATTENTION, CONTEXT, EXPERT, HOST, MATRICES, POINTWISE, TENSOR, ForwardBackward, Parts, total
 from launcher.cost.time import attention, collectives, matmul, pointwise, recompute
 from launcher.cost.time.products import products
 
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Seconds of one block and micro-batch by part."""
+    """Seconds of one block and micro-batch on one rank, by part."""
 
     forward: Parts
     backward: Parts
     again: Parts  # forward work repeated before backward
 
 
-def matrix_seconds(case: Case) -> tuple[Number, Number, Number]:
+def matrix_seconds(case: Case) -> tuple[Array, Array, Array]:
     """Seconds of the weight products: forward, input gradient, weight gradient."""
     device, precision, constants = case.device, case.precision, case.constants
-    forward = inputs = weights = 0.0
+    forward: Array = 0.0
+    inputs: Array = 0.0
+    weights: Array = 0.0
     for _, m, n, k, batch, share in products(case):
         slow = share * np.where(np.asarray(batch) > 1, 1 / constants.grouped, 1.0)
         forward = forward + slow * matmul.seconds(device, precision, constants, m, n, k, batch)
@@ -45,7 +47,7 @@ EAGER_CAST = 35 / 6
 1."""
 
 
-def casts(case: Case) -> Number:
+def casts(case: Case) -> Array:
     """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the
     product's transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4
     bytes, times the scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8)."""
@@ -57,7 +59,7 @@ def casts(case: Case) -> Number:
     return elements * times * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
 
 
-def _accumulate(case: Case, elements: Number) -> Number:
+def _accumulate(case: Case, elements: Array) -> Array:
     """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own that reads
     both."""
     buffer = case.trainer.numbers.gradient_bytes
@@ -77,11 +79,8 @@ def times(case: Case) -> BlockTimes:
     expert = expert_seconds(case)
     ahead = {MATRICES: forward, ATTENTION: attention_forward, POINTWISE: point_forward + cast}
     back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward + cast}
-    shown = (expert, expert)
-    if case.trainer.overlap.experts:
-        shown = tuple(expert - np.minimum(case.constants.tensor_hidden * expert, beside) for beside in (forward, inputs + weights))
-    ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: shown[0]}
-    back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: shown[1]}
+    ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: exposed(case, expert, forward)}
+    back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: exposed(case, expert, inputs + weights)}
     sparse = case.shape.expert_layers / case.shape.layers
     kernels = case.trainer.kernels.launches_per_block + sparse * case.trainer.kernels.launches_per_mixture
     ahead[HOST] = launching(case, kernels, total(ahead))
@@ -93,7 +92,7 @@ MEASURED_LAUNCHES = 3 * 40
 """Kernels of a block of this project's trainer, both ways: what ``trireme doctor`` times when it measures a block's operations."""
 
 
-def launching(case: Case, kernels: Number, busy: Number) -> Number:
+def launching(case: Case, kernels: Array, busy: Array) -> Array:
     """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``. The host itself does one or the other."""
     if case.trainer.kernels.launch_blocking and not case.device.host:
         return kernels * case.constants.blocking
@@ -102,7 +101,7 @@ def launching(case: Case, kernels: Number, busy: Number) -> Number:
     return kernels * each if case.device.host else np.maximum(kernels * each - busy, 0.0)
 
 
-def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number) -> tuple[Number, Number]:
+def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) -> ForwardBackward:
     """Exposed tensor-parallel communication of a block: forward, backward.
 
     Without sequence parallelism two all-reduces each way, with it two all-gathers and two reduce-scatters, and backward gathers the
@@ -128,20 +127,27 @@ def tensor_seconds(case: Case, forward: Number, inputs: Number, weights: Number)
     return ahead, back - hidden
 
 
-def context_seconds(case: Case, forward: Number, backward: Number) -> tuple[Number, Number]:
+def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackward:
     """Exposed passing of keys and values around the context ring, behind attention itself (Liu et al. 2023, arXiv 2310.01889)."""
     payload = case.tokens * 2 * case.shape.kv_width / case.tensor * case.width * case.context
     ring = collectives.all_gather(case.device, case.constants, case.context_group, payload)
     return np.maximum(ring - forward, 0.1 * ring), np.maximum(2 * ring - backward, 0.2 * ring)
 
 
-def expert_seconds(case: Case) -> Number:
+def exposed(case: Case, expert: Array, products: Array) -> Array:
+    """What of ``expert`` seconds of dispatch is not hidden behind the matrix products of another micro-batch."""
+    if not case.trainer.overlap.experts:
+        return expert
+    return expert - np.minimum(case.constants.tensor_hidden * expert, products)
+
+
+def expert_seconds(case: Case) -> Array:
     """Dispatch and return of tokens to their experts, one way of the block."""
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
     active, group = case.shape.experts.active, case.expert_group
     payload = case.tokens / case.sequence_split * active * case.shape.hidden * case.width
-    beyond: Number = 1.0  # of the copies that leave the domain, those that really travel
+    beyond: Array = 1.0  # of the copies that leave the domain, those that really travel
     if case.trainer.overlap.dispatch_by_domain:
         beyond = np.where(group.far > 1, group.far / active * (1 - (1 - 1 / group.far) ** active), 1.0)
     once = collectives.all_to_all(case.device, case.constants, group, payload, beyond)

@@ -12,21 +12,21 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.groups import PlacedGroup
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 from launcher.cost.inputs.stages import StageShare
 from launcher.cost.time import collectives
 
 
 @dataclass(frozen=True)
 class DataParallelTimes:
-    """Seconds before anything is hidden behind computation."""
+    """Seconds (layouts,) of one rank, before anything is hidden behind computation."""
 
-    gather: Number  # parameters, once per block pass (sharded parameters): per micro-batch, forward and backward together
-    scatter: Number  # gradients over the ranks that share parameters or gradients: per reduction
-    reduce: Number  # gradients over the other levels: once per step
-    refresh: Number  # updated parameters: once per step
-    tied: Number  # gradients of the embedding that the first and the last stage share: once per step
-    optimizer: Number  # update, norm: once per step
+    gather: Array  # parameters, once per block pass (sharded parameters): per micro-batch, forward and backward together
+    scatter: Array  # gradients over the ranks that share parameters or gradients: per reduction
+    reduce: Array  # gradients over the other levels: once per step
+    refresh: Array  # updated parameters: once per step
+    tied: Array  # gradients of the embedding that the first and the last stage share: once per step
+    optimizer: Array  # update, norm: once per step
 
 
 def work(case: Case, held: StageShare) -> DataParallelTimes:
@@ -52,7 +52,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 
 
-def _level(case: Case, shards: Number, before: Number) -> PlacedGroup:
+def _level(case: Case, shards: Array, before: Array) -> PlacedGroup:
     """The ranks over which a state is cut into ``shards``, ``before`` of which an inner level has cut: replicas, and where all of them
     share, the context ranks of each."""
     apart = case.data_stride / case.context  # ranks between neighbours on the axis of replicas and context ranks
@@ -61,12 +61,12 @@ def _level(case: Case, shards: Number, before: Number) -> PlacedGroup:
     return PlacedGroup.of(case.device, shards / before, apart * stride, case.trainer.overlap.single_rail)
 
 
-def _expert_replicas(case: Case, holders: Number) -> PlacedGroup:
+def _expert_replicas(case: Case, holders: Array) -> PlacedGroup:
     """The ranks that hold the same part of the same experts."""
     return case.data_group(np.maximum(case.data * case.context / case.expert, 1) / holders, case.expert * holders)
 
 
-def tied_embedding(case: Case, sent: float) -> Number:
+def tied_embedding(case: Case, sent: float) -> Array:
     """The first and the last stage sum the gradients of the matrix that both hold."""
     payload = case.shape.vocab * case.shape.hidden / case.tensor * sent
     pair = PlacedGroup(2, np.where(case.stages_apart, 1, 2), 1)
@@ -74,19 +74,19 @@ def tied_embedding(case: Case, sent: float) -> Number:
     return np.where((case.pipeline > 1) & case.shape.tied, both, 0.0)
 
 
-def _all(case: Case, group: PlacedGroup, payload: Number) -> Number:
+def _all(case: Case, group: PlacedGroup, payload: Array) -> Array:
     return collectives.all_gather(case.device, case.constants, group, payload)
 
 
-def _scatter(case: Case, group: PlacedGroup, payload: Number) -> Number:
+def _scatter(case: Case, group: PlacedGroup, payload: Array) -> Array:
     return collectives.reduce_scatter(case.device, case.constants, group, payload)
 
 
-def _sum(case: Case, group: PlacedGroup, payload: Number) -> Number:
+def _sum(case: Case, group: PlacedGroup, payload: Array) -> Array:
     return collectives.all_reduce(case.device, case.constants, group, payload)
 
 
-def update(case: Case, parameters: Number) -> Number:
+def update(case: Case, parameters: Array) -> Array:
     """Adam on one rank's shard: gradient, master weight and two moments read, all but the gradient written, weights written; the norm
     reads the gradient once more."""
     moved = 4 * 4 + 3 * 4 + case.width + 4

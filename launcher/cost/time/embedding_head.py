@@ -6,14 +6,12 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.groups import PlacedGroup
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
+from launcher.cost.parts import ForwardBackward
 from launcher.cost.time import collectives, matmul
 
-Ways = tuple[Number, ...]
-"""Seconds forward and backward."""
 
-
-def embedding(case: Case) -> tuple[Number, Number]:
+def embedding(case: Case) -> ForwardBackward:
     """Forward and backward seconds of the input embedding: a gather of rows, one reduction over the tensor ranks, a scatter."""
     payload = case.tokens * case.shape.hidden * case.width
     move = payload / (case.device.bandwidth * case.constants.bandwidth)
@@ -21,25 +19,25 @@ def embedding(case: Case) -> tuple[Number, Number]:
     return 3 * move + reduce + issued(case, 3 * move), 6 * move + issued(case, 6 * move)
 
 
-def by_stage(case: Case) -> tuple[Ways, Ways, Ways]:
+def by_stage(case: Case) -> tuple[ForwardBackward, ForwardBackward, ForwardBackward]:
     """Seconds of the model's ends on the first, a middle and the last pipeline rank. A single rank is the last one."""
     front, back = embedding(case), head(case)
-    both = tuple(np.asarray(one) + other for one, other in zip(front, back))
+    forward, backward = np.asarray(front[0]) + back[0], np.asarray(front[1]) + back[1]
     if case.trainer.pipeline.spreads_vocabulary:
         added = _added_up(case) if case.trainer.pipeline.vocabulary_waits else 0.0
-        each = tuple(way / case.pipeline + added for way in both)
+        each = forward / case.pipeline + added, backward / case.pipeline + added
         return each, each, each
     alone = case.pipeline == 1
-    return front, (0.0, 0.0), tuple(np.where(alone, whole, own) for whole, own in zip(both, back))
+    return front, (0.0, 0.0), (np.where(alone, forward, back[0]), np.where(alone, backward, back[1]))
 
 
-def _added_up(case: Case) -> Number:
+def _added_up(case: Case) -> Array:
     """Seconds, each way, to hand the hidden state to all pipeline ranks, or to add up its gradient over them."""
     group = PlacedGroup.of(case.device, case.pipeline, case.tensor * case.context * case.data)
     return collectives.all_reduce(case.device, case.constants, group, case.tokens * case.shape.hidden * case.width)
 
 
-def issued(case: Case, busy: Number) -> Number:
+def issued(case: Case, busy: Array) -> Array:
     """Seconds of the host for an end's operations, one way, where they were measured: a fourth of what they take in a micro-batch. A
     device that they keep ``busy`` for longer does not wait for them."""
     if case.device.measured is None:
@@ -48,7 +46,7 @@ def issued(case: Case, busy: Number) -> Number:
     return host if case.device.host else np.maximum(host - busy, 0.0)
 
 
-def head(case: Case) -> tuple[Number, Number]:
+def head(case: Case) -> ForwardBackward:
     """Forward and backward seconds of final norm, head and loss."""
     s, c, device = case.shape, case.constants, case.device
     precision = case.vector_precision  # the head stays in 16 bits
@@ -62,11 +60,11 @@ def head(case: Case) -> tuple[Number, Number]:
     spread = _communication(case)
     kernels = case.trainer.kernels
     ahead, back = c.loss_passes_forward + kernels.loss_passes_forward, c.loss_passes_backward + kernels.loss_passes_backward
-    times = forward + ahead * move, backward + back * move
-    return tuple(busy + spread + issued(case, busy) for busy in times)  # type: ignore[return-value]
+    forward, backward = forward + ahead * move, backward + back * move
+    return forward + spread + issued(case, forward), backward + spread + issued(case, backward)
 
 
-def _communication(case: Case) -> Number:
+def _communication(case: Case) -> Array:
     """Sharded logits need three reductions of one number per token, and backward sums the input gradient; whole logits are gathered."""
     hidden = collectives.all_reduce(case.device, case.constants, case.tensor_group, case.tokens * case.shape.hidden * case.width)
     if case.trainer.memory.sharded_logits:

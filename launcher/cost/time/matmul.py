@@ -11,18 +11,18 @@ import numpy as np
 
 from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import BYTES, Device
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 
 TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2), (64, 64, 3))
 """Output tiles that a library chooses from: rows, columns, how often they are halved against the best."""
 
 
-def aligned(n: Number) -> Number:
+def aligned(n: Array) -> Array:
     """What a product of this inner or outer size costs more when rows do not start at 16-byte borders (8 elements of 2 bytes)."""
     return np.where(np.mod(np.ceil(n), 8) == 0, 1.0, 1.6)
 
 
-def seconds(device: Device, precision: str, constants: Constants, m: Number, n: Number, k: Number, batch: Number = 1) -> Number:
+def seconds(device: Device, precision: str, constants: Constants, m: Array, n: Array, k: Array, batch: Array = 1) -> Array:
     """Seconds of ``batch`` products (m x k) (k x n). All sizes may be arrays."""
     m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)
     size = BYTES[precision]

@@ -17,34 +17,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.cost.inputs.shape import Number
-
-Ways = tuple[Number, Number]
-"""Seconds forward and backward."""
+from launcher.cost.inputs.shape import Array
+from launcher.cost.parts import ForwardBackward
 
 
 @dataclass(frozen=True)
 class StageTimes:
     """Seconds of one micro-batch on a pipeline rank, all its chunks together, by kind of rank; and of one transfer between ranks."""
 
-    first: Ways
-    middle: Ways  # the slowest of them
-    typical: Ways  # the mean of them
-    last: Ways  # with a single rank this is the whole model
-    send: Number
+    first: ForwardBackward
+    middle: ForwardBackward  # the slowest of them
+    typical: ForwardBackward  # the mean of them
+    last: ForwardBackward  # with a single rank this is the whole model
+    send: Array
     weight_share: float = 0.5  # part of backward that is weight gradient, which zero-bubble splits off
 
-    def traversal(self, p: Number, *ways: int) -> Number:
+    def traversal(self, p: Array, *ways: int) -> Array:
         """One micro-batch through all ``p`` ranks, forward (0), backward (1) or both, without transfers."""
         first, middle, last = (sum(kind[way] for way in ways) for kind in (self.first, self.typical, self.last))
         return np.where(p > 1, first + last + np.maximum(p - 2, 0) * middle, last)
 
-    def slowest(self, p: Number, *ways: int) -> Number:
+    def slowest(self, p: Array, *ways: int) -> Array:
         """The slowest rank."""
         first, middle, last = (sum(kind[way] for way in ways) for kind in (self.first, self.middle, self.last))
         return np.maximum(np.where(p > 1, np.maximum(first, last), last), np.where(p > 2, middle, 0.0))
 
-    def cycle(self, p: Number, size: Number) -> Number:
+    def cycle(self, p: Array, size: Array) -> Array:
         """From the rank that runs ``size`` micro-batches ahead to the end and back."""
         middle, last = sum(self.typical), sum(self.last)
         whole = self.traversal(p, 0, 1) + 2 * (p - 1) * self.send
@@ -56,12 +54,12 @@ class StageTimes:
 class PipelineTimes:
     """Seconds of one step's pipeline, and what they consist of."""
 
-    total: Number
-    transfers: Number  # what transfers between ranks add to it
+    total: Array
+    transfers: Array  # what transfers between ranks add to it
 
 
 def run(
-    stages: StageTimes, ranks: Number, chunks: Number, micro_batches: Number, gpipe: Number, zero_bubble: Number, further: float = 0.0
+    stages: StageTimes, ranks: Array, chunks: Array, micro_batches: Array, gpipe: Array, zero_bubble: Array, further: float = 0.0
 ) -> PipelineTimes:
     """One step. ``gpipe`` and ``zero_bubble`` say which layouts have that schedule; all others run (interleaved) 1F1B. With ``zero_bubble``
     ranks may hold ``further`` micro-batches per stage, beyond those of 1F1B."""
@@ -70,20 +68,21 @@ def run(
     return PipelineTimes(total, total - _step(instant, ranks, chunks, micro_batches, gpipe, zero_bubble, further))
 
 
-def _step(stages: StageTimes, p: Number, v: Number, m: Number, gpipe: Number, zero_bubble: Number, further: float) -> Number:
+def _step(stages: StageTimes, p: Array, v: Array, m: Array, gpipe: Array, zero_bubble: Array, further: float) -> Array:
     plain = one_forward_one_backward(stages, p, m)
     others = [fill_drain(stages, p, m), split_backward(stages, p, m, plain, further), interleaved(stages, p, v, m)]
-    return np.select([gpipe, zero_bubble, v > 1], others, plain)
+    chosen = [np.asarray(one) for one in (gpipe, zero_bubble, v > 1)]
+    return np.select(chosen, [np.asarray(seconds) for seconds in others], plain)
 
 
-def fill_drain(stages: StageTimes, p: Number, m: Number) -> Number:
+def fill_drain(stages: StageTimes, p: Array, m: Array) -> Array:
     """GPipe: all forwards, then all backwards, each at the pace of its slowest rank or transfer. Exact."""
     once = stages.traversal(p, 0, 1) + 2 * (p - 1) * stages.send
     pace = [np.maximum(stages.slowest(p, way), np.where(p > 1, stages.send, 0.0)) for way in (0, 1)]
     return once + (m - 1) * (pace[0] + pace[1])
 
 
-def one_forward_one_backward(stages: StageTimes, p: Number, m: Number) -> Number:
+def one_forward_one_backward(stages: StageTimes, p: Array, m: Array) -> Array:
     """1F1B. Exact for equal ranks and for a slow last rank; a few per cent low where a slow first rank meets long transfers."""
     more = np.ceil(m) - 1
     paths = [_cycles(stages, p, size, more) for size in (p, np.maximum(p - 1, 1), np.minimum(p, 2), np.ones_like(p))]
@@ -93,18 +92,18 @@ def one_forward_one_backward(stages: StageTimes, p: Number, m: Number) -> Number
     return np.maximum(once + np.max(np.broadcast_arrays(*paths), axis=0), np.ceil(m) * stages.slowest(p, 0, 1))
 
 
-def _cycles(stages: StageTimes, p: Number, size: Number, more: Number) -> Number:
+def _cycles(stages: StageTimes, p: Array, size: Array, more: Array) -> Array:
     """``more`` micro-batches pass in cycles of ``size``, the rest in one smaller cycle."""
     rounds = np.floor(more / size)
     return rounds * stages.cycle(p, size) + stages.cycle(p, more - rounds * size)
 
 
-def _one_by_one(rank: Ways, more: Number, ahead: Number) -> Number:
+def _one_by_one(rank: ForwardBackward, more: Array, ahead: Array) -> Array:
     """``more`` micro-batches pass through one rank. Its cheaper direction only counts for micro-batches beyond the run-ahead window."""
     return more * np.maximum(*rank) + np.maximum(more + 1 - ahead, 0.0) * np.minimum(*rank)
 
 
-def interleaved(stages: StageTimes, p: Number, v: Number, m: Number) -> Number:
+def interleaved(stages: StageTimes, p: Array, v: Array, m: Array) -> Array:
     """Interleaved 1F1B: the bubble of 1F1B divided by the chunks (Narayanan et al. 2021, section 2.2.2). Sends do not block, so a step
     waits for one traversal of all boundaries in each direction, unless a link is busy longer than the ranks. Ranks take turns with groups
     of ``p`` micro-batches: where the last group is smaller, its later chunks wait for their first micro-batch to come round."""
@@ -115,7 +114,7 @@ def interleaved(stages: StageTimes, p: Number, v: Number, m: Number) -> Number:
     return np.maximum(steady + waits, m * v * stages.send)
 
 
-def split_backward(stages: StageTimes, p: Number, m: Number, plain: Number, further: float = 0.0) -> Number:
+def split_backward(stages: StageTimes, p: Array, m: Array, plain: Array, further: float = 0.0) -> Array:
     """ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3): the weight gradients of all but the last rank leave the way back, and up to
     p - 1 more forwards find the time that they left. Exact for equal ranks. With one ``further`` micro-batch per stage it is ZB-H2: as many
     forwards again start while ranks would wait for the first backward."""

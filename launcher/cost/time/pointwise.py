@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
+from launcher.cost.parts import ForwardBackward
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ PASSES = {
 }
 
 
-def seconds(case: Case) -> tuple[Number, Number]:
+def seconds(case: Case) -> ForwardBackward:
     """Forward and backward seconds of one block's memory-bound operations."""
     s, kernels = case.shape, case.trainer.kernels
     passes = PASSES[kernels.pointwise]
@@ -42,7 +43,7 @@ def seconds(case: Case) -> tuple[Number, Number]:
     return times[0], times[1]
 
 
-def sorted_tokens(case: Case) -> Number:
+def sorted_tokens(case: Case) -> Array:
     """Elements read and written to put tokens in the order of their experts and back: each copy twice each way."""
     s = case.shape
     if s.experts is None:
@@ -50,7 +51,7 @@ def sorted_tokens(case: Case) -> Number:
     return 4 * case.tokens / case.sequence_split * s.experts.active * s.hidden * s.expert_layers / s.layers
 
 
-def inner_width(case: Case) -> Number:
+def inner_width(case: Case) -> Array:
     """Inner width of the MLP that a token passes, averaged over dense and expert blocks."""
     s = case.shape
     if s.experts is None:

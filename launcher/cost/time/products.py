@@ -7,18 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 
 
 class Product(NamedTuple):
     """``batch`` products (rows x inner) (inner x columns), in a ``share`` of the blocks."""
 
     name: str
-    rows: Number
-    columns: Number
-    inner: Number
-    batch: Number = 1
-    share: Number = 1.0
+    rows: Array
+    columns: Array
+    inner: Array
+    batch: Array = 1
+    share: Array = 1.0
 
 
 def products(case: Case) -> list[Product]:
@@ -52,7 +52,7 @@ def _latent_products(case: Case) -> list[Product]:
     ]
 
 
-def _expert_products(case: Case, sparse: Number, gates: int) -> list[Product]:
+def _expert_products(case: Case, sparse: Array, gates: int) -> list[Product]:
     s, t, experts = case.shape, case.tensor, case.shape.experts
     assert experts is not None
     local = experts.count / case.expert

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.shape import Number
+from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ATTENTION, MATRICES, POINTWISE, TENSOR, Parts
 from launcher.cost.time import matmul
 from launcher.cost.time.products import products
@@ -57,7 +57,7 @@ def spared(case: Case, forward: Parts) -> Parts:
     return out
 
 
-def results(case: Case, names: Sequence[str]) -> Number:
+def results(case: Case, names: Sequence[str]) -> Array:
     """Seconds of a block's forward products of those names."""
     chosen = [p for p in products(case) if p.name in names]
     return sum(p.share * matmul.seconds(case.device, case.precision, case.constants, p.rows, p.columns, p.inner, p.batch) for p in chosen)
