@@ -33,8 +33,8 @@ def recipe(config: Config, default: Config, hardware: Mapping[str, HardwareConfi
 
 def underived(model: ModelConfig) -> ModelConfig:
     """``model`` without the values that are derived from the others anyway."""
-    whole = resolve_model(model)
-    for field in dataclasses.fields(model):
+    whole, model = resolve_model(model), ModelConfig(**vars(model))
+    for field in dataclasses.fields(ModelConfig):
         derived: dict[str, Any] = {field.name: None} if field.default is None else {}
         shorter = dataclasses.replace(model, **derived)
         if resolve_model(shorter) == whole:

@@ -12,9 +12,9 @@ from launcher.cli import recipes
 from launcher.cli.search import FOLDER, alone
 from launcher.config import Config, compose, resolve
 from launcher.config.hardware import hardware_files
-from launcher.planning.recipe import recipe
+from launcher.planning.recipe import recipe, underived
 from launcher.trials.identity import trial_id
-from trainer.spec import LayoutConfig, ShardingConfig
+from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig, resolve_model
 
 RUNS = {
     "another model and its data": ["model=llama_tiny", "data=synthetic", "cluster.gpus_per_node=2", "run.seed=7", "tracking.experiment=mine"],
@@ -49,7 +49,11 @@ def test_sharding_and_replicas_of_a_layout_are_kept(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     layout = LayoutConfig(tensor=2, data=4, sharding=ShardingConfig(1, 2, 4))
     config = dataclasses.replace(compose(["data=synthetic", "cluster.gpus_per_node=8"]), layout=layout)
-    assert resolve(written(config)).layout == layout
+    assert vars(resolve(written(config)).layout) == vars(layout)
+
+
+def test_what_is_derived_is_left_out_of_a_resolved_model_too() -> None:
+    assert underived(resolve_model(ModelConfig("llama", vocab=1000))) == ModelConfig("llama", vocab=1000)
 
 
 def test_a_machine_that_was_measured_here_is_named_and_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
