@@ -1,10 +1,10 @@
 """How the cost model's constants were got, and how well they do on sources that they were not fitted to.
 
-    python -m benchmarks.fit TABLE.csv              constants and reached matrix rates that a refit would choose, and what it gains
+    python -m benchmarks.fit TABLE.csv              constants and sustained matrix rates that a refit would choose, and what it gains
     python -m benchmarks.fit TABLE.csv --leave-out  for each source: the error with constants fitted to all other sources
 
 TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads it. The fitted numbers are those of conf/constants.yaml
-that are not set by hand, and the ``reached_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is
+that are not set by hand, and the ``sustained_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is
 documented, not fitted. The fit is a Gauss-Newton step in the logarithms of the parameters over the logarithms of predicted / measured
 step times. Sources weigh by the root of their rows, rows far off count linearly (Huber), and parameters that no row determines stay where
 they are (ridge).
@@ -58,7 +58,7 @@ Parameters = dict[str, float]
 
 
 def chip(device: Device) -> str:
-    """The chip whose reached rates a device shares."""
+    """The chip whose sustained rates a device shares."""
     return next((name for name, starts in CHIPS.items() if device.name.startswith(starts)), device.name)
 
 
@@ -86,7 +86,7 @@ class Problem:
 
     def names(self) -> list[str]:
         """All parameters."""
-        rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases if case.device.reached}
+        rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases if case.device.sustained}
         return [*NAMES, *sorted(rates)]
 
 
@@ -117,9 +117,9 @@ def _device(device: Device, parameters: Parameters) -> Device:
     wide = parameters.get(f"{chip(device)} 16 bit", 1.0)
     rates = {
         name: rate * (wide if name in ("bf16", "fp16") else parameters.get(f"{chip(device)} {name}", 1.0))
-        for name, rate in device.reached.items()
+        for name, rate in device.sustained.items()
     }
-    return dataclasses.replace(device, reached=rates)
+    return dataclasses.replace(device, sustained=rates)
 
 
 def jacobian(problem: Problem, names: Sequence[str], base: np.ndarray) -> np.ndarray:

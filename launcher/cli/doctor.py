@@ -120,12 +120,12 @@ def data_sheet(figures: dict[str, Any], known: dict[str, HardwareConfig]) -> Har
 def consistent(found: HardwareConfig, sheet: HardwareConfig | None) -> HardwareConfig:
     """``found`` without rates above their peaks. What is reached is what the cost model makes of several products, a peak without a ``sheet`` the
     best single one: noise may turn them round, and the peak was too low. A data sheet's peak is a fact: what is above it was measured wrong."""
-    peaks, reached = found.peak_tflops, found.reached_tflops
+    peaks, reached = found.peak_tflops, found.sustained_tflops
     if sheet is None:
         peaks = {precision: max(peak, reached.get(precision, peak)) for precision, peak in peaks.items()}
     else:
         reached = {precision: min(rate, peaks.get(precision, rate)) for precision, rate in reached.items()}
-    return dataclasses.replace(found, peak_tflops=peaks, reached_tflops=reached)
+    return dataclasses.replace(found, peak_tflops=peaks, sustained_tflops=reached)
 
 
 def write(path: Path, found: HardwareConfig, figures: dict[str, Any], config: Config) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import BACKENDS, ClusterConfig
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.errors import listed, nearest
@@ -28,4 +29,6 @@ def cluster_class(backend: str) -> type[ClusterConfig]:
 def cluster_from_dict(data: Mapping[str, Any]) -> ClusterConfig:
     """A cluster of the class that ``data["backend"]`` names, strictly read."""
     backend = data.get("backend", "local") if isinstance(data, Mapping) else "local"  # what is no mapping is refused where it is read
+    if isinstance(data, Mapping) and isinstance(data.get("hardware"), Mapping):
+        refuse_renamed(data["hardware"])
     return from_dict(cluster_class(backend), data, "cluster.")

@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher.config.base60 import refuse_base60
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
+from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
 from launcher.config.secrets import refuse_secret_address, refuse_secrets
 from trainer.spec import ConfigError, from_dict, to_dict
@@ -139,6 +140,9 @@ def _check_keys(values: Mapping[Any, Any], prefix: str, keys: Mapping[str, bool]
 
 
 def _unknown(name: str, known: list[str]) -> ConfigError:
+    section, _, key = name.rpartition(".")
+    if section == "cluster.hardware":
+        refuse_renamed([key])
     return ConfigError(f"unknown key {name!r}{nearest(name, known)} (all keys: 'trireme train --cfg job')")
 
 

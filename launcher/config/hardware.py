@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.config.compose import conf_dir
+from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import HardwareConfig
 from trainer.spec import ConfigError, from_dict
 
@@ -43,7 +44,10 @@ def _read(path: Path) -> HardwareConfig:
     import yaml
 
     try:
-        return from_dict(HardwareConfig, yaml.safe_load(path.read_text()) or {}, f"{path}: ")
+        data = yaml.safe_load(path.read_text()) or {}
+        if isinstance(data, dict):
+            refuse_renamed(data, f"{path}: ")
+        return from_dict(HardwareConfig, data, f"{path}: ")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
     except yaml.YAMLError as error:

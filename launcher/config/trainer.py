@@ -25,7 +25,7 @@ class KernelProfile:
     attention: str = key("flash2", "attention kernel; fused_softmax: scale, mask and softmax in one", choices=ATTENTION_KERNELS)
     attention_dropout: bool = key(True, "the attention kernel applies dropout; false: with dropout the scores are written to memory")
     causal_skip: bool = key(True, "the attention kernel skips the scores above the diagonal")
-    newest_attention: bool = key(False, "attention kernels for the newest devices (cuDNN, flash 3), not hardware.older_kernels of the peak")
+    newest_attention: bool = key(False, "attention kernels for the newest devices (cuDNN, flash 3), not hardware.legacy_kernel_factor of the peak")
     fused_norm: bool = key(True, "a norm is one kernel")
     pointwise: str = key("fused", "bias, dropout and activation: eager, fused (one kernel each) or compiled", choices=POINTWISE)
     fused_loss: bool = key(False, "one kernel computes the loss from 16-bit logits")

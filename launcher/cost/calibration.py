@@ -45,7 +45,7 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
         )
     bandwidth = rounded(2 * figures["copy"]["bytes"] / figures["copy"]["seconds"] / COPY / 1e9)
     config = dataclasses.replace(config, memory_bandwidth_gbs=bandwidth)
-    config = dataclasses.replace(config, reached_tflops=_reached(config, figures["products"], constants))
+    config = dataclasses.replace(config, sustained_tflops=_sustained(config, figures["products"], constants))
     exchanges = [{**one, "seconds": _unshared(one, figures)} for one in figures["exchanges"]]
     config = _links(config, exchanges, figures["per_node"], constants)
     kept = ("nodes", "per_node", "hosts", "device", "torch", "products", "copy", "block")
@@ -86,12 +86,12 @@ def _best(products: Sequence[Figures]) -> dict[str, float]:
     return best
 
 
-def _reached(config: HardwareConfig, products: Sequence[Figures], constants: Constants) -> dict[str, float]:
+def _sustained(config: HardwareConfig, products: Sequence[Figures], constants: Constants) -> dict[str, float]:
     """The rate at which the model of a product takes as long as measured: the median over the larger shapes of each precision."""
     found = {}
     for precision in {p["precision"]: None for p in products}:
         shapes = sorted((p for p in products if p["precision"] == precision), key=_work)
-        device = dataclasses.replace(Device.of(config, 1), bandwidth=np.inf, reached={precision: 1e12})
+        device = dataclasses.replace(Device.of(config, 1), bandwidth=np.inf, sustained={precision: 1e12})
         ratios = [(_product(device, precision, p, constants) - constants.kernel) / p["seconds"] for p in shapes[len(shapes) // 2 :]]
         found[precision] = rounded(float(np.median(ratios)))
     return found

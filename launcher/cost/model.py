@@ -66,21 +66,21 @@ def step(case: Case, held: stages.StageShare) -> Parts:
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
     parts[HEAD] = m * sum(head) / case.pipeline
     once_parts = once(case, held, one, run.total)
-    if case.device.share > 1:
-        return taking_turns(case, parts, once_parts, run.total)
+    if case.device.oversubscription > 1:
+        return oversubscribed(case, parts, once_parts, run.total)
     idle = run.total - total(parts)
     parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
     parts[BUBBLE] = idle - parts[TRANSFERS]
     return parts | once_parts
 
 
-def taking_turns(case: Case, parts: Parts, once_parts: Parts, path: Array) -> Parts:
+def oversubscribed(case: Case, parts: Parts, once_parts: Parts, path: Array) -> Parts:
     """More ranks than cores: a step takes all its work over all cores, or its critical path at one core per rank if that is longer."""
-    stages, turns = case.pipeline, case.device.turns
+    stages, factor = case.pipeline, case.device.oversubscription
     handed = 4 * case.micro_batches * case.chunks * (stages - 1) / stages * transfer(case)  # sent and received, both ways
-    busy = scale(parts | {TRANSFERS: handed}, turns)
+    busy = scale(parts | {TRANSFERS: handed}, factor)
     busy[BUBBLE] = np.maximum(path - total(busy), 0.0)
-    return busy | scale(once_parts, turns)
+    return busy | scale(once_parts, factor)
 
 
 def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> pipeline.StageTimes:

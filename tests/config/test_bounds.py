@@ -11,8 +11,8 @@ from launcher.config.schema import ClusterConfig, HardwareConfig
 from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, from_dict
 from trainer.spec.errors import divisors
 
-RATES = ("memory_gb", "older_kernels", "exponentials", "memory_bandwidth_gbs", "link_gbs", "network_gbs")
-MAPS = ("peak_tflops", "reached_tflops")
+RATES = ("memory_gb", "legacy_kernel_factor", "exp_throughput", "memory_bandwidth_gbs", "link_gbs", "network_gbs")
+MAPS = ("peak_tflops", "sustained_tflops")
 COUNTED = [
     *[(ModelConfig, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")],
     *[(ClusterConfig, name) for name in ("nodes", "gpus_per_node")],

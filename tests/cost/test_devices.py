@@ -16,7 +16,7 @@ DEVICES = sorted(name for name, hardware in HARDWARE.items() if not hardware.hos
 def test_every_hardware_file_predicts_a_step_below_its_peaks(name: str) -> None:
     hardware = HARDWARE[name]
     assert hardware.memory_gb and hardware.units and hardware.memory_bandwidth_gbs and hardware.link_gbs and hardware.network_gbs
-    assert all(0.3 * hardware.peak_tflops[p] < rate < hardware.peak_tflops[p] for p, rate in hardware.reached_tflops.items())
+    assert all(0.3 * hardware.peak_tflops[p] < rate < hardware.peak_tflops[p] for p, rate in hardware.sustained_tflops.items())
     precision = "bf16" if "bf16" in hardware.peak_tflops else "fp16"
     found = predict(GPT_22B, layout(4, 2, 2, micro_batch=2), mixed(64, precision), cluster(16, name))
     work = 6 * 22e9 * 64 * GPT_22B.seq / 16

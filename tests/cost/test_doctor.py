@@ -124,10 +124,10 @@ def test_a_data_sheet_keeps_its_peaks_and_a_known_gpu_is_found_by_its_own_name()
 
 def test_no_rate_that_is_reached_is_above_its_peak() -> None:
     """Under load a median over products may come out above the best single one."""
-    sheet = HardwareConfig(peak_tflops={"fp32": 0.114, "fp64": 0.05}, reached_tflops={"fp32": 0.142, "bf16": 0.2})
+    sheet = HardwareConfig(peak_tflops={"fp32": 0.114, "fp64": 0.05}, sustained_tflops={"fp32": 0.142, "bf16": 0.2})
     raised, clamped = doctor.consistent(sheet, None), doctor.consistent(sheet, sheet)
-    assert raised.peak_tflops == {"fp32": 0.142, "fp64": 0.05} and raised.reached_tflops == sheet.reached_tflops
-    assert clamped.peak_tflops == sheet.peak_tflops and clamped.reached_tflops == {"fp32": 0.114, "bf16": 0.2}
+    assert raised.peak_tflops == {"fp32": 0.142, "fp64": 0.05} and raised.sustained_tflops == sheet.sustained_tflops
+    assert clamped.peak_tflops == sheet.peak_tflops and clamped.sustained_tflops == {"fp32": 0.114, "bf16": 0.2}
 
 
 def test_the_file_is_composed_as_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_doctor_measures_this_machine_into_a_file_that_plan_reads(
     document = json.loads(captured.out)
     found = HardwareConfig(**document["hardware"])
     assert "all_reduce over 2 ranks" in captured.err and document["file"] == "runs/hardware/here.yaml"
-    assert found.peak_tflops["fp32"] > 1e-4 and found.reached_tflops["fp32"] <= found.peak_tflops["fp32"]
+    assert found.peak_tflops["fp32"] > 1e-4 and found.sustained_tflops["fp32"] <= found.peak_tflops["fp32"]
     assert found.memory_bandwidth_gbs and found.cores == len(os.sched_getaffinity(0))
     assert {one["operation"] for one in found.calibration["exchanges"]} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
     assert compose(["hardware=here"]).cluster.hardware == found

@@ -138,7 +138,7 @@ def test_lock_step_costs_a_replica_of_more_ranks_more_and_a_single_rank_nothing(
 
 def test_more_exponentials_a_second_shorten_attention_alone() -> None:
     one = cases(layout(8, 1, 8), BASE, hardware="gb200")
-    faster = replace(one, device=replace(one.device, exponentials=2.0))
+    faster = replace(one, device=replace(one.device, exp_throughput=2.0))
     before, after = (block.times(each).forward for each in (one, faster))
     assert after[ATTENTION][0] < before[ATTENTION][0]
     assert after[MATRICES][0] == before[MATRICES][0]

@@ -21,9 +21,9 @@ class Device:
     name: str
     host: bool  # the host's own processor
     peaks: dict[str, float]  # FLOP/s by precision
-    reached: dict[str, float]  # FLOP/s that large products sustain in training, by precision
-    older_kernels: float  # fraction of the peak open to kernels of the generation before
-    exponentials: float  # relative rate of exponentials
+    sustained: dict[str, float]  # FLOP/s that large products sustain in training, by precision
+    legacy_kernel_factor: float  # fraction of the peak open to kernels of the generation before
+    exp_throughput: float  # exponentials per unit and second, relative to A100
     units: int  # processors that share out the tiles of a matrix product
     memory: float
     bandwidth: float
@@ -33,18 +33,18 @@ class Device:
     domain: int  # devices joined by links
     network: float  # per device and direction, between domains
     network_latency: float
-    share: float = 0.0  # ranks for each core of a node; 0: the device is no host's processor, or every rank has a core
+    ranks_per_core: float = 0.0  # of a node; 0: the device is not the host CPU, or every rank has a core
     measured: Measured | None = None  # what the mechanisms miss of this machine
 
     @property
-    def turns(self) -> float:
-        """How much slower a rank is when all ranks of its node compute: they take turns on its cores."""
-        return max(self.share, 1.0)
+    def oversubscription(self) -> float:
+        """Slow-down of a rank while all ranks of its node compute: ranks per core, where there is more than one."""
+        return max(self.ranks_per_core, 1.0)
 
     @property
     def overlaps(self) -> bool:
         """Whether communication can run beside computation. Without a core to spare it is computation."""
-        return self.share < 1
+        return self.ranks_per_core < 1
 
     @classmethod
     def of(cls, hardware: HardwareConfig, per_node: int) -> Device:
@@ -60,9 +60,9 @@ class Device:
             name=hardware.name,
             host=hardware.host,
             peaks={name: rate * 1e12 for name, rate in hardware.peak_tflops.items()},
-            reached={name: rate * 1e12 for name, rate in hardware.reached_tflops.items()},
-            older_kernels=hardware.older_kernels,
-            exponentials=hardware.exponentials,
+            sustained={name: rate * 1e12 for name, rate in hardware.sustained_tflops.items()},
+            legacy_kernel_factor=hardware.legacy_kernel_factor,
+            exp_throughput=hardware.exp_throughput,
             units=hardware.units or 1,
             memory=(hardware.memory_gb or np.inf) * 1e9,
             bandwidth=bandwidth,
@@ -72,7 +72,7 @@ class Device:
             domain=hardware.link_domain or per_node,
             network=(hardware.network_gbs or hardware.link_gbs or 5.0) * 1e9,
             network_latency=hardware.network_latency_us * 1e-6,
-            share=per_node / hardware.cores if hardware.host and hardware.cores else 0.0,
+            ranks_per_core=per_node / hardware.cores if hardware.host and hardware.cores else 0.0,
         )
 
     def peak(self, precision: str) -> float:
@@ -82,7 +82,7 @@ class Device:
     def rate(self, precision: str) -> float:
         """FLOP/s that large matrix products sustain in training."""
         name = self._nearest(precision, self.peaks)
-        return self.reached.get(name, 0.7 * self.peaks[name])
+        return self.sustained.get(name, 0.7 * self.peaks[name])
 
     def _nearest(self, precision: str, rates: dict[str, float]) -> str:
         """A precision without a rate of its own runs at the next wider one that has one, else at the widest."""

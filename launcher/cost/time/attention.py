@@ -51,8 +51,8 @@ def _flash(case: Case, name: str) -> ForwardBackward:
     head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
     if s.latent is not None:  # queries and keys are wider than values: the mean of both products
         head = head + s.latent.rotary / 2
-    peak = device.peak(case.vector_precision) * (1.0 if case.trainer.kernels.newest_attention else device.older_kernels)
-    exponential = scores / (device.units * device.exponentials * constants.exponentials)
+    peak = device.peak(case.vector_precision) * (1.0 if case.trainer.kernels.newest_attention else device.legacy_kernel_factor)
+    exponential = scores / (device.units * device.exp_throughput * constants.exponentials)
     products = 4 * scores * head / peak
     forward = (products / forward_rate + exponential) * fill + constants.kernel
     backward = (2.5 * products / backward_rate + exponential) * fill + 3 * constants.kernel
