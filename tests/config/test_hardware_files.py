@@ -14,7 +14,10 @@ BROKEN = {
     "not_utf8": (b"\xff\xfe\x00", "cannot be read"),
     "not_yaml": (b"# @package cluster.hardware\nname: [\n", "not_yaml.yaml"),
     "not_known": (b"# @package cluster.hardware\nnmae: x\n", "unknown key cluster.hardware.nmae; did you mean 'name'"),
-    "renamed": (b"# @package cluster.hardware\nreached_tflops: {bf16: 3}\n", "cluster.hardware.reached_tflops is called sustained_tflops now"),
+    "renamed": (
+        b"# @package cluster.hardware\nreached_tflops: {bf16: 3}\n",
+        "cluster.hardware.reached_tflops is called sustained_tflops now",
+    ),
     "no_package": (b"nme: x\npeak_tflops: {bf16: 3}\n", "begin it with the line '# @package cluster.hardware'"),
     "zero": (b"# @package cluster.hardware\nnetwork_gbs: 0\n", "cluster.hardware.network_gbs=0 is not above 0"),
     "folder": (None, "hardware=folder does not exist"),
