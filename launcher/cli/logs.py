@@ -11,8 +11,8 @@ from pathlib import Path
 from launcher.backends import backend_for
 from launcher.backends.contract import Backend
 from launcher.backends.logs import log_attempts
-from launcher.config.clusters import cluster_from_dict
 from launcher.trials.job import Job
+from launcher.trials.recorded import recorded_cluster
 from launcher.trials.store import Record, Store
 from trainer.spec import ConfigError
 from trainer.spec.errors import listed
@@ -76,8 +76,8 @@ def _follow(store: Store, record: Record) -> Iterator[str]:
 def _open(record: Record) -> Backend:
     if not record.cluster:
         raise ConfigError(f"the record of trial {record.id} is gone; its logs are in {Path(record.directory, 'logs')}")
-    return backend_for(cluster_from_dict(record.cluster))
+    return backend_for(recorded_cluster(record))
 
 
 def _job(record: Record, attempt: int) -> Job:
-    return Job(record.id, record.sweep, attempt, record.directory, cluster_from_dict(record.cluster), record.world_size)
+    return Job(record.id, record.sweep, attempt, record.directory, recorded_cluster(record), record.world_size)

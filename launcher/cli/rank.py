@@ -47,11 +47,11 @@ def main(argv: list[str]) -> int:
 
 def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     """One line for each trial that was measured or ran out of memory."""
-    from launcher.config.clusters import cluster_from_dict
     from launcher.config.hardware import hardware_files
     from launcher.tables.canonical import write
     from launcher.tables.own import own_row
-    from trainer.spec import Reason, TrainConfig, from_dict
+    from launcher.trials.recorded import recorded_cluster, recorded_run
+    from trainer.spec import ConfigError, Reason
 
     hardware, records, rows = hardware_files(), {record.id: record for record in sweep.records}, []
     for m in ranked:
@@ -60,7 +60,11 @@ def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
             continue
         peak = None if m.peak_memory_bytes is None else m.peak_memory_bytes / 1e9
         measured = {"step_time_s": None if short else m.step_time_s, "peak_memory_gb": peak, "oom": short}
-        config, cluster = from_dict(TrainConfig, records[m.trial].config), cluster_from_dict(records[m.trial].cluster)
+        try:
+            config, cluster = recorded_run(records[m.trial]), recorded_cluster(records[m.trial])
+        except ConfigError as error:  # a configuration that this version would refuse
+            print(f"trial {m.trial} is left out: {error}", file=sys.stderr)
+            continue
         rows.append(own_row(sweep.name, config, cluster, hardware, measured))
     write(path, rows)
     print(f"wrote {len(rows)} rows to {path}", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import BACKENDS, ClusterConfig
-from trainer.spec import ConfigError, from_dict
+from trainer.spec import ConfigError, from_dict, from_record
 from trainer.spec.errors import listed, nearest
 
 CLUSTER_CLASSES = {
@@ -32,3 +32,8 @@ def cluster_from_dict(data: Mapping[str, Any]) -> ClusterConfig:
     if isinstance(data, Mapping) and isinstance(data.get("hardware"), Mapping):
         refuse_renamed(data["hardware"])
     return from_dict(cluster_class(backend), data, "cluster.")
+
+
+def cluster_from_record(data: Mapping[str, Any]) -> ClusterConfig:
+    """The same of what a trial's record holds, which an earlier version may have written (see ``from_record``)."""
+    return from_record(cluster_class(data.get("backend", "local")), data)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.config.clusters import cluster_from_dict
 from launcher.results.timeline import Event, Timeline
+from launcher.trials.recorded import recorded_cluster, recorded_run
 from launcher.trials.store import Record
-from trainer.spec import ConfigError, LayoutConfig, TrainConfig, from_dict
+from trainer.spec import ConfigError, LayoutConfig
 
 if TYPE_CHECKING:
     from launcher.cost.inputs.case import Case
@@ -23,7 +23,7 @@ def foreseen(record: Record) -> Timeline | None:
     from launcher.cost.prediction import CostModel
 
     try:
-        config, cluster = from_dict(TrainConfig, record.config), cluster_from_dict(record.cluster)
+        config, cluster = recorded_run(record), recorded_cluster(record)
         case = CostModel(cluster).case(config.model, to_table([config.layout]), config.run)
     except ConfigError:
         return None

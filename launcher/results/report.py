@@ -132,14 +132,21 @@ def facts(trials: Sequence[ReportedTrial]) -> dict[str, str]:
     model = "{family}, {layers} layers, hidden {hidden}, {heads} heads, sequence {seq}, vocabulary {vocab}"
     run = "global batch {global_batch}, {precision}, {steps} steps, seed {seed}"
     found = {
-        "model": model.format_map(config["model"]) if config else "",
-        "run": run.format_map(config["run"]) if config else "",
-        "cluster": "{backend}, {nodes} x {gpus_per_node} ranks".format_map(cluster) if cluster else "",
-        "hardware": cluster["hardware"]["name"] if cluster else "",
+        "model": model.format_map(_Known(config.get("model", {}))) if config else "",
+        "run": run.format_map(_Known(config.get("run", {}))) if config else "",
+        "cluster": "{backend}, {nodes} x {gpus_per_node} ranks".format_map(_Known(cluster)) if cluster else "",
+        "hardware": cluster.get("hardware", {}).get("name", ""),
         "code": next((trial.record.commit[:12] for trial in trials if trial.record.commit), ""),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
     return {name: words for name, words in found.items() if words}
+
+
+class _Known(dict[str, Any]):
+    """Values of a recorded configuration; a question mark for those that its version did not have."""
+
+    def __missing__(self, name: str) -> str:
+        return "?"
 
 
 def counts(trials: Sequence[ReportedTrial]) -> str:

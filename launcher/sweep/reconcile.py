@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from launcher.backends.pool import Backends
-from launcher.config.clusters import cluster_from_dict
 from launcher.config.schema import SweepConfig
 from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.loop import Loop
@@ -15,6 +14,7 @@ from launcher.sweep.run import launcher_name
 from launcher.tracking import unmirrored
 from launcher.tracking.process import resume
 from launcher.trials.lock import Locks
+from launcher.trials.recorded import recorded_cluster
 from launcher.trials.store import Record, Store
 from trainer.spec import Status
 
@@ -60,7 +60,7 @@ def _reconciling(
     """A loop, and ``records`` as its trials."""
     locks = Locks(store.root / "locks")
     try:
-        clusters = [cluster_from_dict(record.cluster) for record in records]
+        clusters = [recorded_cluster(record) for record in records]
         active = [ActiveTrial(record, cluster, backends.of(cluster)) for record, cluster in zip(records, clusters)]
         yield Loop(store, locks, SweepConfig(), "reconcile", launcher_name(), [_News(store)], reading=reading), active
     finally:

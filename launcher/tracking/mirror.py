@@ -21,7 +21,7 @@ from launcher.tracking.database import artifact_folder, database_uri, exclusivel
 from launcher.trials.labels import trial_labels
 from launcher.trials.owner import owner_of
 from launcher.trials.store import Record, Store, Sweep
-from trainer.spec import Status, TrackingConfig, from_dict
+from trainer.spec import Status, TrackingConfig, from_record
 from trainer.spec.files import Tail
 from trainer.spec.records import CONFIG, METRICS, OFFSET, RESULT, TIMELINE, failure_file, step_lines, step_metrics
 
@@ -219,7 +219,7 @@ class MlflowSweep:
 def tracking_of(sweep: Sweep) -> TrackingConfig:
     """Where the sweep is tracked: all its trials say the same, and pruned points say nothing."""
     configs = [record.config["tracking"] for record in sweep.records if "tracking" in record.config]
-    return from_dict(TrackingConfig, configs[0]) if configs else TrackingConfig()
+    return from_record(TrackingConfig, configs[0]) if configs else TrackingConfig()
 
 
 def attempt(mirror: MlflowSweep) -> str:

@@ -27,7 +27,7 @@ from launcher.trials.owner import owned
 from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
 from trainer.spec.errors import nearest
 from trainer.spec.files import last_object, read_json, write_json
-from trainer.spec.records import CONFIG, METRICS, RESULT, attempt_of, known_reason, outcome_of
+from trainer.spec.records import CONFIG, FORMAT, METRICS, RESULT, attempt_of, check_format, known_reason, outcome_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{12}")
@@ -82,8 +82,9 @@ class Record:
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
 
     def read_result(self) -> dict[str, Any] | None:
-        """The trainer's ``result.json``, unless it is missing or left by an older attempt."""
+        """The trainer's ``result.json``, unless it is missing or left by an older attempt. ``ConfigError`` when its format is newer."""
         result = read_json(self.directory / RESULT)
+        check_format(result or {}, self.directory / RESULT)
         return result if result is not None and attempt_of(result) >= self.attempt else None
 
     def read_last_step(self) -> dict[str, Any] | None:
@@ -98,7 +99,7 @@ class Record:
         return self.status.final and self.reason in (Reason.OUT_OF_MEMORY, Reason.NUMERICS, Reason.CANNOT_WIN)
 
     def to_json(self) -> dict[str, Any]:
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "directory"}
+        data = {"format": FORMAT} | {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "directory"}
         return data | {"status": self.status.value, "reason": self.reason.value if self.reason else None}
 
     @classmethod
@@ -163,16 +164,20 @@ class Store:
                 list(pool.map(self.save, records))
 
     def load(self, identifier: str) -> Record:
-        """The record of an exact id. What is missing or torn is rebuilt from the trainer's result, or is a trial never run."""
+        """The record of an exact id. One that is missing or torn is rebuilt from the trainer's result, else the trial was never run.
+
+        ``ConfigError`` when its format is newer.
+        """
         directory = self.trials / identifier
         data = read_json(directory / "trial.json")
         if data is not None:
+            check_format(data, directory / "trial.json")
             try:
                 return Record.from_json(directory, data)
             except (TypeError, ValueError):
-                pass  # written by hand or by another version: as good as missing
+                pass  # written by hand: as good as missing
         record = Record(identifier, directory)
-        result = read_json(directory / RESULT)
+        result = record.read_result()
         if result is not None:
             record.attempt = attempt_of(result)
             record.status, record.reason = outcome_of(result)
@@ -213,14 +218,18 @@ class Store:
         for record in records:
             pruned = {"reason": record.reason.value, "detail": record.detail} if record.status is Status.PRUNED and record.reason else None
             points[record.id] = {"trial": record.id, "overrides": list(record.overrides), "pruned": pruned}
-        write_json(self._sweep_path(name), data | {"launcher": launcher, "points": list(points.values())}, durable=True)
+        write_json(
+            self._sweep_path(name), {"format": FORMAT} | data | {"launcher": launcher, "points": list(points.values())}, durable=True
+        )
 
     def _sweep_path(self, name: str) -> Path:
         return self.sweeps / f"{check_name(name)}.json"
 
     def _read_sweep(self, name: str) -> dict[str, Any]:
         """What is whole in a sweep's file; of one that is new or damaged, the empty sweep."""
-        data = {"name": name, "created": time.time(), "launcher": "", "points": []} | (read_json(self._sweep_path(name)) or {})
+        stored = read_json(self._sweep_path(name)) or {}
+        check_format(stored, self._sweep_path(name))
+        data = {"name": name, "created": time.time(), "launcher": "", "points": []} | stored
         points = data["points"] if isinstance(data["points"], list) else []
         data["points"] = [point for point in points if isinstance(point, dict) and _ID.fullmatch(str(point.get("trial")))]
         return data

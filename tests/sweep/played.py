@@ -29,7 +29,7 @@ from pathlib import Path
 
 from trainer import fork_server
 from trainer.spec import Reason, TrainConfig, load, world_size_of
-from trainer.spec.files import write_json
+from trainer.spec.records import RESULT, failure_file, write_outcome
 
 
 class Failed(Exception):
@@ -55,7 +55,7 @@ class Rank:
         except Failed as failure:
             reason, message = failure.args
             words = {"attempt": self.attempt, "rank": self.rank, "reason": reason, "message": message}
-            write_json(self.out / f"failure-{self.rank}.json", words)
+            write_outcome(self.out / failure_file(self.rank), words)
             if self.rank == 0:
                 self.result("failed", reason, message)
             return 1
@@ -112,7 +112,7 @@ class Rank:
     def result(self, status: str, reason: str | None = None, message: str = "") -> None:
         if self.rank == 0:
             outcome = {"status": status, "reason": reason, "message": message, "attempt": self.attempt, "step_time_s": 0.01}
-            write_json(self.out / "result.json", outcome | {"world_size": world_size_of(self.config.layout)})
+            write_outcome(self.out / RESULT, outcome | {"world_size": world_size_of(self.config.layout)})
 
     def _steps_before(self) -> int:
         """Where ``resume`` goes on."""

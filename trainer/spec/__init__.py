@@ -9,7 +9,7 @@ from trainer.spec.balance import blocks_per_chunk, head_weight
 from trainer.spec.errors import ConfigError
 from trainer.spec.grid import Coordinates, Grid
 from trainer.spec.outcome import Reason, Status
-from trainer.spec.read import flatten, from_dict, load, save, to_dict
+from trainer.spec.read import flatten, from_dict, from_record, load, save, to_dict
 from trainer.spec.rules import check, micro_batches, resolve, resolve_model, world_size_of
 from trainer.spec.schedule import build, in_flight
 from trainer.spec.schema import (
@@ -67,6 +67,7 @@ __all__ = [
     "field_docs",
     "flatten",
     "from_dict",
+    "from_record",
     "head_weight",
     "idle_fraction",
     "in_flight",

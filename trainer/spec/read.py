@@ -38,6 +38,31 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
     return cls(**values)
 
 
+def from_record(cls: type[T], data: Mapping[str, Any]) -> T:
+    """Build ``cls`` from what any version has written: keys that no longer exist are dropped, those that are new take their defaults.
+
+    ``ConfigError`` for a value that this version does not accept.
+    """
+    return from_dict(cls, _known(cls, data, {}))
+
+
+def _known(hint: Any, value: Any, metadata: Mapping[str, Any]) -> Any:
+    """``value`` without the keys that its type does not have, nested ones too."""
+    hint = next((option for option in typing.get_args(hint) if option is not type(None)), hint) if _is_union(hint) else hint
+    if not isinstance(value, Mapping):
+        return value
+    if dataclasses.is_dataclass(hint):
+        fields = {f.name: f for f in dataclasses.fields(hint)}
+        hints = _hints(typing.cast(Any, hint))
+        return {name: _known(hints[name], entry, fields[name].metadata) for name, entry in value.items() if name in fields}
+    choices = metadata.get("choices")
+    return {name: entry for name, entry in value.items() if not choices or name in choices}
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
@@ -96,7 +121,7 @@ def save(config: Any, path: str | Path) -> None:
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
+    if _is_union(hint):
         options = [a for a in typing.get_args(hint) if a is not type(None)]
         if value is None:
             return None

@@ -15,11 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.spec.errors import ConfigError
 from trainer.spec.files import Tail, read_json, write_json
 from trainer.spec.outcome import Reason, Status
 
 FORMAT = 1
-"""Version of the files of a trial. Readers take all of their own version and older, and say of a newer one what to do."""
+"""Version of the files of a trial and of a sweep, which each of them states as ``format``; older files have none. It rises when a key changes
+its meaning. Readers take their own version and every older one: unknown keys are ignored, missing ones take their defaults. A newer
+version is refused by ``check_format``."""
 
 CONFIG, METRICS, RESULT, TIMELINE = "config.yaml", "metrics.jsonl", "result.json", "timeline.json"
 
@@ -37,6 +40,16 @@ SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu"
 
 OFFSET = "trireme.mirrored_bytes"
 """Tag of an MLflow run: how many bytes of ``metrics.jsonl`` it holds."""
+
+
+def check_format(data: Mapping[str, Any], path: Path) -> None:
+    """``ConfigError`` when ``data``, the content of ``path``, was written by a version whose files this one may misread."""
+    written = data.get("format")
+    if isinstance(written, int) and written > FORMAT:
+        raise ConfigError(
+            f"{path} has format {written}, that of a newer Trireme; this one reads formats up to {FORMAT}: "
+            "upgrade it, or name another folder (--dir, sweep.dir)"
+        )
 
 
 def failure_file(rank: int | str) -> str:
