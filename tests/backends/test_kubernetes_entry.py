@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from launcher.backends.kubernetes.logs import Unpacker, nanoseconds, unpack_mess
 from launcher.backends.kubernetes.manifests import ENTRY
 from tests.clusters.kubernetes.control_plane import free_ports
 from tests.clusters.slurm.process import wait_for
+from trainer.spec import Reason, records
 
 TRAINER = """
 import json, os, signal, sys, time
@@ -310,3 +313,22 @@ def _connects(port: int) -> bool:
 def _catches_term(pid: int) -> bool:
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
     return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+# -- the contract that it repeats ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_process_of_a_pod_knows_the_same_files_codes_and_reasons_as_the_records() -> None:
+    """It is shipped alone, so it cannot import them. All of its file names stand in the constants that are compared here."""
+    own = (entry.METRICS, entry.RESULT, entry.TIMELINE, entry.FAILURE.format(rank=3), entry.FORMAT, entry.REFUSED, entry.STOPPED)
+    assert own == (
+        *(records.METRICS, records.RESULT, records.TIMELINE, records.failure_file(3)),
+        *(records.FORMAT, records.EXIT_REFUSED, records.EXIT_STOPPED),
+    )
+    tree = ast.parse(Path(entry.__file__).read_text())
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    names = [text for text in texts if re.fullmatch(r"[\w{}*-]*\.jsonl?", text)]
+    assert sorted(names) == sorted((entry.METRICS, entry.RESULT, entry.TIMELINE, entry.FAILURE))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.write_failure"]
+    reasons = [ast.literal_eval(call.args[1]) for call in calls]
+    assert len(reasons) == 2 and set(reasons) <= {reason.value for reason in Reason}

@@ -30,8 +30,10 @@ PIECE = 6000
 """Characters of a line: container runtimes cut lines at 16 KiB."""
 PEER_GRACE = 10.0
 """Seconds that ranks get to say why, after the first of them has failed."""
-STOPPED = 75
-"""The trainer's exit code after a checkpoint."""
+FORMAT = 1
+METRICS, RESULT, TIMELINE, FAILURE = "metrics.jsonl", "result.json", "timeline.json", "failure-{rank}.json"
+REFUSED, STOPPED = 2, 75
+"""Names, format and exit codes of ``trainer.spec.records``, which is not there to be imported; a test compares them."""
 
 
 def main() -> int:
@@ -128,7 +130,7 @@ class Node:
         if self.told_to_end:
             return STOPPED
         os.makedirs(self.out, exist_ok=True)
-        metrics = Growing(os.path.join(self.out, "metrics.jsonl")) if 0 in self.ranks else None
+        metrics = Growing(os.path.join(self.out, METRICS)) if 0 in self.ranks else None
         readers = [self.start(rank) for rank in self.ranks]
         codes = self.wait(metrics)
         for reader in readers:
@@ -148,14 +150,15 @@ class Node:
         self.write_failure(self.ranks[0], "configuration", why)
         self.send_files()
         self.write_termination_message()
-        return 2
+        return REFUSED
 
     def write_failure(self, rank: int, reason: str, message: str) -> None:
         """In the name of a rank that could not, unless it has."""
-        path = os.path.join(self.out, f"failure-{rank}.json")
+        path = os.path.join(self.out, FAILURE.format(rank=rank))
         if not current(path, self.attempt):
             with open(path, "w") as stream:
-                json.dump({"attempt": self.attempt, "rank": rank, "reason": reason, "message": message, "collective": None}, stream)
+                written = {"format": FORMAT, "attempt": self.attempt, "rank": rank}
+                json.dump({**written, "reason": reason, "message": message, "collective": None}, stream)
 
     def start(self, rank: int) -> threading.Thread:
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank - self.ranks[0]), "LOCAL_WORLD_SIZE": str(len(self.ranks))}
@@ -196,7 +199,7 @@ class Node:
 
     def pass_on_remark(self) -> None:
         """A remark on a run that ended well goes into its result, where nothing else was said."""
-        path = os.path.join(self.out, "result.json")
+        path = os.path.join(self.out, RESULT)
         if self.remark and 0 in self.ranks and current(path, self.attempt):
             with open(path) as stream:
                 content = json.load(stream)
@@ -206,18 +209,18 @@ class Node:
 
     def send_files(self) -> None:
         """This pod's failures, and from rank 0's pod the timeline and at last the result."""
-        names = [f"failure-{rank}.json" for rank in self.ranks]
+        names = [FAILURE.format(rank=rank) for rank in self.ranks]
         if 0 in self.ranks:
-            names += ["timeline.json", "result.json"]
+            names += [TIMELINE, RESULT]
         for name in names:
             path = os.path.join(self.out, name)
-            if os.path.exists(path) and (name == "timeline.json" or current(path, self.attempt)):
+            if os.path.exists(path) and (name == TIMELINE or current(path, self.attempt)):
                 send(name, path)
 
     def write_termination_message(self) -> None:
         """What the pod's status keeps when its log is out of reach: the result without its series, or the first failure."""
-        result = [os.path.join(self.out, "result.json")] if 0 in self.ranks else []
-        failures = sorted(glob.glob(os.path.join(glob.escape(self.out), "failure-*.json")))
+        result = [os.path.join(self.out, RESULT)] if 0 in self.ranks else []
+        failures = sorted(glob.glob(os.path.join(glob.escape(self.out), FAILURE.format(rank="*"))))
         path = next((path for path in result + failures if current(path, self.attempt)), None)
         if path is None:
             return
@@ -251,7 +254,7 @@ class Growing:
         whole = data if rest else data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
         for line in whole.splitlines():
-            emit(b"#trireme metrics.jsonl + " + line)
+            emit(f"#trireme {METRICS} + ".encode() + line)
 
 
 def send(name: str, path: str) -> None:
