@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     try:
         with plain_errors():
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(sweep.task())()
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(sweep.train)()
     except KeyboardInterrupt:
         sweep.finish(0)
         raise

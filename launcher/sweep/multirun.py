@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.pool import Backends
@@ -17,6 +18,7 @@ from launcher.config.schema import SweepConfig
 from launcher.console import say
 from launcher.cost import Prediction, predict
 from launcher.named_files import check_folder
+from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
 from launcher.tracking.process import PATIENCE_S, MlflowMirror
 from launcher.tracking.reachable import check_tracking
@@ -37,7 +39,7 @@ CANNOT_FIT = 0.02
 
 
 class Multirun:
-    """One ``trireme train`` command: gathers the records of everything that it ran. ``task()`` is the function that Hydra calls."""
+    """One ``trireme train`` command: gathers the records of everything that it ran. ``train`` is the task that Hydra calls."""
 
     def __init__(self, overrides: Sequence[str]):
         self.overrides = tuple(overrides)
@@ -45,16 +47,13 @@ class Multirun:
         self.error: ConfigError | None = None
         self._mirrors: dict[tuple[str, str], MlflowMirror] = {}  # a sweeper may come back with more jobs for the same sweep
 
-    def task(self) -> Callable[[Any], float]:
-        def train(composed: DictConfig) -> float:
-            try:
-                return self.run([(self.overrides, to_config(composed))])[0]
-            except ConfigError as error:  # Hydra would print its own words first
-                self.error = error
-                return math.inf
-
-        train.multirun = self  # type: ignore[attr-defined]
-        return train
+    def train(self, composed: DictConfig) -> float:
+        """Run one composed job; its step time in seconds."""
+        try:
+            return self.run([(self.overrides, to_config(composed))])[0]
+        except ConfigError as error:  # Hydra would print its own words first
+            self.error = error
+            return math.inf
 
     def run(self, jobs: Sequence[tuple[Sequence[str], Config]]) -> list[float]:
         """Run composed jobs as one sweep; the step time of each in seconds, infinite where none was measured."""
@@ -65,8 +64,6 @@ class Multirun:
         check_folder(settings.dir, "sweep.dir")
         dry_run = jobs[0][1].dry_run
         if dry_run:
-            from launcher.sweep.dry_run import print_requests
-
             print_requests(points, dry_run)
             return [math.inf] * len(points)
         name = settings.name or sweep_name(self.overrides)
@@ -95,18 +92,22 @@ class Multirun:
         return 1 if self.records and not any(r.status in (Status.DONE, Status.SUBMITTED, Status.RUNNING) for r in self.records) else 0
 
 
-def launch(context: Any, task: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-    """What Hydra's launcher plugin does: compose every job before anything is started, then run all as one sweep."""
+def launch(context: Any, task: MethodType, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+    """What Hydra's launcher plugin does: compose every job before anything is started, then run all as one sweep.
+
+    ``task`` is the ``train`` of a ``Multirun``.
+    """
     from hydra.core.utils import JobReturn, JobStatus
 
-    multirun: Multirun = task.multirun
+    multirun = task.__self__
+    assert isinstance(multirun, Multirun)
     jobs, composer = [], Jobs(context.config_loader, config)
     for overrides in job_overrides:
         with plain_errors():
             jobs.append((tuple(overrides), composer.config(overrides)))
     returns = []
     for (overrides, _), value in zip(jobs, multirun.run(jobs)):
-        # A trial that failed counts as infinitely slow: a sweeper goes on, and the ranking says why it failed.
+        # A failed trial counts as infinitely slow: a sweeper continues, and the ranking says why it failed.
         result = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
         result.return_value = value
         returns.append(result)
