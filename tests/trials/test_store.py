@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.trials.store import Point, Record, Store, check_name
 from tests.sweep.support import points, sweep, trial
-from trainer.spec import ConfigError, Reason, Status, load
+from trainer.spec import ConfigError, Reason, Status, load, to_dict
 from trainer.spec.files import last_object, look_again, read_json, remove_if, write_json, write_json_first
 
 
@@ -31,7 +31,7 @@ def plan(store: Store, *seeds: int, name: str = "demo") -> list[Record]:
 
 def test_a_planned_trial_has_its_configuration_and_its_record_on_disk(store: Store) -> None:
     (record,) = plan(store, 1)
-    assert load(record.directory / "config.yaml") == trial(seed=1).train_config()
+    assert to_dict(load(record.directory / "config.yaml")) == to_dict(trial(seed=1).train_config())
     assert store.load(record.id) == record
     assert record.status is Status.PLANNED
 
