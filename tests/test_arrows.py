@@ -51,7 +51,7 @@ LAUNCHER = {
     "trials": ("config", "labels"),
     "search": ("config", "cost", "planning", "tables", "labels"),
     "backends": ("config", "trials"),
-    "results": ("config", "cost", "trials", "labels"),
+    "results": ("cost", "trials", "labels"),
     "tracking": ("trials", "results", "labels", "console"),
     "sweep": ("config", "cost", "planning", "trials", "search", "backends", "tracking", "console", "interrupt", "named_files"),
     "cli": (
