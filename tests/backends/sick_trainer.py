@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 
 from trainer import health
-from trainer.launch.rank_env import Place
+from trainer.launch.rank_env import RankEnv
 
 
 def main(argv: list[str]) -> int:
     check = health.check_device
 
-    def check_device(place: Place) -> str | None:
-        return "a broken device" if socket.gethostname() == "n2" else check(place)
+    def check_device(env: RankEnv) -> str | None:
+        return "a broken device" if socket.gethostname() == "n2" else check(env)
 
     health.check_device = check_device
     return health.main(argv)

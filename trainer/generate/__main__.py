@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prompts", type=Path, metavar="FILE", help="a file with a prompt on each line")
     made.add_argument("--tokens", type=int, default=32, help="tokens to add at most (default: %(default)s)")
     made.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, or a folder that has one (default: beside the weights)"
+        "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, or a folder that has one (default: next to the weights)"
     )
     made.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: %(default)s)")
     made.add_argument("--out", type=Path, metavar="FOLDER", help=f"also write {TEXTS} there")

@@ -133,7 +133,7 @@ class Cached:
         return logits
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the rows alone, by index."""
+        """Continue with only some of the rows, by index."""
         self.reading.padding = self.reading.padding[rows]
         for core in self.cores:
             if core.keys is not None and core.values is not None:

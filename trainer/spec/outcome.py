@@ -57,7 +57,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Look at the network and at the logs of the ranks named; raise run.timeout_s if steps are that long.",
     ),
     Reason.NODE: (
-        "A node died, was drained, or lost its network; or nobody knows the job any more.",
+        "A node died, was drained, or lost its network; or the job is no longer known.",
         "Nothing, if the next attempt succeeds: it avoids the node. Otherwise give the node's name to its administrator.",
     ),
     Reason.CONFIGURATION: (
