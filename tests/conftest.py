@@ -29,10 +29,7 @@ STARTS_PROCESSES = ("farm", "slurm", "kubernetes", "server", "empty_database", "
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere.
-
-    A test on a real cluster gets a second try, which the summary lists: half a dozen daemons and their time limits share a busy machine.
-    """
+    """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         cluster = next((name for name in ("slurm", "kubernetes") if name in fixtures), None)
@@ -40,8 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if "case_index" not in fixtures:
             item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
-        if cluster:
-            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
