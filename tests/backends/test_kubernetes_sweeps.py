@@ -129,10 +129,10 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "mute"])
 def test_ctrl_c_ends_a_launcher_that_submits_to_a_server_that_does_not_answer(stage: Stage, how: signal.Signals) -> None:
-    """At once, not when its patience is at an end. The next launcher submits what was not, and nothing twice."""
+    """All trials go out together. It ends at once, not when its patience is at an end. The next launcher submits what was not, and nothing twice."""
     control, witness = stage.kubernetes.own.control, Witness(stage.kubernetes, stage.namespace)  # type: ignore[union-attr]
-    cluster = stage.cluster({"run": "1"})
-    launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 100, 0))
+    cluster = stage.cluster({"run": "1"}, nodes=1, gpus_per_node=2)
+    launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 60, 0))
     launcher.start()
     wait_for(lambda: len(witness.created) > 2, "some trials to be submitted", 300)
     control.api_server.send(how)
@@ -141,10 +141,10 @@ def test_ctrl_c_ends_a_launcher_that_submits_to_a_server_that_does_not_answer(st
     assert not launcher.is_alive(), "it waits for the server"
     control.api_server.kill()
     control.start_again()
-    assert finished(stage) < 100
-    records = sweep(stage.folder, cluster, 100, 0)
+    assert finished(stage) < 60
+    records = sweep(stage.folder, cluster, 60, 0)
     witness.close()
-    assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): 100}
+    assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): 60}
     assert set(witness.created.values()) == {1}
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 

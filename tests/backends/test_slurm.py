@@ -244,7 +244,7 @@ def test_a_folder_of_trials_that_nodes_do_not_share_is_named(slurm: Slurm, tmp_p
 
 
 def test_a_server_side_dry_run_prints_the_answer_of_sbatch_and_submits_nothing(slurm: Slurm, tmp_path: Path) -> None:
-    queued = squeue("JobID")
+    known = squeue("JobID")
     accepted = _train(tmp_path / "here", "--dry-run=server")
     assert accepted.returncode == 0, accepted.stderr
     assert "#SBATCH --ntasks=1" in accepted.stdout and re.search(
@@ -253,7 +253,8 @@ def test_a_server_side_dry_run_prints_the_answer_of_sbatch_and_submits_nothing(s
     refused = _train(tmp_path / "here", "--dry-run=server", "cluster.partition=nosuch")
     words = "cluster.partition=nosuch does not exist"
     assert refused.returncode == 2 and words in refused.stderr and f"# refused: Slurm refused the job: {words}" in refused.stdout
-    assert squeue("JobID") == queued and not list((tmp_path / "here").glob("runs/*"))
+    assert all(job in known for job in squeue("JobID")), "others may be forgotten meanwhile"
+    assert not list((tmp_path / "here").glob("runs/*"))
 
 
 def test_without_slurm_the_machine_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
