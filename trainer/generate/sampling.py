@@ -24,7 +24,7 @@ class Sampling:
 
 
 def choose(logits: Tensor, seen: list[list[int]], sampling: Sampling, requests: list[int]) -> Tensor:
-    """The next token of each row, [b], from logits [b, V] of any float type. ``seen``: the rows' texts so far, ``requests``: their numbers."""
+    """The next token of each row, [b], from logits [b, V] of any float type. ``seen``: the texts, ``requests``: the rows' numbers."""
     logits = _penalised(logits.double(), seen, sampling.repetition_penalty)
     if sampling.temperature == 0:
         return logits.argmax(-1)

@@ -20,8 +20,8 @@ from trainer.spec.files import Tail, read_json, write_json
 from trainer.spec.outcome import Reason, Status
 
 FORMAT = 1
-"""Version of the files of a trial and of a sweep, which each of them states as ``format``; older files have none. It rises when a key changes
-its meaning. Readers take their own version and every older one: unknown keys are ignored, missing ones take their defaults. A newer
+"""Version of the files of a trial and of a sweep; each states it as ``format``, older files have none. It rises when a key changes its
+meaning. Readers take their own version and every older one: unknown keys are ignored, missing ones take their defaults. A newer
 version is refused by ``check_format``."""
 
 CONFIG, METRICS, RESULT, TIMELINE = "config.yaml", "metrics.jsonl", "result.json", "timeline.json"
