@@ -9,7 +9,7 @@ from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.interrupt import asked, leave
 from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 from launcher.tracking.names import view_name
-from launcher.tracking.server import LocalServer, PortLost, ServerError, free_port, runs_page
+from launcher.tracking.server import LocalServer, PortLost, ServerError, runs_page, server_port
 from launcher.trials.owner import owner_of
 from launcher.trials.store import Store, Sweep
 from trainer.spec import ConfigError
@@ -69,7 +69,7 @@ def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
 
 
 def _port(wanted: int | None) -> int:
-    port = free_port(PORT if wanted is None else wanted)
+    port = server_port(PORT if wanted is None else wanted)
     if wanted and wanted != port:
         raise ConfigError(f"--port={wanted} cannot be used on this machine; choose another, or leave it out for a free one")
     return port

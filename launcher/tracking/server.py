@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from types import TracebackType
 
 import psutil
 
+from launcher.ports import PORTS, free_port, is_free
 from launcher.tracking.database import artifact_folder, database_uri, environment
 
 START_S = 300.0
@@ -93,26 +93,12 @@ class LocalServer:
                 continue
 
 
-def free_port(wanted: int | None = None) -> int:
-    """``wanted`` if nobody listens there, else a free port.
-
-    Not one that the system would give: those are also given to any connection that is opened before the server listens.
-    """
-    for port in [*([wanted] if wanted else []), *random.sample(range(20_000, 32_000), 100)]:
-        if is_free(port):
-            return port
-    raise ServerError("this machine has no free port")
-
-
-def is_free(port: int) -> bool:
-    """Whether one could listen there now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+def server_port(wanted: int | None = None) -> int:
+    """``wanted`` if nobody listens there, else a free port. ``ServerError`` when there is none."""
+    port = free_port([*([wanted] if wanted else []), *random.sample(PORTS, 100)])
+    if port is None:
+        raise ServerError("this machine has no free port")
+    return port
 
 
 def runs_page(url: str, experiment: str, view: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.tracking.database import database_uri, open_client
-from launcher.tracking.server import LocalServer, free_port
+from launcher.tracking.server import LocalServer, server_port
 from tests.tracking.headless import CHROMIUM, Page
 
 
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> It
     """The address of a real MLflow server."""
     root = tmp_path_factory.mktemp("server")
     shutil.copy(empty_database / "mlflow.db", root)
-    with LocalServer(root, free_port()) as running:
+    with LocalServer(root, server_port()) as running:
         running.wait_ready()
         yield running.url
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.tracking.reachable import check_tracking
-from launcher.tracking.server import free_port
+from launcher.tracking.server import server_port
 from trainer.spec import ConfigError, TrackingConfig
 
 TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=1",
@@ -32,7 +32,7 @@ BAD = [
 
 @pytest.mark.parametrize(("uri", "words"), BAD)
 def test_place_where_nothing_can_be_tracked_is_one_plain_error(uri: str, words: str, tmp_path: Path) -> None:
-    port = str(free_port())
+    port = str(server_port())
     with pytest.raises(ConfigError) as raised:
         check_tracking(TrackingConfig(uri=uri.replace("PORT", port)), tmp_path)
     assert words.replace("PORT", port) in str(raised.value) and "\n" not in str(raised.value)
@@ -49,7 +49,7 @@ def test_place_that_is_there_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [["train"], ["train", "-m", "layout.tensor=1"], ["search", "hardware=v100_32"]])
 def test_nothing_is_started_or_written_when_nothing_could_be_tracked(command: list[str], tmp_path: Path) -> None:
-    words = [*command, *TINY, f"tracking.uri=http://127.0.0.1:{free_port()}"]
+    words = [*command, *TINY, f"tracking.uri=http://127.0.0.1:{server_port()}"]
     done = subprocess.run([sys.executable, "-m", "launcher", *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: tracking.uri=http://127.0.0.1:") and "Traceback" not in done.stderr

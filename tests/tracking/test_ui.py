@@ -22,7 +22,7 @@ from launcher.cli import ui
 from launcher.results.measurements import measure
 from launcher.results.ranking import rank
 from launcher.tracking.mirror import MlflowSweep, attempt
-from launcher.tracking.server import LocalServer, PortLost, free_port
+from launcher.tracking.server import LocalServer, PortLost, server_port
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 from tests.tracking.headless import Page
 from trainer.spec import ConfigError, Status
@@ -114,7 +114,7 @@ def test_two_pages_started_together_are_two_servers(root: Path, tmp_path: Path) 
 def test_a_port_that_others_answer_on_is_not_taken_for_ones_own(root: Path) -> None:
     SweepOnDisk(root).done(point(1, 1), 0.2)
     assert not attempt(MlflowSweep(root, "planted"))
-    with socketserver.TCPServer(("127.0.0.1", free_port()), Answering) as other:
+    with socketserver.TCPServer(("127.0.0.1", server_port()), Answering) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         with LocalServer(root, other.server_address[1]) as server, pytest.raises(PortLost):
             server.wait_ready()
@@ -135,17 +135,17 @@ class Answering(http.server.BaseHTTPRequestHandler):
 def test_port_that_is_taken_is_one_plain_error_if_it_was_asked_for(root: Path) -> None:
     SweepOnDisk(root).done(point(1, 1), 0.2)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port()))
+        taken.bind(("127.0.0.1", server_port()))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port={port} cannot be used"):
             ui.main(["--dir", str(root), "--port", str(port)])
-        assert free_port(port) != port
+        assert server_port(port) != port
 
 
 def test_sweep_on_a_server_that_is_away_is_one_plain_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    away = f"http://127.0.0.1:{free_port()}"
+    away = f"http://127.0.0.1:{server_port()}"
     sweep = SweepOnDisk(root)
     sweep.done(tracked_at(point(1, 1), away), 0.2)
     with pytest.raises(ConfigError, match=f"sweep planted cannot be copied to MLflow at {away}"):

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from launcher.backends.kubernetes.provision import archive, digest
+from launcher.config.containers import parse_mount
 from launcher.config.kubernetes import DATA_DIR, KubernetesCluster, VolumeConfig
 from launcher.config.secrets import secrets_in
 from launcher.trials.job import Job
@@ -260,12 +261,9 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
 
 
 def _host_mount(text: str) -> VolumeConfig:
-    """``SRC:DST[:ro]`` of ``container.mounts``: a path of the node."""
-    source, _, rest = text.partition(":")
-    target, _, mode = rest.partition(":")
-    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw"):
-        raise ConfigError(f"cluster.container.mounts: {text!r} is not SRC:DST[:ro] with absolute paths")
-    return VolumeConfig(mount=target, host_path=source, read_only=mode == "ro")
+    """An entry of ``container.mounts``: a path of the node."""
+    mount = parse_mount(text)
+    return VolumeConfig(mount=mount.target, host_path=mount.source, read_only=mount.read_only)
 
 
 def _source(volume: VolumeConfig) -> Manifest:

@@ -24,13 +24,13 @@ from launcher.backends.contract import Backend, Request
 from launcher.backends.local.fork_server import COMMAND, ForkServerClient, ForkServerError, RankGroup
 from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, LocalCluster
+from launcher.ports import PORTS, free_port
 from launcher.trials.job import Handle, Job, JobState
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.records import EXIT_STOPPED
 
 _CLOCK_SECONDS = 2.0  # by how much the kernel's idea of when a process began may differ from ours
 _RANKS_PER_CORE = 32
-_PORTS = range(20000, 32000)  # below those that the kernel gives to outgoing connections
 _EXPLAINED = (1, 2)  # exit codes of ranks that wrote down why
 
 
@@ -254,18 +254,13 @@ def _terminate(handle: Handle) -> None:
 
 
 def _first_port(job: Job) -> int:
-    return _PORTS[zlib.crc32(job.name.encode()) % len(_PORTS)]
+    return PORTS[zlib.crc32(job.name.encode()) % len(PORTS)]
 
 
 def _free_port(job: Job, taken: set[int]) -> int:
-    """The first port from ``_first_port`` on that nobody listens on."""
-    start = _PORTS.index(_first_port(job))
-    for port in (*_PORTS[start:], *_PORTS[:start]):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in taken:
-            return port
-    raise ForkServerError(f"no free port from {_PORTS.start} to {_PORTS.stop - 1}")
+    """The first free port from ``_first_port`` on."""
+    start = PORTS.index(_first_port(job))
+    port = free_port(port for port in (*PORTS[start:], *PORTS[:start]) if port not in taken)
+    if port is None:
+        raise ForkServerError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
+    return port
