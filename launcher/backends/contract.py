@@ -37,7 +37,7 @@ class Backend(ABC):
     poll_seconds: float = 2.0
     """How often ``poll`` is asked at most."""
     outlives_launcher: bool = True
-    """Jobs go on when the launcher ends; a job that was meant to be submitted may exist although nobody noted its handle."""
+    """Jobs outlive the launcher. After a crash, a job may exist although its handle was never recorded."""
     visibility_s: float = 0.0
     """For how long what the ranks wrote may stay unseen here after their job has ended: network file systems remember what was not there."""
     leaves_objects: bool = False
@@ -76,7 +76,7 @@ class Backend(ABC):
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
         """Start the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice.
 
-        ``ConfigError`` or ``BackendError`` when they cannot be started; those of ``requests`` that ``find`` finds all the same go on.
+        ``ConfigError`` or ``BackendError`` when they cannot be started. Those that ``find`` still finds keep running.
         """
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Backend(ABC):
         """End the jobs; unknown or ended ones are ignored."""
 
     def can_place(self, job: Job) -> bool:
-        """Whether there are nodes enough for ``job`` beside those that it avoids. True where that is not known.
+        """Whether there are enough nodes for ``job`` without those that it avoids. True if that is not known.
 
         Asked before a job that avoids nodes is submitted: it then avoids fewer of them.
         """
@@ -109,8 +109,8 @@ class Backend(ABC):
         """Ranks that may be alive at once over all jobs; None where a queue decides."""
         return None
 
-    def admits(self, job: Job, beside: Iterable[Job]) -> str:
-        """Why ``job`` must not be submitted now, beside those that are or are about to be; empty when it may.
+    def admits(self, job: Job, others: Iterable[Job]) -> str:
+        """Why ``job`` must not be submitted now, given the jobs that are submitted or about to be; empty when it may.
 
         For places that start the parts of a job one by one: jobs that each hold a part would wait for each other for ever.
         """
@@ -143,4 +143,4 @@ class Backend(ABC):
         """The command is asked to end: from now on ask once, and do not wait for a place that does not answer. For signal handlers too."""
 
     def close(self) -> None:  # noqa: B027 - optional by design
-        """Release what the backend holds (worker pools, connections). Running jobs of remote backends go on."""
+        """Release what the backend holds (worker pools, connections). Running jobs of remote backends continue."""

@@ -89,7 +89,7 @@ def target(name: str) -> Path:
         )
     if (conf_dir() / "hardware" / f"{name}.yaml").exists():
         raise ConfigError(
-            f"--name={name} is a device that ships with Trireme, and hardware={name} would go on to mean that; choose another name"
+            f"--name={name} is a device that ships with Trireme, and hardware={name} would still mean that one; choose another name"
         )
     return FOLDER / f"{name}.yaml"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.trials.store import Record
 
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
-"""Order of trials that have no place: nearest to a measurement first."""
+"""Sort order of unranked trials."""
 
 
 @dataclass(frozen=True)

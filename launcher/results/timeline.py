@@ -98,7 +98,7 @@ class Timeline:
 
     @property
     def mean_use(self) -> Use:
-        """How all ranks spent the step, in the mean."""
+        """How the ranks spent the step, on average."""
         uses, count = self.use.values(), len(self.use)
         computing, communicating = sum(u.computing for u in uses) / count, sum(u.communicating for u in uses) / count
         return Use(computing, communicating, 1 - computing - communicating)

@@ -36,7 +36,7 @@ def run_sweep(
 
     Trials that are answered already, in whichever sweep, are not run again unless ``settings.rerun``. One failing trial
     does not hide the others. Ctrl-C, SIGTERM or a closed terminal stop submitting and end the trials that run on this machine; trials
-    in a queue go on and are found again by the same command. ``Interrupted`` is raised then, once all that has ended is recorded.
+    in a queue continue and are found again by the same command. ``Interrupted`` is raised then, once all that has ended is recorded.
     ``ConfigError``, with nothing written or submitted, when a cluster cannot be used.
     """
     store = Store(settings.dir)

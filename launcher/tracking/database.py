@@ -1,4 +1,4 @@
-"""MLflow without a service: one SQLite file and an artifact folder beside the trials, opened by one process at a time.
+"""MLflow without a service: one SQLite file and an artifact folder next to the trials, opened by one process at a time.
 
 MLflow creates and migrates its tables at first use and breaks when several processes do that at once, or when one is killed meanwhile.
 So the tables are made elsewhere and put in place whole, and every user of the file takes the lock first, for as long as one trial

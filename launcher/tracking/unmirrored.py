@@ -1,4 +1,4 @@
-"""Which sweeps MLflow may not have all of: a file for each, in a folder beside the trials.
+"""Which sweeps MLflow may not have all of: a file for each, in a folder next to the trials.
 
     <root>/unmirrored/NAME    there is news of the sweep on disk
     <root>/unmirrored/.NAME   it is being copied, or was when its copier was killed; holds what went wrong last

@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def resumable(self) -> bool:
-        """Ended by the place after a checkpoint: the next attempt goes on where this one stopped."""
+        """Ended by the place after a checkpoint: the next attempt continues where this one stopped."""
         return self.status is Status.STOPPED and self.reason in (Reason.PREEMPTED, Reason.TIME_LIMIT)
 
     @property
@@ -66,8 +66,8 @@ def decide(attempt: int, state: JobState, result: dict[str, Any] | None, failure
 
 
 def all_said(attempt: int, state: JobState, result: dict[str, Any] | None, failures: Sequence[dict[str, Any]]) -> bool:
-    """Whether the ranks' words on an ended attempt are all there, as far as one can know: a result, and who failed for more than the want of
-    its peers. A place that could not start them knows all there is."""
+    """Whether the files of an ended attempt are complete, as far as one can know: a result, or a failure with a cause other than lost peers.
+    When the backend could not start the ranks, there are none to wait for."""
     newest = max(attempt, state.attempt or 0)
     words = [*failures, *([result] if result is not None else [])]
     said = [reason_of(data) for data in words if attempt_of(data) >= newest]

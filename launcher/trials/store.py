@@ -1,4 +1,4 @@
-"""Trials and sweeps on disk. The files are the only state: any launcher, at any time, can go on from them.
+"""Trials and sweeps on disk. The files are the only state: any launcher, at any time, can continue from them.
 
     <root>/trials/<id>/trial.json   the launcher's record of a trial; beside it everything the trainer writes
     <root>/sweeps/<name>.json       a sweep: its points in order, each a trial or a pruned combination

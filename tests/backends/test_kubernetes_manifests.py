@@ -315,7 +315,7 @@ def test_merging(base: Any, patch: Any, merged: Any) -> None:
         ({"volumes": [{"mount": "/x", "claim": "a", "nfs": "s:/p"}]}, "has 2 sources"),
         ({"volumes": [{"mount": "x", "claim": "a"}]}, "'x' is not an absolute path"),
         ({"volumes": [{"mount": "/x", "nfs": "server"}]}, "nfs='server' is not SERVER:/PATH"),
-        ({"container": {"image": "i", "mounts": ["data:/data"]}}, "'data:/data' is not SRC:DST"),
+        ({"container": {"image": "i", "mounts": ["data:/data"]}}, "'data:/data', which is not SRC:DST or SRC:DST:ro"),
         ({"run_dir": "/runs"}, "cluster.run_dir=/runs is not inside a mounted volume"),
         ({"user": 0}, "cluster.user=0 is root, which cluster.restricted=true forbids"),
         ({"workload": "volcano", "topology": "rack"}, "cluster.topology is not passed on to Volcano"),

@@ -131,7 +131,7 @@ class KubernetesBackend(Backend):
         return "\n".join([f"{self._client.server}:", *answers])
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """A job that the server refuses gets a handle that says so, and ``poll`` reports it as failed: the others go on."""
+        """A job that the server refuses gets a handle that says so, and ``poll`` reports it as failed; the others are submitted."""
         self._submission  # noqa: B018 - made here, or every thread would make one with a client of its own
         return concurrently(self._submit, requests, _AT_ONCE, lambda: self._hurried)
 
@@ -159,11 +159,11 @@ class KubernetesBackend(Backend):
                 self._placed.add(handle["name"])
         return [self._in_line(self._state(handle, known[handle["name"]]), handle, known[handle["name"]], partly) for handle in handles]
 
-    def admits(self, job: Job, beside: Iterable[Job]) -> str:
+    def admits(self, job: Job, others: Iterable[Job]) -> str:
         """One gang at a time looks for room, unless a queue admits gangs whole."""
         if self._gangs_are_admitted or pods_of(job) == 1:
             return ""
-        looking = next((other.trial for other in beside if pods_of(other) > 1 and other.name not in self._placed), None)
+        looking = next((other.trial for other in others if pods_of(other) > 1 and other.name not in self._placed), None)
         if looking is not None:
             return f"trial {looking} has not found room for all of its pods yet"
         if time.monotonic() - self._yielded < _YIELD_SECONDS and self._partly_placed():

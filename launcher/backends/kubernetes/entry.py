@@ -291,7 +291,7 @@ def current(path: str, attempt: int) -> bool:
 
 
 def oom_kills() -> int:
-    """How many processes of this container the kernel has ended for want of memory (cgroup v2, then v1)."""
+    """How many processes of this container the kernel has killed because memory ran out (cgroup v2, then v1)."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         if os.path.exists(path):
             with open(path) as stream:

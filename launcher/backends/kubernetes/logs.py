@@ -1,7 +1,7 @@
 """From a pod's log to the files of a trial's directory: the log of every rank, metrics, failures, timeline, result.
 
 The pod's first process (``entry.py``) writes everything to its log; here it is read while the pod runs, because the
-log goes with the pod. How far it has been read is kept in a file beside the logs, so that another launcher goes on from there.
+log goes with the pod. How far it has been read is kept in a file beside the logs, so that another launcher continues from there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Unpacker:
 
     @property
     def whole(self) -> bool:
-        """Not in the middle of a file: a good place to go on from later."""
+        """Not in the middle of a file: a good place to continue from."""
         return not self._pieces
 
     def take(self, line: bytes) -> None:

@@ -1,7 +1,7 @@
 """How a job stands, from everything the API server says of it at one moment. Pure.
 
 A job is a gang: it runs when all of its pods run, is done when all are done, and has failed as soon as one pod is no use any more.
-The reason is that of the pod which explains the others: when one is evicted, its peers fail too, for want of it, or are deleted.
+The reason is that of the pod which explains the others: when one is evicted, its peers lose their connection and fail too, or are deleted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from launcher.trials.job import JobState
 from trainer.spec import Reason, Status
 
 SETTLE = 20.0
-"""Seconds for which running peers of a failed pod may go on: they are about to say what they know."""
+"""Seconds for which running peers of a failed pod are left alone: they may be about to report the reason."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _order(cause: Cause) -> tuple[int, bool, float]:
 def _blame(cause: Cause, causes: Sequence[Cause]) -> Cause:
     """``cause``, unless it followed from the deletion of another pod, which is told before it.
 
-    Peers of a pod that somebody deleted fail for want of it, or stop with it, before it has ended itself.
+    When somebody deletes a pod, its peers fail or stop before it has ended itself.
     """
     first = min((c for c in causes if c.deleted is not None), key=lambda c: c.deleted or 0.0, default=None)
     if first is None or first is cause or cause.weight == OWN or (first.deleted or 0.0) > (cause.ended or math.inf):

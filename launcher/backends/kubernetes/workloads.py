@@ -97,7 +97,7 @@ def check_schema(manifest: Manifest) -> None:
 
 
 def outcome(kind: WorkloadKind, workload: Manifest) -> tuple[str, str, str]:
-    """``(word, reason, message)`` of a workload's status; word is complete, failed, suspended, or empty while it goes on."""
+    """``(word, reason, message)`` of a workload's status; word is complete, failed, suspended, or empty while it runs."""
     status = workload.get("status") or {}
     if "state" in status:  # Volcano has a phase, the others conditions
         said = [{"type": status["state"].get("phase"), "status": "True", **status["state"]}]

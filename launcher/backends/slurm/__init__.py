@@ -1,7 +1,7 @@
 """Trials as Slurm jobs: submitted as job arrays through submitit, watched with squeue and sacct, in containers or not.
 
 options.py     what a job asks of Slurm: sbatch options, and how text is quoted for them
-owned.py       options that cannot be given beside ours, with the key to use instead
+owned.py       options that are Trireme's own, with the key to use instead
 container.py   what the ranks run in: pyxis, Apptainer, an OCI bundle, or nothing
 script.py      the job script of a trial and of an array of trials (job.sh.jinja, array.sh.jinja)
 states.py      from Slurm's words to our statuses and reasons

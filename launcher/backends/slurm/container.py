@@ -30,7 +30,7 @@ def interpreter(cluster: SlurmCluster) -> str:
 
 
 def wrapping(cluster: SlurmCluster, paths: Sequence[HostPath], names: Sequence[str]) -> Wrapping:
-    """``paths`` of the host are mounted where they are, beside the mounts that the configuration asks for. The job's values of the
+    """``paths`` of the host are mounted under their own names, in addition to the configured mounts. The job's values of the
     variables ``names`` win over the image's: pyxis is told so here, for Apptainer the job's script exports them under names of its own."""
     container = cluster.container
     image = container.image or ""

@@ -29,7 +29,7 @@ SILENCE = (
     ("Unable to contact slurm controller", "the controller (slurmctld) does not answer"),
     ("Did you start munged", "munge is not running on this machine"),
     ("Munge encode failed", "munge does not answer on this machine"),
-    ("Protocol authentication error", "munge does not answer, here or beside the controller, or the two have different keys"),
+    ("Protocol authentication error", "munge does not answer on this machine or on the controller's, or the two have different keys"),
     ("Expired credential", "the clocks of this machine and of the controller differ, or munge is overloaded"),
     ("Rewound credential", "the clocks of this machine and of the controller differ"),
     ("Connection refused", "the controller (slurmctld) does not answer"),

@@ -20,7 +20,7 @@ def shape(job: Job) -> tuple[int, int]:
 
 
 def saves(job: Job) -> bool:
-    """Whether the run writes checkpoints. One that does not has no use for being told of its end: it may still finish in time."""
+    """Whether the run writes checkpoints. Runs without checkpoints get no warning signal; they may still finish before the limit."""
     return job.config is None or bool(job.config["run"]["checkpoint"]["every"])
 
 

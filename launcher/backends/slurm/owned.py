@@ -16,7 +16,7 @@ _ARRAY = "trials go out as arrays already; sweep.max_parallel limits how many ru
 _LOGS = "logs are in the folder of each trial ('trireme logs TRIAL')"
 _RANKS = "the layout and cluster.gpus_per_node say how many ranks there are"
 _SUBMISSION = "how jobs are submitted is not to be chosen"
-_CONTAINER = "use cluster.container.image and the keys beside it"
+_CONTAINER = "use the keys of cluster.container"
 _GPUS = "use cluster.gpus_per_node, cluster.gpu_request and cluster.gpu_type"
 
 SBATCH: dict[str, str] = {
@@ -31,7 +31,7 @@ SBATCH: dict[str, str] = {
     "dependency": "use cluster.dependency", "switches": "use cluster.switches", "comment": "use cluster.comment",
     "mail-type": "use cluster.mail_type", "mail-user": "use cluster.mail_user", "signal": "use cluster.stop_signal",
     "requeue": "use cluster.requeues", "no-requeue": "use cluster.requeues=0",
-    "no-kill": "a training cannot go on without one of its nodes", "chdir": "the ranks' folder is cluster.container.workdir, or the trial's",
+    "no-kill": "a training cannot continue without one of its nodes", "chdir": "the ranks' folder is cluster.container.workdir, or the trial's",
     "workdir": "the ranks' folder is cluster.container.workdir, or the trial's", "export": "use cluster.env",
     "export-file": "use cluster.env_from", "parsable": _SUBMISSION, "wrap": _SUBMISSION, "wait": _SUBMISSION, "test-only": _SUBMISSION,
     "hold": "the sweep would wait for ever", "immediate": _SUBMISSION, "clusters": "run the command on a login node of that cluster",

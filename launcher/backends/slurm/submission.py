@@ -133,7 +133,7 @@ class Submission:
 
 
 def _write_first(path: Path, text: str) -> None:
-    """Write a file that nobody reads before sbatch has been called: whole by then, and written again by whoever starts anew."""
+    """Write a file that is not read before sbatch runs. A launcher that was killed here writes it again."""
     try:
         path.write_text(text, encoding="utf-8")
     except FileNotFoundError:

@@ -28,7 +28,7 @@ class Watcher:
 
     def __init__(self, client: Client):
         self.client = client
-        self._known: dict[str, JobState] = {}  # by array and id: ids begin anew when a controller loses its state
+        self._known: dict[str, JobState] = {}  # by array and id: ids start again when a controller loses its state
         self._missing: dict[str, float] = {}
         self._accounting_answers = False
         self._pause = 0.0
@@ -66,7 +66,7 @@ class Watcher:
         self.client.cancel([handle["job_id"] for handle in still_there if self._state(handle).status.final])
 
     def _take(self, handle: Handle, queued: Row | None, accounted: Row | None) -> None:
-        """The controller is right about jobs that go on, the accounting about those that ended, and the trial's result about both."""
+        """Trust the controller for jobs that run, the accounting for those that ended, and the trial's result above both."""
         row = accounted if accounted is not None and accounted.ended else queued
         if row is not None:
             self._missing.pop(_key(handle), None)
