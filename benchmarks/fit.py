@@ -63,7 +63,7 @@ def chip(device: Device) -> str:
 
 
 @dataclass(frozen=True)
-class Problem:
+class FitProblem:
     """Measured rows as few cases, with their sources."""
 
     cases: list[tuple[Case, list[int]]]
@@ -71,7 +71,7 @@ class Problem:
     sources: list[str]
 
     @classmethod
-    def of(cls, path: str) -> Problem:
+    def of(cls, path: str) -> FitProblem:
         asked, measured = _asked(path)
         return cls(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
 
@@ -88,6 +88,14 @@ class Problem:
         """All parameters."""
         rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases if case.device.sustained}
         return [*NAMES, *sorted(rates)]
+
+    def large(self) -> list[str]:
+        """Sources with enough rows to be left out, in order of appearance."""
+        return [source for source in dict.fromkeys(self.sources) if self.sources.count(source) >= FEWEST]
+
+    def rows_of(self, source: str) -> np.ndarray:
+        """Which rows (rows,) are of ``source``."""
+        return np.array([one == source for one in self.sources])
 
 
 def _precision(case: Case) -> str:
@@ -122,13 +130,13 @@ def _device(device: Device, parameters: Parameters) -> Device:
     return dataclasses.replace(device, sustained=rates)
 
 
-def jacobian(problem: Problem, names: Sequence[str], base: np.ndarray) -> np.ndarray:
+def jacobian(problem: FitProblem, names: Sequence[str], base: np.ndarray) -> np.ndarray:
     """Change of each row's error with the logarithm of each parameter."""
     moved = [problem.errors({name: float(np.exp(STEP))}) - base for name in names]
     return np.stack(moved, axis=1) / STEP
 
 
-def solve(problem: Problem, names: Sequence[str], base: np.ndarray, slopes: np.ndarray, without: str = "") -> Parameters:
+def solve(problem: FitProblem, names: Sequence[str], base: np.ndarray, slopes: np.ndarray, without: str = "") -> Parameters:
     """The parameters of the least weighted error over all sources but ``without``, by reweighted least squares."""
     counts = {source: problem.sources.count(source) for source in set(problem.sources)}
     shares = np.array([0.0 if source == without else counts[source] ** -0.5 for source in problem.sources])
@@ -155,18 +163,18 @@ def main() -> None:
         "--spread", action="store_true", help="how far each constant moves when a source is left out: for conf/constants.yaml"
     )
     given = arguments.parse_args()
-    problem = Problem.of(given.table)
+    problem = FitProblem.of(given.table)
     names, base = problem.names(), problem.errors({})
     slopes = jacobian(problem, names, base)
     if given.spread:
         _spread(problem, names, base, slopes)
     elif given.leave_out:
-        _leave_out(problem, names, base, slopes)
+        _leave_out(problem, base)
     else:
         _refit(problem, names, base, slopes)
 
 
-def _refit(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
+def _refit(problem: FitProblem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
     found = solve(problem, names, base, slopes)
     after = problem.errors(found)
     print(
@@ -177,24 +185,27 @@ def _refit(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndar
             print(f"  {name:16s} x {factor:.3f}")
 
 
-def _spread(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
-    sources = [source for source in dict.fromkeys(problem.sources) if problem.sources.count(source) >= FEWEST]
-    found = [solve(problem, names, base, slopes, source) for source in sources]
+def _spread(problem: FitProblem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
+    found = [solve(problem, names, base, slopes, source) for source in problem.large()]
     for name in names:
         print(f"{name:22s} {np.std([np.log(each[name]) for each in found]):.3f}")
 
 
-def _leave_out(problem: Problem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
+def left_out(problem: FitProblem) -> dict[str, float]:
+    """Median error of each source with enough rows, with the constants fitted to all other sources; under ``all`` that of all their rows."""
+    names, base = problem.names(), problem.errors({})
+    slopes = jacobian(problem, names, base)
+    large = problem.large() if len(problem.large()) > 1 else []
+    unseen = {source: problem.errors(solve(problem, names, base, slopes, source))[problem.rows_of(source)] for source in large}
+    pooled = {"all": np.concatenate(list(unseen.values()))} if unseen else {}
+    return {source: median_error(errors) for source, errors in (unseen | pooled).items()}
+
+
+def _leave_out(problem: FitProblem, base: np.ndarray) -> None:
     print("rows  as fitted  left out  source")
-    pooled = []
-    for source in dict.fromkeys(problem.sources):
-        mine = np.array([s == source for s in problem.sources])
-        if mine.sum() < FEWEST:
-            continue
-        unseen = problem.errors(solve(problem, names, base, slopes, source))[mine]
-        pooled.append(unseen)
-        print(f"{mine.sum():4d}  {median_error(base[mine]):9.1%}  {median_error(unseen):8.1%}  {source}")
-    print(f"{sum(map(len, pooled)):4d}  {median_error(base):9.1%}  {median_error(np.concatenate(pooled)):8.1%}  all of these")
+    for source, error in left_out(problem).items():
+        mine = np.isin(problem.sources, problem.large()) if source == "all" else problem.rows_of(source)
+        print(f"{mine.sum():4d}  {median_error(base[mine]):9.1%}  {error:8.1%}  {source}")
 
 
 if __name__ == "__main__":

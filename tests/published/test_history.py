@@ -1,0 +1,38 @@
+"""The figures in the documentation are those of the newest record, and the record is of tables that can be found again."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.history.figures import MARKS, block, figures_of, newest, with_block
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "benchmarks" / "published" / "data"
+
+
+def test_the_figures_in_the_architecture_are_those_of_the_newest_record() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert all(mark in text for mark in MARKS) and with_block(text, newest()) == text
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.csv")), ids=lambda path: path.name)
+def test_the_newest_record_has_every_shipped_table_as_it_is(path: Path) -> None:
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in {table["sha256"] for table in newest()["tables"]}
+
+
+def test_a_record_is_what_the_cost_model_says_of_its_table() -> None:
+    """The smallest table, taken again: whoever moves a figure records the figures again."""
+    again = figures_of(DATA / "dlperf.csv")
+    recorded = next(table for table in newest()["tables"] if table["sha256"] == again["sha256"])
+    assert {key: recorded["all"][key] for key in ("timed", "median", "p90", "bias")} == {
+        key: again["all"][key] for key in ("timed", "median", "p90", "bias")
+    }
+
+
+def test_a_changed_figure_changes_the_table() -> None:
+    record = newest()
+    record["tables"][0]["all"]["median"] += 0.01
+    assert block(record) != block(newest())
