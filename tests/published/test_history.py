@@ -27,9 +27,8 @@ def test_a_record_is_what_the_cost_model_says_of_its_table() -> None:
     """The smallest table, taken again: whoever moves a figure records the figures again."""
     again = figures_of(DATA / "dlperf.csv")
     recorded = next(table for table in newest()["tables"] if table["sha256"] == again["sha256"])
-    assert {key: recorded["all"][key] for key in ("timed", "median", "p90", "bias")} == {
-        key: again["all"][key] for key in ("timed", "median", "p90", "bias")
-    }
+    for key in ("timed", "median", "p90", "bias"):
+        assert recorded["all"][key] == pytest.approx(again["all"][key], abs=1e-4)
 
 
 def test_a_changed_figure_changes_the_table() -> None:
