@@ -55,8 +55,9 @@ LAUNCHER = {
     "results": ("cost", "trials", "labels"),
     "tracking": ("trials", "results", "labels", "console", "ports"),
     "sweep": ("config", "cost", "planning", "trials", "search", "backends", "tracking", "console", "interrupt", "named_files"),
+    "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (
-        *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep"),
+        *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "stages"),
         *("labels", "interrupt", "named_files"),
     ),
     "__main__": ("cli",),

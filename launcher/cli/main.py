@@ -13,6 +13,7 @@ from trainer.spec.errors import ConfigError, nearest
 VERBS = {
     "prepare": "make a tokenizer and a token file from text",
     "train": "train one layout, or a sweep of them with -m",
+    "run": "a pipeline of stages: prepare, train, evaluate, convert, generate",
     "evaluate": "loss, perplexity and bits per byte of a checkpoint on held-out text",
     "generate": "text from a checkpoint or a Hugging Face folder",
     "convert": "a checkpoint to a Hugging Face folder, and back",

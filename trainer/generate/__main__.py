@@ -9,9 +9,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.generate.sampling import Sampling
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.files import write_json
+from trainer.spec.stages import Sampling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -3,24 +3,13 @@ nothing else: not on the batch that a prompt is in, nor on what was drawn before
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from trainer.data.permutation import key_of
-from trainer.spec.schema import key
+from trainer.spec.stages import Sampling
 
-
-@dataclass
-class Sampling:
-    """How a token is chosen. Filters apply in this order: repetition penalty, temperature, top_k, top_p."""
-
-    temperature: float = key(0.0, "0 = greedy (of equal ones the lowest id); above it, logits are divided by it", minimum=0)
-    top_k: int = key(0, "choose among the k likeliest tokens; 0 = all", minimum=0)
-    top_p: float = key(1.0, "choose among the likeliest tokens that have this probability together, at least one", above=0, maximum=1)
-    repetition_penalty: float = key(1.0, "divides positive and multiplies negative logits of tokens in the text so far; 1 = none", above=0)
-    seed: int = key(1234, "seed of the draws", minimum=0)
+__all__ = ["Sampling", "choose", "uniform"]
 
 
 def choose(logits: Tensor, seen: list[list[int]], sampling: Sampling, requests: list[int]) -> Tensor:

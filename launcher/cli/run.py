@@ -1,0 +1,106 @@
+"""``trireme run pipeline=NAME``: the stages of a model's life, each run once for what it is made of."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.console import Column, fitted_table, wide_console
+from launcher.cli.overrides import key_of, typed
+from trainer.spec import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.stages.plan import PlannedStage
+    from launcher.stages.runner import Outcome
+
+DESCRIPTION = """\
+Runs the graph of conf/pipeline/NAME.yaml on this machine: prepare, train, evaluate, convert, generate. Everything is checked before the
+first stage starts. A stage that was run already with the same configuration and inputs is not run again: after a failure or a kill the
+same command makes what is missing.
+
+examples:
+  trireme run pipeline=gpt_tiny
+  trireme run pipeline=gpt_tiny stages.base.run.steps=200 --until base
+  trireme run pipeline=gpt_tiny --dry-run
+"""
+
+
+def main(argv: list[str]) -> int:
+    """0 when every stage is there, 1 when one failed, 2 for wrong input."""
+    arguments = parser().parse_intermixed_args(argv)
+    from launcher.stages.graph import choose, read_pipeline
+    from launcher.stages.plan import plan
+    from launcher.stages.runner import check_inputs_there, run_stages
+
+    name, changes, overrides = _words(arguments.words)
+    stages = read_pipeline(name, changes, arguments.config_dir)
+    chosen = {stage.name for stage in choose(stages, arguments.until, arguments.start, arguments.only)}
+    planned = plan(stages, overrides, arguments.config_dir)
+    wanted = [item for item in planned if item.stage.name in chosen]
+    check_inputs_there(planned, wanted)
+    if not arguments.json:
+        _show(planned, wanted)
+    if arguments.dry_run:
+        if arguments.json:
+            print(json.dumps({"pipeline": name, "stages": [_plain(item, _state(item, wanted)) for item in planned]}, indent=1))
+        return 0
+    outcomes = run_stages(name, wanted, (lambda outcome: None) if arguments.json else _tell)
+    if arguments.json:
+        print(json.dumps({"pipeline": name, "stages": [_plain(o.planned, o.status, o.detail) for o in outcomes]}, indent=1))
+    return 1 if any(outcome.status.endswith("failed") for outcome in outcomes) else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser("trireme run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("words", nargs="+", metavar="KEY=VALUE", help="pipeline=NAME; stages.STAGE.KEY=VALUE; keys of all stages")
+    made.add_argument("--until", metavar="STAGE", help="only this stage and what it needs")
+    made.add_argument("--from", dest="start", metavar="STAGE", help="only this stage and what needs it")
+    made.add_argument("--only", metavar="STAGE", help="only this stage")
+    made.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
+    made.add_argument("--json", action="store_true", help="one JSON document instead of tables")
+    made.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of config groups of your own, such as DIR/pipeline/NAME.yaml")
+    return made
+
+
+def _words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
+    """Name of the pipeline, changes of stages, and overrides of all. ``ConfigError`` if there is no pipeline among them."""
+    names = [word.partition("=")[2] for word in words if key_of(word) == "pipeline"]
+    if len(names) != 1:
+        raise ConfigError("say which pipeline with pipeline=NAME, once; conf/pipeline/ has them")
+    changes = {key_of(word).removeprefix("stages."): typed(word.partition("=")[2]) for word in words if word.startswith("stages.")}
+    return names[0], changes, [word for word in words if key_of(word) != "pipeline" and not word.startswith("stages.")]
+
+
+def _state(item: PlannedStage, wanted: list[PlannedStage]) -> str:
+    return "there" if item.made is not None else "to run" if item in wanted else "left out"
+
+
+def _show(planned: list[PlannedStage], wanted: list[PlannedStage]) -> None:
+    """The plan as a table, with what training is predicted to take."""
+    console = wide_console()
+    hours = [None if item.predicted_s is None else item.predicted_s * item.ranks / 3600 for item in planned]
+    columns = [
+        Column("stage", [item.stage.name for item in planned]),
+        Column("verb", [item.stage.verb for item in planned]),
+        Column("id", [item.id for item in planned]),
+        Column("takes", [", ".join(item.stage.inputs.values()) or "-" for item in planned], keep=1),
+        Column("ranks", [str(item.ranks) for item in planned], right=True),
+        Column("predicted", ["-" if item.predicted_s is None else f"{item.predicted_s:.3g} s" for item in planned], keep=1, right=True),
+        Column("GPU-hours", ["-" if h is None else f"{h:.3g}" for h in hours], keep=1, right=True),
+        Column("state", [_state(item, wanted) for item in planned]),
+    ]
+    console.print(fitted_table(columns, console.width, [""] * len(planned)))
+
+
+def _tell(outcome: Outcome) -> None:
+    words = f": {outcome.detail}" if outcome.detail else f" in {outcome.seconds:.1f} s" if outcome.seconds else ""
+    print(f"{outcome.planned.stage.name}  {outcome.status}{words}  {outcome.planned.artifact_folder}", flush=True)
+
+
+def _plain(item: PlannedStage, status: str, detail: str = "") -> dict[str, Any]:
+    return {
+        "name": item.stage.name, "stage": item.stage.verb, "id": item.id, "inputs": item.inputs, "status": status, "detail": detail,
+        "ranks": item.ranks, "predicted_s": item.predicted_s, "folder": str(item.artifact_folder),
+    }  # fmt: skip

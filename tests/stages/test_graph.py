@@ -1,0 +1,151 @@
+"""Graphs of stages: whatever they are, each stage comes once and after what it needs; and a wrong one is one plain line, with nothing made."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.cli.main import main
+from launcher.stages.graph import KINDS, choose, parse
+from trainer.spec import ConfigError
+
+GRAPH: dict[str, Any] = {
+    "data": {"stage": "prepare", "data.source": "text.txt", "data.vocab": 300},
+    "base": {"stage": "train", "inputs": {"data": "data"}, "model.vocab": 300, "model.seq": 16, "cluster.gpus_per_node": 1},
+    "score": {"stage": "evaluate", "inputs": {"model": "base", "data": "data"}, "cluster.gpus_per_node": 1},
+    "hf": {"stage": "convert", "inputs": {"model": "base"}},
+    "text": {"stage": "generate", "inputs": {"model": "hf"}, "prompts": ["a"]},
+}
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> dict[str, Any]:
+    """A random graph of right kinds, its stages in a random order in the file."""
+    stages: dict[str, Any] = {}
+    for number in range(draw(st.integers(1, 12))):
+        possible = []
+        for verb, kind in KINDS.items():
+            sources = {name: [s for s, t in stages.items() if KINDS[t["stage"]].gives in kinds] for name, kinds in kind.takes.items()}
+            if all(sources.values()):
+                possible.append((verb, sources))
+        verb, sources = draw(st.sampled_from(possible))
+        inputs = {name: draw(st.sampled_from(found)) for name, found in sources.items()}
+        stages[f"s{number}"] = {"stage": verb, "inputs": inputs} | ({"prompts": ["x"]} if verb == "generate" else {})
+    return {name: stages[name] for name in draw(st.permutations(list(stages)))}
+
+
+@given(graphs())
+@settings(max_examples=1000)
+def test_every_stage_comes_once_and_after_what_it_needs(stages: dict[str, Any]) -> None:
+    order = [stage.name for stage in parse({"stages": stages})]
+    assert sorted(order) == sorted(stages)
+    for name, table in stages.items():
+        assert all(order.index(source) < order.index(name) for source in table["inputs"].values())
+
+
+@given(graphs(), st.data())
+@settings(max_examples=200)
+def test_until_takes_all_that_is_needed_and_from_all_that_needs_it(stages: dict[str, Any], data: st.DataObject) -> None:
+    order = parse({"stages": stages})
+    name = data.draw(st.sampled_from(list(stages)))
+    needs = {stage.name: set(stage.needs) for stage in order}
+    until = {stage.name for stage in choose(order, name, None, None)}
+    behind = {stage.name for stage in choose(order, None, name, None)}
+    assert name in until and all(needs[each] <= until for each in until)
+    assert name in behind and all(each in behind for each in needs if needs[each] & behind)
+    assert until & behind == {name}
+    assert [stage.name for stage in choose(order, None, None, name)] == [name]
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "verb",
+        {"hf": {"stage": "covert"}},
+        "stages.hf.stage=covert is not one of prepare, train, evaluate, convert or generate; did you mean",
+    ),
+    ("no verb", {"hf": {"stage": None}}, "stages.hf.stage=None is not one of"),
+    ("no mapping", {"hf": 3}, "stages.hf=3 is not a mapping"),
+    ("name", {"H F": {"stage": "prepare"}}, "stages.H F: a stage's name is up to 32 small letters"),
+    ("unknown input", {"hf": {"inputs": {"model": "bas"}}}, "stages.hf.inputs.model=bas is no stage; did you mean 'base'?"),
+    ("missing input", {"base": {"inputs": {}}}, "stages.base.inputs.data is missing: train takes a corpus"),
+    (
+        "input too many",
+        {"more": {"stage": "prepare", "inputs": {"data": "hf"}}},
+        "stages.more.inputs.data: prepare takes no inputs; leave it out",
+    ),
+    ("kind", {"hf": {"inputs": {"model": "data"}}}, "stages.hf.inputs.model=data gives a corpus; convert takes a checkpoint"),
+    ("kind of two", {"text": {"inputs": {"model": "score"}}}, "gives a metrics; generate takes a checkpoint or huggingface"),
+    ("inputs", {"hf": {"inputs": ["base"]}}, "stages.hf.inputs=['base'] is not a mapping of an input"),
+    ("key", {"hf": {"dtyp": "float32"}}, "unknown key stages.hf.dtyp; did you mean 'dtype'?"),
+    ("value", {"hf": {"dtype": "int8"}}, "stages.hf.dtype='int8' is not one of"),
+    ("type", {"text": {"tokens": "many"}}, "stages.text.tokens='many' is not a whole number"),
+    ("range", {"text": {"top_p": 0}}, "stages.text.top_p=0 is not above 0"),
+    ("no prompts", {"text": {"prompts": []}}, "stages.text.prompts=[] leaves nothing to continue"),
+    ("run key", {"base": {"layout.tenso": 2}}, "stage base: unknown key 'layout.tenso'; did you mean 'layout.tensor'"),
+    ("run value", {"base": {"layout.tensor": 3}}, "stage base: layout.tensor=3 does not divide model.heads=4"),
+    ("vocabulary", {"base": {"model.vocab": 299}}, "stage base: model.vocab=299 is smaller than data.vocab=300 of stage data"),
+    ("sequence", {"base": {"model.seq": 4000}}, "fewer than a sequence of model.seq=4000 needs"),
+    ("memory", {"base": {"hardware": "h100", "model.hidden": 65536, "model.layers": 50}}, "stage base: the layout needs about"),
+    ("model of a checkpoint", {"score": {"model.seq": 8}}, "stage score: model.seq=8: the model is the checkpoint's; leave it out"),
+    ("own folder", {"base": {"run.checkpoint.dir": "x"}}, "stage base: run.checkpoint.dir=x is decided by the pipeline"),
+    ("own path", {"data": {"data.path": "x"}}, "stage data: data.path=x is decided by the pipeline"),
+    ("no source", {"data": {"data.source": "nowhere.txt"}}, "stage data: data.source=nowhere.txt is neither"),
+    ("cluster", {"base": {"cluster": "slurm"}}, "stage base: cluster.backend=slurm runs single trials and sweeps"),
+    (
+        "no folder",
+        {"hf": {"inputs": {"model": "./nothing"}}},
+        "inputs.model=./nothing holds nothing that is known; convert takes a checkpoint",
+    ),
+    ("twice", {"again": {"stage": "convert", "inputs": {"model": "base"}}}, "stages again and hf are the same and would write one folder"),
+    ("synthetic", {"base": {"data": "synthetic"}}, "stage base: data.kind=synthetic takes no corpus"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "text.txt").write_text("some text to learn from\n" * 40)
+    (tmp_path / "conf" / "pipeline").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str], graph: Any, *words: str) -> str:
+    (folder / "conf" / "pipeline" / "wrong.yaml").write_text(yaml.safe_dump(graph))
+    assert main(["run", "pipeline=wrong", "--config-dir", "conf", *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert not (folder / "runs").exists()
+    return said.err
+
+
+@pytest.mark.parametrize(("change", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_a_wrong_graph_is_one_plain_line_and_nothing_is_started(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    graph = copy.deepcopy(GRAPH)
+    for name, keys in change.items():
+        graph[name] = graph.get(name, {}) | keys if isinstance(keys, dict) else keys
+    assert message in refused(folder, capsys, {"stages": graph})
+
+
+def test_wrong_words_of_the_command_are_refused_likewise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = {"stages": GRAPH}
+    assert "'stages:'" in refused(folder, capsys, {"stage": GRAPH})
+    assert "there is no stage 'bse'; did you mean 'base'?" in refused(folder, capsys, graph, "stages.bse.run.steps=3")
+    assert "--until scor: there is no such stage; did you mean 'score'?" in refused(folder, capsys, graph, "--until", "scor")
+    assert "leave out --until and --from" in refused(folder, capsys, graph, "--only", "hf", "--until", "hf")
+    assert "takes what stage base makes, which is not there" in refused(folder, capsys, graph, "--only", "hf")
+    assert main(["run", "pipeline=wron", "--config-dir", "conf"]) == 2
+    assert "did you mean 'wrong'?" in capsys.readouterr().err
+
+
+def test_stages_that_need_each_other_are_named() -> None:
+    stages = {"a": {"stage": "train", "inputs": {"data": "b"}}, "b": {"stage": "train", "inputs": {"data": "a"}}}
+    with pytest.raises(ConfigError, match=r"in a circle: (a <- b <- a|b <- a <- b); take one of these inputs away"):
+        parse({"stages": stages})

@@ -1,0 +1,128 @@
+"""A pipeline on the real programs: everything is made once, a change makes only what follows from it, a failure stops only what needs it,
+and whoever kills the launcher loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli.main import main
+from trainer.spec.artifacts import ArtifactKind, read_artifact
+
+ROOT = Path(__file__).parents[2]
+SIZE = {"model.layers": 2, "model.hidden": 32, "model.heads": 2, "model.vocab": 300, "model.seq": 16}
+GRAPH: dict[str, Any] = {
+    "data": {"stage": "prepare", "data.source": "text.txt", "data.vocab": 300},
+    "base": {
+        "stage": "train", "inputs": {"data": "data"}, "layout.tensor": 2, "cluster.gpus_per_node": 2, "run.steps": 4, "data.held_out": 0.2, **SIZE,
+    },
+    "score": {"stage": "evaluate", "inputs": {"model": "base", "data": "data"}, "cluster.gpus_per_node": 1, "data.held_out": 0.2},
+    "hf": {"stage": "convert", "inputs": {"model": "base"}},
+    "text": {"stage": "generate", "inputs": {"model": "hf"}, "prompts": ["some", "text"], "tokens": 5},
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "text.txt").write_text("".join(f"some text {n} to learn from\n" for n in range(200)))
+    (tmp_path / "conf" / "pipeline").mkdir(parents=True)
+    write(tmp_path, GRAPH)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, graph: dict[str, Any]) -> None:
+    (folder / "conf" / "pipeline" / "small.yaml").write_text(yaml.safe_dump({"stages": graph}))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """What the command says of each stage."""
+    capsys.readouterr()
+    assert main(["run", "pipeline=small", "--config-dir", "conf", "--json", *words]) == code
+    return {stage["name"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+
+
+def statuses(said: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: stage["status"] for name, stage in said.items()}
+
+
+def test_everything_is_made_once_and_a_change_makes_only_what_follows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(capsys)
+    assert set(statuses(first).values()) == {"done"}
+    kinds = {name: getattr(read_artifact(Path(stage["folder"])), "kind", None) for name, stage in first.items()}
+    assert kinds == {
+        "data": ArtifactKind.CORPUS,
+        "base": ArtifactKind.CHECKPOINT,
+        "score": ArtifactKind.METRICS,
+        "hf": ArtifactKind.HUGGINGFACE,
+        "text": ArtifactKind.TEXT,
+    }
+    figures = json.loads((Path(first["score"]["folder"]) / "metrics.json").read_text())
+    assert figures["read_in_training"] is False and 0 < figures["loss"] < 7
+    completions = json.loads((Path(first["text"]["folder"]) / "completions.json").read_text())["completions"]
+    assert [c["prompt"] for c in completions] == ["some", "text"] and all(c["tokens"] for c in completions)
+    assert main(["generate", first["base"]["folder"], "--prompt", "some", "--tokens", "5"]) == 0  # the checkpoint has its tokenizer with it
+
+    made = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*") if path.is_file()}
+    assert set(statuses(run(capsys)).values()) == {"reused"}
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+    changed = run(capsys, "stages.hf.dtype=bfloat16")
+    assert statuses(changed) == {"data": "reused", "base": "reused", "score": "reused", "hf": "done", "text": "done"}
+    Path(first["score"]["folder"], "metrics.json").write_text("{}")  # damaged: it is made again, and nothing else
+    assert statuses(run(capsys)) == {name: "done" if name == "score" else "reused" for name in GRAPH}
+    (folder / "text.txt").write_text("other text\n" * 300)
+    planned = run(capsys, "--dry-run")
+    assert set(statuses(planned).values()) == {"to run"} and not {s["id"] for s in planned.values()} & {s["id"] for s in first.values()}
+
+
+def test_what_needs_a_stage_that_failed_is_not_run_and_all_else_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = GRAPH | {"base": GRAPH["base"] | {"optimizer.lr": 1e30, "run.steps": 8}, "more": GRAPH["base"] | {"run.seed": 5}}
+    write(folder, broken)
+    said = run(capsys, code=1)
+    failed = dict.fromkeys(("score", "hf", "text"), "upstream failed")
+    assert statuses(said) == {"data": "done", "base": "failed", "more": "done"} | failed
+    assert "numerics" in said["base"]["detail"] and said["hf"]["detail"] == "stage base failed"
+    assert not Path(said["hf"]["folder"]).exists()
+    write(folder, GRAPH)
+    again = run(capsys, "--until", "hf")
+    assert statuses(again) == {"data": "reused", "base": "done", "hf": "done"}
+
+
+def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_whole(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "launcher", "run", "pipeline=small", "--config-dir", "conf"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done: dict[Path, int] = {}
+    for wanted in ("data", "base", "hf"):  # killed while that stage is at work, or a moment before or after
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and wanted not in begun(folder):
+                time.sleep(0.01)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGKILL)
+        manifests = {path: path.stat().st_mtime_ns for path in (folder / "runs/stages").glob("*/artifact/artifact.json")}
+        assert {path: manifests.get(path) for path in done} == done, "a stage that was whole has been made again"
+        done = {path: time_ns for path, time_ns in manifests.items() if noted(path.parents[1]) == "done"}
+    said = run(capsys)
+    assert set(statuses(said).values()) <= {"done", "reused"}
+    assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert len(list((folder / "runs/stages").glob("*"))) == len(GRAPH)
+
+
+def begun(folder: Path) -> set[str]:
+    return {json.loads(path.read_text())["name"] for path in folder.glob("runs/stages/*/stage.json")}
+
+
+def noted(stage: Path) -> str:
+    return str(json.loads((stage / "stage.json").read_text())["status"])
