@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.kubernetes.workloads import KINDS, Kind
+from launcher.backends.kubernetes.workloads import KINDS, WorkloadKind
 from tests.clusters.kubernetes.control_plane import connect
 from tests.clusters.slurm.process import wait_for
 
@@ -27,7 +27,7 @@ _TRACKING = f"{_BATCH}/job-tracking"
 Object = dict[str, Any]
 
 
-def kind() -> Kind:
+def kind() -> WorkloadKind:
     """``KINDS["job"]``, of our group."""
     job = KINDS["job"]
     return dataclasses.replace(
