@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from launcher.backends.pool import Backends
 from launcher.cli.doctor import asked
 from launcher.config import Config, compose, resolve
 from launcher.cost.calibration import hardware
@@ -67,9 +68,10 @@ def main() -> None:
             config = measured(config)
         wanted = columns_wanted(GRID)
         candidates = search_problem(config, plan(config, widen_space(wanted, config.search.space), wanted))
-        found = search("search", candidates)
-        rounds = [exhaustive(candidates, number) for number in range(arguments.rounds)]
-        busy = busy_steps(candidates, rounds) if arguments.busy else None
+        with Backends() as backends:
+            found = search("search", candidates, backends)
+            rounds = [exhaustive(candidates, number, backends) for number in range(arguments.rounds)]
+            busy = busy_steps(candidates, rounds, backends) if arguments.busy else None
     report(candidates, found, rounds, busy)
 
 
@@ -109,22 +111,22 @@ class Processor:
         """Nothing is held."""
 
 
-def exhaustive(candidates: SearchProblem, number: int) -> Round:
+def exhaustive(candidates: SearchProblem, number: int, backends: Backends) -> Round:
     """Run every layout once."""
     configs = [resolve(candidates.trial_config(SearchTrial(i, True, None))) for i in range(len(candidates.candidates))]
     points = [Point(tuple(overrides_of(c.layout)), c) for c in configs]
     settings = dataclasses.replace(candidates.config.sweep, max_parallel=1, rerun=True)
     processor = Processor()
-    records = run_sweep(f"grid{number}", points, settings, [processor])
+    records = run_sweep(f"grid{number}", points, settings, backends, [processor])
     results = [measurement(record, 0.0) for record in records]
     rank_seconds = 3600 * sum(result.gpu_hours for result in results)
     return Round([result.seconds for result in results], rank_seconds, [processor.trials.get(record.id, math.nan) for record in records])
 
 
-def busy_steps(candidates: SearchProblem, rounds: list[Round]) -> list[float]:
+def busy_steps(candidates: SearchProblem, rounds: list[Round], backends: Backends) -> list[float]:
     """Processor seconds of a step over the cores, by layout: those of whole trials less those of two steps."""
     run = dataclasses.replace(candidates.config.run, steps=2, warmup_steps=0)
-    short = exhaustive(dataclasses.replace(candidates, config=dataclasses.replace(candidates.config, run=run)), len(rounds))
+    short = exhaustive(dataclasses.replace(candidates, config=dataclasses.replace(candidates.config, run=run)), len(rounds), backends)
     more, cores = candidates.config.run.steps - 2, len(os.sched_getaffinity(0))
     return [(min(each) - less) / more / cores for *each, less in zip(*(each.busy for each in rounds), short.busy, strict=True)]
 

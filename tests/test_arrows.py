@@ -65,6 +65,7 @@ LAUNCHER = {
 """Rooms of the launcher, likewise."""
 
 COST = {
+    "thresholds": (),
     "inputs": (),
     "parts": ("inputs",),
     "time": ("inputs", "parts"),

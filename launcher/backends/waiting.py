@@ -17,7 +17,7 @@ R = TypeVar("R")
 _LOOK_SECONDS = 0.1
 """How often a flag is looked at."""
 _GRACE_SECONDS = 5.0
-"""How long what is under way may go on after it has been given up."""
+"""How long what is under way may continue after it has been given up."""
 
 
 def pause_unless(given_up: Callable[[], bool], seconds: float) -> None:
@@ -56,7 +56,7 @@ def concurrently(do: Callable[[T], R], items: Sequence[T], threads: int, given_u
     if errors:
         raise errors[0]
     if len(done) < len(items):
-        raise BackendError("interrupted while jobs were being submitted; what was submitted goes on")
+        raise BackendError("interrupted while jobs were being submitted; what was submitted continues")
     return [done[number] for number in range(len(items))]
 
 

@@ -95,7 +95,8 @@ def limited(config: Config, limit_gb: float | None) -> Config:
 
 def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     """The tables for people."""
-    from launcher.planning.plan import AT_EDGE, FITS
+    from launcher.cost.thresholds import FITS
+    from launcher.planning.plan import AT_EDGE
 
     console = wide_console()
     console.print(heading(config))

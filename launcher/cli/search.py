@@ -47,7 +47,7 @@ Predicts every layout, runs the most promising first, gives a trial up as soon a
 model by what was measured, and ends when no untried layout can plausibly beat the best by more than search.tolerance (2 %), or at
 search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured
 again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any
-time: the same command goes on. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
+time: the same command continues. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
 With --replay the sweeps of a table of measured trials (published format) stand for the cluster.
 
@@ -130,7 +130,7 @@ def run(
         print_requests(first_points(candidates, base), config.dry_run)
         return 0
     check_tracking_of(config)
-    mirror = MlflowMirror(config.sweep.dir, name)  # told of no single trial: to copy beside every one would disturb the next
+    mirror = MlflowMirror(config.sweep.dir, name)  # told of no single trial: copying during the trials would disturb their timings
     mirror.begin()
     with Backends() as backends:
         found = search(name, candidates, backends, base, tell=lambda *trial: say(line(candidates, *trial)))

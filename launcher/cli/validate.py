@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of
+from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural
 from launcher.named_files import check_file, write_named
 from trainer.spec import ConfigError
@@ -128,7 +129,7 @@ def _cells(judged: Judged) -> tuple[str, str, str]:
     predicted = judged.prediction
     if predicted is None:
         return "", "", ""
-    return f"{predicted.step_time_s:.6g}", f"{predicted.reported_bytes / 1e9:.6g}", "yes" if predicted.fits < 0.5 else "no"
+    return f"{predicted.step_time_s:.6g}", f"{predicted.reported_bytes / 1e9:.6g}", "yes" if predicted.fits < FITS else "no"
 
 
 def document(each: Summary) -> dict[str, Any]:

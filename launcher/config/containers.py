@@ -131,7 +131,7 @@ def _named(key: str, path: str, mounts: Sequence[Mount], written: bool = False) 
 
 
 def missing_mounts(paths: Sequence[HostPath], mounts: Sequence[Mount]) -> list[tuple[HostPath, Mount]]:
-    """What has to be mounted beside ``mounts`` so that every path is seen as itself; what is only read cannot be written."""
+    """What has to be mounted in addition to ``mounts`` so that every path is seen as itself; what is only read cannot be written."""
     added: list[tuple[HostPath, Mount]] = []
     for path in sorted(paths, key=lambda p: len(p.path)):
         there = seen(path.path, [*mounts, *(mount for _, mount in added)])

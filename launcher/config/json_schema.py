@@ -36,7 +36,7 @@ def json_schema(section: str | None = None) -> dict[str, Any]:
 
 
 def _file(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    """The schema of a file: its keys at the top, beside them the list of files that it starts from."""
+    """The schema of a file: its keys at the top, and the list of files that it starts from."""
     schemas = schema.get("anyOf", [schema])
     for one in schemas:
         one["properties"] = {"defaults": {"type": "array", "description": "Hydra's list of the files that this one starts from"}, **one["properties"]}

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires
 
 
 def install_command(extra: str) -> str:
-    """What installs the packages of Trireme's ``extra`` (slurm, kubernetes) beside it, for a shell.
+    """What installs the packages of Trireme's ``extra`` (slurm, kubernetes) in the same environment, for a shell.
 
     They are named themselves: ``trireme[slurm]`` would have pip put another Trireme in place of an editable installation.
     """

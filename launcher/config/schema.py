@@ -68,7 +68,7 @@ class ClusterConfig:
 
     secrets_go: ClassVar[str] = "export it where the command is run: ranks of this machine inherit it"
     """What to do with a secret instead of writing it into the configuration; ``{name}`` is the variable's."""
-    linger_s: float = key(15.0, "seconds for which a job may go on after its result, to clear up, before it is ended", minimum=0)
+    linger_s: float = key(15.0, "seconds for which a job may continue after its result, to clear up, before it is ended", minimum=0)
 
     passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s", "linger_s")
     """Keys that cannot change what a trial measures, and are no part of its identity."""

@@ -71,7 +71,7 @@ class SlurmCluster(ClusterConfig):
     )
     poll_seconds: float = key(5.0, "seconds between questions to the controller, at least", minimum=0)
     linger_s: float = key(
-        300.0, "seconds for which a job may go on after its result (a container is removed) before it is cancelled; one that only "
+        300.0, "seconds for which a job may continue after its result (a container is removed) before it is cancelled; one that only "
         "completes, by Slurm's word, is left alone", minimum=0,
     )  # fmt: skip
     visibility_s: float = key(
@@ -88,7 +88,7 @@ class SlurmCluster(ClusterConfig):
         *("account", "qos", "time", "reservation", "dependency", "comment", "mail_type", "mail_user", "exclude"),
         *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s", "env_from", "env_inherit"),
     )
-    """A training goes on from its checkpoints under another time limit or account."""
+    """A training continues from its checkpoints under another time limit or account."""
 
 
 _MINUTES = re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?")

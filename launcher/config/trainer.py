@@ -110,7 +110,7 @@ class PipelineProfile:
 
 @dataclass(frozen=True)
 class OverlapProfile:
-    """What is communicated, how often, and what of it runs beside computation."""
+    """What is communicated, how often, and what of it overlaps with computation."""
 
     tensor: str = key("none", "tensor-parallel communication that overlaps matrix products", choices=TENSOR_OVERLAPS)
     regathers_inputs: bool = key(False, "sequence parallelism keeps inputs sharded and gathers them again in backward")

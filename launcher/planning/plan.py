@@ -16,16 +16,14 @@ from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
+from launcher.cost.thresholds import CANNOT_FIT, FITS
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
 from trainer.spec import ConfigError, LayoutConfig
 from trainer.spec.errors import listed
 
-FITS, EDGE = 0.5, 0.02
-"""A layout with a smaller chance to fit than FITS is at the edge of memory, with a smaller one than EDGE it is out."""
-
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
-ASKED = "asked: has not the values given to layout keys"
+ASKED = "asked: does not have the values given for layout keys"
 VERDICTS = (
     "in",
     "edge: less likely than not to fit into memory",
@@ -109,7 +107,7 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:
 
 def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:
     """A verdict per layout. What is at the edge of memory is never dominated, since nobody knows yet what dominates it fits."""
-    verdict = np.where(predicted.fits >= FITS, IN, np.where(predicted.fits >= EDGE, AT_EDGE, MEMORY))
+    verdict = np.where(predicted.fits >= FITS, IN, np.where(predicted.fits >= CANNOT_FIT, AT_EDGE, MEMORY))
     rows = np.flatnonzero(verdict == IN)
     front = pareto(table["tensor"][rows] * 2**20 + table["pipeline"][rows], predicted.step_time[rows], predicted.memory_total[rows])
     verdict[rows[~front]] = DOMINATED

@@ -19,12 +19,11 @@ import numpy as np
 from scipy.special import ndtr
 
 from launcher.config.search import SearchConfig
+from launcher.cost.thresholds import NEVER_TRIED
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate, normal_pdf
 from trainer.spec import Reason
 
-HOPELESS = 0.01
-"""A candidate less likely than this to fit is not tried."""
 FEW_STEPS = 3
 """Measured steps that a trial is granted before it may be given up."""
 
@@ -115,7 +114,9 @@ class Policy:
         untried[list(self.tried)] = False
         best = self.best_seconds()
         if best is None:
-            worth = np.where(untried & (fits >= HOPELESS), fits * np.exp(mean.min() - mean), 0.0)  # nothing to compare with: run something
+            worth = np.where(
+                untried & (fits >= NEVER_TRIED), fits * np.exp(mean.min() - mean), 0.0
+            )  # nothing to compare with: run something
             nothing: SearchTrial | Stop = Stop(
                 "no layout is likely to fit into memory" if not self.tried else "no layout that may fit is left"
             )

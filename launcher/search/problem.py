@@ -12,9 +12,10 @@ import numpy as np
 from launcher.config.schema import Config
 from launcher.cost.inputs.layouts import to_layout
 from launcher.cost.model import estimate
+from launcher.cost.thresholds import NEVER_TRIED
 from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, columns, needed
-from launcher.search.policy import HOPELESS, Policy, Price, SearchTrial, Small
+from launcher.search.policy import Policy, Price, SearchTrial, Small
 from launcher.search.surrogate import Candidates
 from trainer.spec import ConfigError, LayoutConfig
 from trainer.spec.errors import divisors
@@ -68,7 +69,7 @@ def search_problem(config: Config, planned: Plan) -> SearchProblem:
     """Candidates for the layouts of ``planned``."""
     table = planned.space.table
     seconds, fits = planned.seconds, planned.estimate.fits
-    hopeful = fits >= HOPELESS
+    hopeful = fits >= NEVER_TRIED
     if not hopeful.any():
         raise ConfigError(
             "no layout is likely to fit into memory; use more devices, a smaller model, or recompute more (trireme plan shows by how much)"

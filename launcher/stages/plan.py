@@ -16,14 +16,13 @@ from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
 from launcher.cost import predict
+from launcher.cost.thresholds import CANNOT_FIT
 from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.trials.identity import digest
 from trainer.spec import ConfigError, to_dict, world_size_of
 from trainer.spec.artifacts import Artifact, find_artifact, read_artifact
 from trainer.spec.sources import open_source
 
-CANNOT_FIT = 0.02
-"""Probability of fitting below which a stage is refused, as of a trial."""
 OWN = ("data.path", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
 """Keys that the pipeline itself gives to a stage."""
 

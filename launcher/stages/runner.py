@@ -110,7 +110,7 @@ def _note(pipeline: str, item: PlannedStage, status: str, detail: str = "") -> N
 def _make(pipeline: str, item: PlannedStage, lock: IO[str]) -> None:
     """Fill the artifact's folder, all but its manifest. ``StageError`` or ``ConfigError`` when that fails."""
     (item.artifact_folder / MANIFEST).unlink(missing_ok=True)
-    if item.stage.verb != "train":  # a training goes on from its checkpoints
+    if item.stage.verb != "train":  # a training continues from its checkpoints
         shutil.rmtree(item.artifact_folder, ignore_errors=True)
     if item.stage.verb in ("train", "evaluate"):
         {"train": _train, "evaluate": _evaluate}[item.stage.verb](pipeline, item)

@@ -17,6 +17,7 @@ from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
 from launcher.console import say
 from launcher.cost import Prediction, predict
+from launcher.cost.thresholds import CANNOT_FIT
 from launcher.named_files import check_folder
 from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from launcher.trials.store import Record
-
-
-CANNOT_FIT = 0.02
-"""Probability of fitting below which a layout is refused: memory is a verdict with a margin, not a cliff."""
 
 
 class Multirun:

@@ -57,7 +57,7 @@ def run_sweep(
             with _interruptible(loop, name, backends):
                 loop.run(active)
         except BackendError as error:
-            say(f"{error}; what is submitted goes on, and the same command follows it again")
+            say(f"{error}; what is submitted continues, and the same command follows it again")
         finally:
             for watcher in watchers:
                 watcher.close()
@@ -177,7 +177,7 @@ def _interruptible(loop: Loop, name: str, backends: Backends) -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
         part_from_terminal()
-        say(f"stopping; the same command goes on where sweep {name} stopped")
+        say(f"stopping; the same command continues where sweep {name} stopped")
 
     with asked(interrupt) as before:
         yield

@@ -1,7 +1,7 @@
 """A search on a cluster: the policy proposes trials, the sweep loop runs them, what they measure goes back to the policy.
 
 The sweep's store is the only state. The policy is a function of the measurements, and trials that have been measured are not run
-again, so that the same command goes on where a killed search stopped.
+again, so that the same command continues where a killed search stopped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def search(
         while not isinstance(proposed := found.policy.ask(config.search.parallel), Stop):
             for trial, record, measured in _measure(name, problem, proposed, overrides, settings, store, backends):
                 if not record.status.final:
-                    found.unfinished, found.reason = True, "the cluster does not answer; the same command goes on"
+                    found.unfinished, found.reason = True, "the cluster does not answer; the same command continues"
                     return found
                 if any(record.id == earlier.id for _, earlier, _ in found.trials):  # its small trial was as large as the full one
                     measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
@@ -60,7 +60,7 @@ def search(
                 found.trials.append((trial, record, measured))
                 tell(trial, record, measured)
     except Interrupted as request:
-        found.unfinished, found.interrupted, found.reason = True, request, f"{request}; the same command goes on"
+        found.unfinished, found.interrupted, found.reason = True, request, f"{request}; the same command continues"
         return found
     found.reason = proposed.reason
     return found

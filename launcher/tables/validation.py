@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
+from launcher.cost.thresholds import FITS
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.metrics import Errors, Verdicts, correlation, regret
@@ -107,7 +108,7 @@ def _verdict(judged: Judged) -> tuple[bool, bool, float, float] | None:
     flag, predicted = judged.row["oom"], judged.prediction
     if flag is None or predicted is None or judged.case is None:
         return None
-    return predicted.fits < 0.5, flag, predicted.reported_bytes, predicted.memory_bytes / judged.case.device.memory
+    return predicted.fits < FITS, flag, predicted.reported_bytes, predicted.memory_bytes / judged.case.device.memory
 
 
 def by_source(judged: Sequence[Judged]) -> dict[str, Summary]:

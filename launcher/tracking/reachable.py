@@ -15,7 +15,9 @@ PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1
 CONNECT_S = 10.0
 """A machine that is only slow lets its kernel accept a connection sooner."""
 
-REMEDY = "give http://HOST:PORT of a server, sqlite:////FOLDER/FILE.db, or leave tracking.uri out for a database beside the trials"
+REMEDY = (
+    "give http://HOST:PORT of a server, sqlite:////FOLDER/FILE.db, or leave tracking.uri out for a database in the folder of the trials"
+)
 
 
 def check_tracking(tracking: TrackingConfig, root: Path) -> None:

@@ -1,6 +1,6 @@
 """Trials and sweeps on disk. The files are the only state: any launcher, at any time, can continue from them.
 
-    <root>/trials/<id>/trial.json   the launcher's record of a trial; beside it everything the trainer writes
+    <root>/trials/<id>/trial.json   the launcher's record of a trial; next to it everything the trainer writes
     <root>/sweeps/<name>.json       a sweep: its points in order, each a trial or a pruned combination
     <root>/locks                    who runs what (see lock.py)
     <root>/stop/<id>                a request to stop a trial, left for the launcher that is running it

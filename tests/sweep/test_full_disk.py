@@ -1,4 +1,4 @@
-"""A disk that fills while a sweep runs: one plain line, and the same command goes on once there is room. On a small file system of its own."""
+"""A disk that fills while a sweep runs: one plain line, and the same command continues once there is room. On a small file system of its own."""
 
 from __future__ import annotations
 

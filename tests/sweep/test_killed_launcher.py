@@ -1,4 +1,4 @@
-"""A launcher may be killed at any moment: the same command goes on from the files and the queue, and trains nothing twice."""
+"""A launcher may be killed at any moment: the same command continues from the files and the queue, and trains nothing twice."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_interrupt_ends_running_ranks_submits_no_more_and_says_how_to_go_on(t
     pids = ranks_of(second_trial(runs))
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=30)[0]
-    assert "the same command goes on where sweep demo stopped" in output
+    assert "the same command continues where sweep demo stopped" in output
     assert not any(psutil.pid_exists(pid) for pid in pids)
     records = Store(runs).sweep("demo").records
     assert [record.status.value for record in records] == ["done", "stopped", "planned"]

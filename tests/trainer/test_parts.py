@@ -36,7 +36,7 @@ def test_a_loss_scale_halves_on_overflow_and_doubles_after_a_good_while() -> Non
     assert scale.overflowed() and scale.value == FIRST / 2
     for _ in range(GROWTH_STEPS - 1):
         scale.succeeded()
-    assert scale.overflowed() and scale.value == FIRST / 4, "an overflow starts the count anew"
+    assert scale.overflowed() and scale.value == FIRST / 4, "an overflow starts the count again"
     for _ in range(GROWTH_STEPS):
         scale.succeeded()
     assert scale.value == FIRST / 2

@@ -101,7 +101,7 @@ def _tokenizer(path: Path | None, model: Path) -> Tokenizer:
     from trainer.spec.corpus import TOKENIZER
 
     if path is None:
-        raise ConfigError(f"{model} has no {TOKENIZER} beside its weights; name the corpus that it was trained on with --tokenizer FOLDER")
+        raise ConfigError(f"{model} has no {TOKENIZER} next to its weights; name the corpus that it was trained on with --tokenizer FOLDER")
     file = path / TOKENIZER if path.is_dir() else path
     try:
         return Tokenizer.from_str(file.read_text(encoding="utf-8"))

@@ -216,7 +216,7 @@ class Client:
         self._pass_on(answer.headers.get("Warning"))
 
     def _in_vain(self, why: str) -> str:
-        return f"the Kubernetes API server at {self.server} does not answer ({short(why)}); what was submitted goes on"
+        return f"the Kubernetes API server at {self.server} does not answer ({short(why)}); what was submitted continues"
 
     def _pass_on(self, header: str | None) -> None:
         """What the server took with a warning, such as pods that its Pod Security will refuse later: said once each."""

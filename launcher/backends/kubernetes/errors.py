@@ -37,7 +37,7 @@ class ApiError(BackendError):
 
     @property
     def expired(self) -> bool:
-        """The resource version of a watch is too old: list anew."""
+        """The resource version of a watch is too old: list again."""
         return self.status == 410
 
     @property
@@ -133,7 +133,7 @@ def _cause(error: ApiError, namespace: str) -> tuple[str, str]:
 def _forbidden(message: str, namespace: str) -> tuple[str, str]:
     said = short(message)
     if "because it is being terminated" in message:
-        return f"namespace {namespace} is being deleted", "wait until it is gone and create it anew, or choose another cluster.namespace"
+        return f"namespace {namespace} is being deleted", "wait until it is gone and create it again, or choose another cluster.namespace"
     if "exceeded quota" in message:
         return (
             f"the namespace's quota is used up ({said})",

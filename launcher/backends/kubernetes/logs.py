@@ -1,7 +1,7 @@
 """From a pod's log to the files of a trial's directory: the log of every rank, metrics, failures, timeline, result.
 
 The pod's first process (``entry.py``) writes everything to its log; here it is read while the pod runs, because the
-log goes with the pod. How far it has been read is kept in a file beside the logs, so that another launcher continues from there.
+log goes with the pod. How far it has been read is kept in a file next to the logs, so that another launcher continues from there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a pod needs before its ranks start: the trainer's code, and the corpus.
 
-Shipped to the pods beside entry.py, so it imports nothing but the standard library. The launcher's own trainer comes along as an archive
+Shipped to the pods with entry.py, so it imports nothing but the standard library. The launcher's own trainer comes along as an archive
 (``cluster.code=snapshot``), or else the image's is compared with it; a corpus that is nowhere yet is prepared here (``cluster.data``).
 """
 

@@ -1,4 +1,4 @@
-"""Creating a job's objects: whole or not at all, once however often it is asked, and never beside an older attempt of the trial."""
+"""Creating a job's objects: whole or not at all, once however often it is asked, and never while an older attempt of the trial exists."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Mirror:
         """A copy as of the newest change. ``BackendError`` while there has been no answer yet, or only refusals."""
         pause_unless(lambda: self._synced.is_set() or self._client.hurried, _FIRST)
         if not self._synced.is_set():
-            raise BackendError(f"the Kubernetes API server at {self._client.server} does not answer; what was submitted goes on")
+            raise BackendError(f"the Kubernetes API server at {self._client.server} does not answer; what was submitted continues")
         if self._failure is not None:
             raise self._failure
         with self._lock:
@@ -94,7 +94,7 @@ class Mirror:
                     self._take(change)
                 pause = _PAUSE
             except ApiError as error:
-                version = None  # 410 Gone, or a server that has forgotten: list anew
+                version = None  # 410 Gone, or a server that has forgotten: list again
                 if not error.expired:
                     self._refused(error)
                     pause = min(2 * pause, _PAUSE_AT_MOST)

@@ -51,7 +51,7 @@ class Constants:
     sends_hidden: float  # part of the transfers between pipeline ranks that is hidden where sends do not block
     jitter: float  # slow-down per doubling of the ranks of a replica that work in lock-step: the slowest sets the pace
     data_hidden: float  # part of overlappable data-parallel communication that is hidden
-    contention: float  # slow-down of compute while communication runs beside it
+    contention: float  # slow-down of compute while communication overlaps with it
     host_link: float  # bytes/s between a device and unpinned host memory while its neighbours copy too
     # step
     step: float  # seconds per step: data, logging, scalar reductions

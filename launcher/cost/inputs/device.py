@@ -43,7 +43,7 @@ class Device:
 
     @property
     def overlaps(self) -> bool:
-        """Whether communication can run beside computation. Without a core to spare it is computation."""
+        """Whether communication can overlap with computation. Without a core to spare it is computation."""
         return self.ranks_per_core < 1
 
     @classmethod

@@ -105,7 +105,7 @@ def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) ->
     """Exposed tensor-parallel communication of a block: forward, backward.
 
     Without sequence parallelism two all-reduces each way, with it two all-gathers and two reduce-scatters, and backward gathers the
-    saved inputs again (Korthikanti et al. 2022, section 4.2). The backward ones can run beside weight- and input-gradient products.
+    saved inputs again (Korthikanti et al. 2022, section 4.2). The backward ones can overlap with weight- and input-gradient products.
     """
     c, device = case.constants, case.device
     payload = case.tokens * case.shape.hidden * case.width
