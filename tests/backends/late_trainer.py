@@ -1,6 +1,6 @@
 """Played ranks whose last words become visible seconds after their job has ended, as on a file system with caches.
 
-What ``LATE`` names (result.json, or failure-1.json say) is written beside its place, and moved there by a process that outlives the job.
+What ``LATE`` names (result.json, or failure-1.json say) is written under another name, and moved by a process that outlives the job.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ SECONDS = 4
 
 
 def main(argv: list[str]) -> int:
-    write, late = played.write_json, os.environ["LATE"].split()
+    write, late = played.write_outcome, os.environ["LATE"].split()
 
-    def write_json(path: Path, data: Any) -> None:
+    def write_outcome(path: Path, data: Any) -> None:
         if path.name not in late:
             return write(path, data)
         hidden = path.with_name(f".late.{path.name}")
@@ -27,5 +27,5 @@ def main(argv: list[str]) -> int:
         quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.Popen(command, start_new_session=True, **quiet)
 
-    played.write_json = write_json  # type: ignore[assignment]
+    played.write_outcome = write_outcome  # type: ignore[assignment]
     return played.entry(argv)
