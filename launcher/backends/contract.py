@@ -39,7 +39,8 @@ class Backend(ABC):
     outlives_launcher: bool = True
     """Jobs outlive the launcher. After a crash, a job may exist although its handle was never recorded."""
     visibility_s: float = 0.0
-    """For how long what the ranks wrote may stay unseen here after their job has ended: network file systems remember what was not there."""
+    """For how long what the ranks wrote may stay unseen here after their job has ended: network file systems remember what was not
+    there."""
     leaves_objects: bool = False
     """What an ended job leaves at its place stays there until ``collect`` removes it."""
     throttles: bool = False

@@ -118,8 +118,9 @@ def data_sheet(figures: dict[str, Any], known: dict[str, HardwareConfig]) -> Har
 
 
 def consistent(found: HardwareConfig, sheet: HardwareConfig | None) -> HardwareConfig:
-    """``found`` without rates above their peaks. What is reached is what the cost model makes of several products, a peak without a ``sheet`` the
-    best single one: noise may turn them round, and the peak was too low. A data sheet's peak is a fact: what is above it was measured wrong."""
+    """``found`` without rates above their peaks. What is reached is what the cost model makes of several products, a peak without a
+    ``sheet`` the best single one: noise may turn them round, and the peak was too low. A data sheet's peak is a fact: what is above it was
+    measured wrong."""
     peaks, reached = found.peak_tflops, found.sustained_tflops
     if sheet is None:
         peaks = {precision: max(peak, reached.get(precision, peak)) for precision, peak in peaks.items()}

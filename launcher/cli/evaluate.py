@@ -1,4 +1,5 @@
-"""``trireme evaluate CHECKPOINT``: loss, perplexity and bits per byte of a checkpoint on held-out text, under any layout and on any cluster."""
+"""``trireme evaluate CHECKPOINT``: loss, perplexity and bits per byte of a checkpoint on held-out text, under any layout and on any
+cluster."""
 
 from __future__ import annotations
 

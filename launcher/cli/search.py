@@ -227,7 +227,8 @@ def show(result: dict[str, Any]) -> None:
 
 
 def recipe_path(name: str) -> Path:
-    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for a path, and for a recipe that ships, which would be found instead."""
+    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for a path, and for a recipe that ships, which would be found
+    instead."""
     from launcher.config import conf_dir
     from launcher.trials.store import check_name
 

@@ -52,7 +52,8 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 
 
 def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
-    """Run the server in the foreground: Ctrl-C, SIGTERM or a closed terminal ends it and all its processes. A port that others were quicker to take is given up."""
+    """Run the server in the foreground: Ctrl-C, SIGTERM or a closed terminal ends it and all its processes. A port that others were quicker
+    to take is given up."""
     while True:
         try:
             with asked(leave), LocalServer(root, _port(wanted)) as server:

@@ -14,10 +14,11 @@ Journal of the Royal Statistical Society A 158, 1995). Intervals of 95 % would o
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The interval that holds the median with ``confidence``, whatever the distribution of ``values``, of which there is one at least.
 
-    The k-th smallest and the k-th largest of n values enclose the median with probability 1 - 2 P(Binomial(n, 1/2) < k); between one k and the
-    next the ends are interpolated (Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics", Statistics and
-    Probability Letters 4, 1986). So the interval never reaches beyond the values, one odd value hardly moves it, and it narrows with the
-    root of n. Three values or fewer cannot give so much confidence: their whole range is the interval (75 % for three, 50 % for two).
+    The k-th smallest and the k-th largest of n values enclose the median with probability 1 - 2 P(Binomial(n, 1/2) < k); between one k and
+    the next the ends are interpolated (Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics",
+    Statistics and Probability Letters 4, 1986). So the interval never reaches beyond the values, one odd value hardly moves it, and it
+    narrows with the root of n. Three values or fewer cannot give so much confidence: their whole range is the interval (75 % for three, 50
+    % for two).
     """
     ordered, n = sorted(values), len(values)
     outside, k = 0.0, 0  # the probability of fewer than k values below the median

@@ -41,7 +41,8 @@ class Event:
 class Use:
     """How ranks spent the step, as shares of it that add up to 1.
 
-    ``communicating`` is time in which a rank communicated and did nothing else, inside of computations too; waiting for a peer is part of it.
+    ``communicating`` is time in which a rank communicated and did nothing else, inside of computations too; waiting for a peer is part of
+    it.
     """
 
     computing: float

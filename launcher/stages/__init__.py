@@ -1,1 +1,2 @@
-"""The life of a model as a graph of stages: what each takes and gives (``graph``), what makes it the same stage (``plan``), and running it."""
+"""The life of a model as a graph of stages: what each takes and gives (``graph``), what makes it the same stage (``plan``), and running
+it."""

@@ -1,4 +1,5 @@
-"""A pipeline file as a graph: its stages, checked for their words, and an order in which each comes after what it takes. Pure but for reading."""
+"""A pipeline file as a graph: its stages, checked for their words, and an order in which each comes after what it takes. Pure but for
+reading."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def is_folder(source: str) -> bool:
 
 
 def read_pipeline(name: str, changes: Mapping[str, Any], own: Path | None = None) -> list[Stage]:
-    """The stages of ``pipeline=NAME``, each after those that it needs. ``changes`` are values of ``stages.NAME.KEY`` in place of the file's."""
+    """The stages of ``pipeline=NAME``, each after those that it needs. ``changes`` are values of ``stages.NAME.KEY`` in place of the
+    file's."""
     import yaml
 
     known = {path.stem: path for root in group_folders(own) for path in sorted((root / "pipeline").glob("*.yaml"))}

@@ -1,4 +1,5 @@
-"""What a pipeline would run: every stage resolved and checked before the first is started, with its identity and what it is predicted to take.
+"""What a pipeline would run: every stage resolved and checked before the first is started, with its identity and what it is predicted to
+take.
 
 A stage's id is a hash of its resolved configuration and of the identities of its inputs: the id of the stage that makes one, the digest
 of a folder. So it is known before anything runs; what has that id and is whole is not made again. Where a stage runs (cluster, tracking)

@@ -78,7 +78,8 @@ class Multirun:
         return [_objective(record) for record in records]
 
     def finish(self, patience_s: float = PATIENCE_S) -> None:
-        """The command ends: what MLflow does not have yet is copied while it waits, if there is a measurement to wait for, or in the background."""
+        """The command ends: what MLflow does not have yet is copied while it waits, if there is a measurement to wait for, or in the
+        background."""
         measured = all(record.status.final for record in self.records)
         for mirror in self._mirrors.values():
             mirror.finish(patience_s if measured else 0)
@@ -119,7 +120,8 @@ def _starts_something(points: Sequence[Point], settings: SweepConfig) -> bool:
 
 
 def check_tracking_of(config: Config) -> None:
-    """``ConfigError`` when nothing can be tracked where ``config`` says. Pods may reach a server that this machine does not: that is only said."""
+    """``ConfigError`` when nothing can be tracked where ``config`` says. Pods may reach a server that this machine does not: that is only
+    said."""
     try:
         check_tracking(config.tracking, Path(config.sweep.dir))
     except ConfigError as error:

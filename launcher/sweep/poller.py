@@ -126,7 +126,8 @@ class Poller:
             trial.withdrawn, trial.withdrawals = job.detail, trial.withdrawals + 1
 
     def _lingers(self, trial: ActiveTrial, job: JobState) -> bool:
-        """Whether a job with a result still runs after ``cluster.linger_s``. It is cancelled, unless only its cluster is still busy with it."""
+        """Whether a job with a result still runs after ``cluster.linger_s``. It is cancelled, unless only its cluster is still busy with
+        it."""
         if job.status is not Status.RUNNING or trial.record.read_result() is None:
             trial.result_seen = None  # it may have been that of an attempt before a requeue
             return False

@@ -47,7 +47,8 @@ def artifact_folder(root: Path) -> Path:
 
 @contextmanager
 def exclusively(root: Path) -> Iterator[None]:
-    """Hold the folder's MLflow lock. Waits as long as another process holds it: on a busy machine that may be long, and a dead one holds none."""
+    """Hold the folder's MLflow lock. Waits as long as another process holds it: on a busy machine that may be long, and a dead one holds
+    none."""
     locks = Locks(root / "mlflow.lock")
     try:
         while not locks.take("mlflow"):
@@ -58,7 +59,8 @@ def exclusively(root: Path) -> Iterator[None]:
 
 
 def make_database(root: Path) -> None:
-    """Make ``mlflow.db`` unless it is there. The lock is held for the last step alone: making tables takes seconds, or minutes on a busy machine."""
+    """Make ``mlflow.db`` unless it is there. The lock is held for the last step alone: making tables takes seconds, or minutes on a busy
+    machine."""
     path = root / "mlflow.db"
     if path.exists():
         return
@@ -71,7 +73,8 @@ def make_database(root: Path) -> None:
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of ``uri``. With the lock held: for SQLite this brings tables of an older MLflow up to date, and creates those that are missing."""
+    """A client of ``uri``. With the lock held: for SQLite this brings tables of an older MLflow up to date, and creates those that are
+    missing."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient

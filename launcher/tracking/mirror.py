@@ -124,7 +124,8 @@ class MlflowSweep:
         return found
 
     def _run(self, client: MlflowClient, record: Record) -> MirroredRun:
-        """The trial's run in this sweep: known, or begun by rank 0 or another mirror meanwhile, or new. MLflow lets nobody change its start."""
+        """The trial's run in this sweep: known, or begun by rank 0 or another mirror meanwhile, or new. MLflow lets nobody change its
+        start."""
         if record.id not in self._runs:
             found = self._search(client, trial=record.id, owner=self._owner)
             ours = [run for run in found if run.data.tags.get(PARENT, self._parent) == self._parent]

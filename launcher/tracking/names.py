@@ -85,7 +85,8 @@ def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
 
 
 def sweep_metrics(ranked: Sequence[Measurement]) -> dict[str, float]:
-    """The parent run's figures: how many trials stand how, and those of the fastest. Their names are no trial's, so that the page sorts trials alone."""
+    """The parent run's figures: how many trials stand how, and those of the fastest. Their names are no trial's, so that the page sorts
+    trials alone."""
     counts = {f"trials/{status.value}": float(sum(m.status is status for m in ranked)) for status in Status}
     best = next(iter(leaders(ranked)), None)
     figures = {f"best_{name}": getattr(best, name) for name in ("step_time_s", "tokens_per_s")} if best else {}

@@ -66,8 +66,8 @@ def decide(attempt: int, state: JobState, result: dict[str, Any] | None, failure
 
 
 def all_said(attempt: int, state: JobState, result: dict[str, Any] | None, failures: Sequence[dict[str, Any]]) -> bool:
-    """Whether the files of an ended attempt are complete, as far as one can know: a result, or a failure with a cause other than lost peers.
-    When the backend could not start the ranks, there are none to wait for."""
+    """Whether the files of an ended attempt are complete, as far as one can know: a result, or a failure with a cause other than lost
+    peers. When the backend could not start the ranks, there are none to wait for."""
     newest = max(attempt, state.attempt or 0)
     words = [*failures, *([result] if result is not None else [])]
     said = [reason_of(data) for data in words if attempt_of(data) >= newest]

@@ -1,8 +1,8 @@
 """The first process of a pod: starts this node's ranks and sends what they write back over the pod's log.
 
 Shipped to the pods in a ConfigMap and run by the image's Python, so it imports nothing but the standard library. It sees to code and
-corpus (provision.py), then meets the other pods, because their images may be pulled, and their names resolved, minutes later; ends the ranks together, because one that
-is left waits for its peers; and passes SIGTERM on, which makes ranks write a checkpoint.
+corpus (provision.py), then meets the other pods, because their images may be pulled, and their names resolved, minutes later; ends the
+ranks together, because one that is left waits for its peers; and passes SIGTERM on, which makes ranks write a checkpoint.
 
 Every line of the log belongs to one rank, ``[rank] text``, or carries a piece of a file of the trial's directory:
 

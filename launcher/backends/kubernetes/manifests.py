@@ -322,8 +322,8 @@ def _together(job: Job, topology: str, required: bool) -> Manifest:
 
 
 def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
-    """A preference, not a demand: where not enough other nodes are free, a node that may be bad is better than none, and once it is the only
-    one left the scheduler may take it without another submission."""
+    """A preference, not a demand: where not enough other nodes are free, a node that may be bad is better than none, and once it is the
+    only one left the scheduler may take it without another submission."""
     others = {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}]}
     own = affinity.get("nodeAffinity", {})
     return {**affinity, "nodeAffinity": {**own, _PREFERRED: [*own.get(_PREFERRED, []), {"weight": 100, "preference": others}]}}

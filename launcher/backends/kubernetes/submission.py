@@ -95,7 +95,8 @@ class Submission:
             self._client.merge(SERVICES, root, {"metadata": {"ownerReferences": [owner]}})
 
     def _child(self, manifest: Manifest, owner: Manifest) -> Manifest:
-        """Create one object under the root; what the server has of it. One that is there is ours if the root owns it; one of a former root is on its way out."""
+        """Create one object under the root; what the server has of it. One that is there is ours if the root owns it; one of a former root
+        is on its way out."""
         head = {**manifest["metadata"], "ownerReferences": [owner]}
         path, name = self._path(manifest), head["name"]
         deadline = time.monotonic() + self._end_seconds

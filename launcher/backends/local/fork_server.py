@@ -47,7 +47,8 @@ class ForkServerClient:
         self._buffer = b""
 
     def start(self, key: str, request: dict[str, Any], timeout: float = 120.0) -> RankGroup:
-        """Fork the ranks of ``request`` (the protocol is that of ``trainer/fork_server.py``) and return once their process ids are known."""
+        """Fork the ranks of ``request`` (the protocol is that of ``trainer/fork_server.py``) and return once their process ids are
+        known."""
         group = self.groups[key] = RankGroup()
         self._send({"start": key, **request})
         deadline = time.monotonic() + timeout

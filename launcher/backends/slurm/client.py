@@ -114,7 +114,8 @@ class Client:
                 self.patiently(partial(self.output, "scancel", *words[start : start + _WORDS_OF_ONE_COMMAND]))
 
     def patiently(self, ask: Callable[[], T]) -> T:
-        """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts, or nobody waits any more."""
+        """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts, or nobody waits any
+        more."""
         pause, begin = 1.0, time.monotonic()
         while True:
             try:
@@ -146,7 +147,8 @@ class Client:
 
 
 def together(ids: Sequence[str]) -> list[str]:
-    """Ids of jobs as scancel takes many at once: ``12_0``, ``12_1``, ``12_3`` are ``12_[0-1,3]``. No word is longer than an argument may be."""
+    """Ids of jobs as scancel takes many at once: ``12_0``, ``12_1``, ``12_3`` are ``12_[0-1,3]``. No word is longer than an argument may
+    be."""
     words: list[str] = []
     arrays: dict[str, set[int]] = {}
     for identifier in ids:

@@ -58,7 +58,8 @@ _SRUN_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "o": "output",
 
 
 def check_extra(text: str, gres: bool) -> None:
-    """``ConfigError`` if ``text``, an entry of ``cluster.extra``, gives an option that is Trireme's. ``gres``: GPUs are asked for with it."""
+    """``ConfigError`` if ``text``, an entry of ``cluster.extra``, gives an option that is Trireme's. ``gres``: GPUs are asked for with
+    it."""
     for name, value in _options(text, SBATCH, _SHORT):
         if name == "gres" and (gres or re.search(r"(^|,)(gres[:/])?gpu\b", value)):
             _refuse("extra", text, f"--gres for GPUs is Trireme's: {_GPUS}")

@@ -21,7 +21,8 @@ from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 @dataclass(frozen=True)
 class Case:
-    """``table`` is a structured array (layouts,) of ``LAYOUT_DTYPE``; ``global_batch`` and the sizes of ``shape`` are numbers, or (layouts,)."""
+    """``table`` is a structured array (layouts,) of ``LAYOUT_DTYPE``; ``global_batch`` and the sizes of ``shape`` are numbers, or
+    (layouts,)."""
 
     shape: Shape
     table: np.ndarray

@@ -118,7 +118,8 @@ def attention_core(case: Case) -> Array:
 
 
 def biases(case: Case, blocks: Array) -> Array:
-    """Linear biases that a flash kernel keeps: each block's own, shared by its micro-batches; of recomputed blocks the one that runs backward."""
+    """Linear biases that a flash kernel keeps: each block's own, shared by its micro-batches; of recomputed blocks the one that runs
+    backward."""
     s = case.shape
     if not s.linear_biases or kernel(case) not in FLASH:
         return 0.0

@@ -159,8 +159,8 @@ def stored(case: Case, kept: SavedActivations) -> Array:
 
 
 def entered(case: Case, count: Array) -> Array:
-    """Micro-batches whose embedding output is still alive on the first rank, which has ``count`` in flight. With interleaving its first chunk
-    has accepted up to 2p - 1 before the first backward."""
+    """Micro-batches whose embedding output is still alive on the first rank, which has ``count`` in flight. With interleaving its first
+    chunk has accepted up to 2p - 1 before the first backward."""
     return np.where(case.chunks > 1, np.minimum(2 * case.pipeline - 1, case.micro_batches), count)
 
 
