@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -38,7 +39,7 @@ from launcher.sweep.run import Point, run_sweep
 from launcher.sweep.search import SearchOutcome, measurement, search
 from launcher.trials.store import Record
 
-GRID = {
+GRID: dict[str, list[Any]] = {
     "layout.tensor": [1, 2, 4],
     "layout.pipeline": [1, 2, 4],
     "layout.micro_batch": [1, 2, 4],
@@ -97,6 +98,9 @@ class Processor:
 
     before: float = 0.0
     trials: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Nothing has run yet."""
 
     def on_trial(self, record: Record) -> None:
         if record.status.final:

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "cpu": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 50304, "seq": 256, "tied": False},
     "cuda": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 2048, "tied": False},
 }
@@ -138,8 +138,8 @@ def compete(entered: list[Contestant], arguments: argparse.Namespace) -> dict[st
                 known[name] = max(value, known.get(name) or 0.0)
     unit = "tokens_per_cpu_s" if arguments.device == "cpu" else "tokens_per_gpu_s"
     plain = best[PLAIN.name][unit] or 1.0
-    for figures in best.values():
-        figures["ratio"] = (figures[unit] or 0.0) / plain
+    for known in best.values():
+        known["ratio"] = (known[unit] or 0.0) / plain
     return best
 
 

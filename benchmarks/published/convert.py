@@ -29,7 +29,7 @@ BY_NAME = ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "de
 def canonical(row: RawRow) -> dict[str, Any]:
     """The canonical cells of a row."""
     source = source_of(row)
-    cells = {"source": row.source or None, "model": row.text("model") or None}
+    cells: dict[str, Any] = {"source": row.source or None, "model": row.text("model") or None}
     cells |= model_cells(row, source) | machine_cells(row) | layout_cells(row, source)
     cells |= {"trainer": source.trainer, "trainer_changes": _changes(source.changes), "precision": precision_of(row)}
     seconds, made_of = step_seconds(row, _shape(cells))

@@ -40,8 +40,8 @@ def _from_flops(row: RawRow, batch: int, gpus: int | None, shape: Shape | None) 
     if row.source.startswith("Megatron-LM SC21") and (rate := row.number_of("tflops_per_gpu")):
         layers, hidden, seq, vocab = shape.layers, shape.hidden, shape.seq, shape.vocab
         work = 96.0 * batch * seq * layers * hidden**2 * (1 + seq / (6 * hidden) + vocab / (16 * layers * hidden))
-        return work / (rate * 1e12 * gpus), "from TFLOP/s"
+        return float(work / (rate * 1e12 * gpus)), "from TFLOP/s"
     mfu, family = row.number_of("mfu_pct"), re.match(r"[A-Z]+\d+", row.text("gpu"))
     if mfu and family and family.group() in PEAK_TFLOPS and row.source.startswith(("Korthikanti", "Vocabulary Parallelism")):
-        return shape.model_flops() * batch / (mfu / 100 * PEAK_TFLOPS[family.group()] * 1e12 * gpus), "from MFU"
+        return float(shape.model_flops() * batch / (mfu / 100 * PEAK_TFLOPS[family.group()] * 1e12 * gpus)), "from MFU"
     return None, ""

@@ -1,0 +1,10 @@
+"""What a probability of fitting into memory means, one value for each decision. Memory is a verdict with a margin, not a cliff."""
+
+FITS = 0.5
+"""From here on a layout is said to fit; below, it is more likely than not to run out of memory."""
+
+CANNOT_FIT = 0.02
+"""Below this a layout is refused and left out of plans, unless ``sweep.ignore_memory`` says otherwise."""
+
+NEVER_TRIED = 0.01
+"""Below this a search does not try a layout. Lower than ``CANNOT_FIT``: what a search has measured moves the probability."""
