@@ -25,7 +25,8 @@ def backend_for(cluster: ClusterConfig) -> Backend:
     try:
         backend: Backend = getattr(import_module(module), name)(cluster)
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise ConfigError(
-            f"cluster.backend={cluster.backend} needs the Python package {error.name!r}; run {install_command(cluster.backend)}"
+            f"cluster.backend={cluster.backend} needs the Python package {package!r}; run {install_command(cluster.backend)}"
         ) from None
     return backend

@@ -14,7 +14,7 @@ from launcher.backends.pool import Backends
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.rules import resolve
 from launcher.config.schema import Config, SweepConfig
-from launcher.sweep import loop
+from launcher.sweep import poller
 from launcher.sweep.run import run_sweep
 from launcher.trials.store import Point, Record, Store
 from tests.clusters.kubernetes.fixture import Kubernetes
@@ -74,7 +74,7 @@ def test_gangs_that_would_each_hold_a_half_run_one_after_the_other(real_node: Ku
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_ROOM_SECONDS", 1.0)
+    monkeypatch.setattr(poller, "_ROOM_SECONDS", 1.0)
 
 
 def test_a_gang_that_finds_no_room_says_so(stage: Stage, tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture) -> None:

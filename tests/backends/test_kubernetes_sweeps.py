@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -172,7 +173,7 @@ def test_a_sweep_waits_for_rights_that_it_had_and_that_are_gone_for_a_moment(sta
     wait_for(lambda: finished(stage) >= 2, "some trials to end", 300)
     rights.delete_namespaced_role_binding("launcher", stage.namespace)
     wait_for(lambda: not _active(core.list_namespaced_pod(stage.namespace).items), "the pods under way to end")
-    wait_for(lambda: "cannot list resource" in capfd.readouterr().err, "the launcher to be refused")
+    wait_for(lambda: re.search(r"cannot (get|list|watch|create|delete) resource", capfd.readouterr().err), "the launcher to be refused")
     rights.create_namespaced_role_binding(stage.namespace, shipped("rbac.yaml", stage.namespace)["RoleBinding/launcher"])
     records = running.ended()
     assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): 8}

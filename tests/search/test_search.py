@@ -28,7 +28,7 @@ from launcher.planning.layout_filter import columns_wanted
 from launcher.planning.plan import plan
 from launcher.search.policy import SearchTrial
 from launcher.search.problem import SearchProblem, ladder, search_problem
-from launcher.sweep import loop
+from launcher.sweep import loop, stopping
 from launcher.sweep.search import SearchOutcome, measured_steps, measurement, noise_of, search
 from launcher.tracking import process as tracking
 from launcher.trials.identity import trial_id
@@ -60,7 +60,7 @@ BASE = Config(
 def hasty_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place answers at once, so there is nothing to wait for."""
     monkeypatch.setattr(loop, "TICK_SECONDS", 0.001)
-    monkeypatch.setattr(loop, "_MARK_SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "_REQUESTS_SECONDS", 0.0)
 
 
 def prepared(tmp_path: Path, **changes: object) -> SearchProblem:

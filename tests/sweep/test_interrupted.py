@@ -30,7 +30,7 @@ class Terminal:
         self._keyboard, screen = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *arguments], cwd=cwd, stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env=os.environ | {"PYTHONPATH": str(PROJECT)},
+            preexec_fn=_as_a_shell_starts_it, env=os.environ | {"PYTHONPATH": str(PROJECT)},
         )  # fmt: skip
         os.close(screen)
         self._screen = bytearray()
@@ -56,6 +56,12 @@ class Terminal:
         else:
             os.close(self._keyboard)
         return self.process.wait(600)
+
+
+def _as_a_shell_starts_it() -> None:
+    """With its terminal, and with SIGHUP as it is by default: whoever runs the tests may be under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def running(runs: Path) -> Path:

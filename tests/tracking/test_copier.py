@@ -21,11 +21,11 @@ from launcher.cli import main, status
 from launcher.tracking import copier, database, unmirrored
 from launcher.tracking import process as tracking
 from launcher.tracking.process import MlflowMirror
-from launcher.tracking.server import free_port
 from launcher.trials.lock import Locks
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 from tests.tracking.mirrored import children, history, runs
 from trainer.spec import Status
+from trainer.testing import free_port
 
 COPIER = [sys.executable, "-m", "launcher.tracking.copier", "--dir"]
 HOLDER = """
@@ -238,8 +238,12 @@ def test_ctrl_c_while_mlflow_is_copied_leaves_that_to_the_background(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(tracking, "say", said)
-    with lock_held(root):
-        observer.finish(600.0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with lock_held(root):
+            observer.finish(600.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "copying to MLflow; Ctrl-C leaves it to the background" in capfd.readouterr().err
     assert observer._process is not None and observer._process.wait(600) == 0 and len(children(root)) == 4
 

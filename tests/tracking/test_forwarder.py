@@ -19,7 +19,7 @@ import pytest
 
 from launcher.tracking.database import experiment_id, open_client
 from launcher.tracking.mirror import PARENT, MlflowSweep
-from launcher.tracking.server import LocalServer, free_port
+from launcher.tracking.server import LocalServer
 from launcher.trials.store import Record
 from tests.results.trial_files import (
     SweepOnDisk,
@@ -37,6 +37,7 @@ from trainer.measure import forwarder as tracking
 from trainer.measure.forwarder import Forwarder, forwarding
 from trainer.spec import Status, TrainConfig, flatten, from_dict, save
 from trainer.spec.records import read_steps
+from trainer.testing import free_port
 
 
 def tracked_by(uri: str | None, owner: str | None = "me") -> TrainConfig:

@@ -48,6 +48,7 @@ class Unpacker:
         self._sizes = dict(sizes)
         self._streams: dict[str, IO[bytes]] = {}
         self._pieces: list[bytes] = []
+        self._closing = threading.Lock()  # whoever stops a follower flushes while its thread may be closing
 
     @property
     def whole(self) -> bool:
@@ -64,15 +65,17 @@ class Unpacker:
 
     def flush(self) -> dict[str, int]:
         """Bring what was taken to disk; the sizes of the files then."""
-        for name, stream in list(self._streams.items()):
-            if not stream.closed:
-                stream.flush()
-                self._sizes[name] = stream.tell()
-        return dict(self._sizes)
+        with self._closing:
+            for name, stream in list(self._streams.items()):
+                if not stream.closed:
+                    stream.flush()
+                    self._sizes[name] = stream.tell()
+            return dict(self._sizes)
 
     def close(self) -> None:
-        for stream in self._streams.values():
-            stream.close()
+        with self._closing:
+            for stream in self._streams.values():
+                stream.close()
 
     def _stream(self, name: str) -> IO[bytes]:
         if name not in self._streams:
