@@ -28,7 +28,7 @@ from launcher.planning.layout_filter import columns_wanted
 from launcher.planning.plan import plan
 from launcher.search.policy import SearchTrial
 from launcher.search.problem import SearchProblem, ladder, search_problem
-from launcher.sweep import loop, stopping
+from launcher.sweep import loop, multirun, stopping
 from launcher.sweep.search import SearchOutcome, measured_steps, measurement, noise_of, search
 from launcher.tracking import process as tracking
 from launcher.trials.identity import trial_id
@@ -140,8 +140,10 @@ def planted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     """Runs ``trireme search`` in an empty folder over a planted place; the document that it prints."""
     monkeypatch.chdir(tmp_path)
     planted = PlantedBackend(tmp_path / "place", lambda config: 1.0 + config.layout.micro_batch)
-    monkeypatch.setattr(pool, "Backends", partial(Backends, planted))
-    monkeypatch.setattr(tracking, "MlflowMirror", MagicMock())  # a database takes seconds to begin
+    for room in (pool, multirun):  # one that was first imported meanwhile would keep the stand-ins
+        monkeypatch.setattr(room, "Backends", partial(Backends, planted))
+    for room in (tracking, multirun):
+        monkeypatch.setattr(room, "MlflowMirror", MagicMock())  # a database takes seconds to begin
 
     def run(*words: str) -> dict[str, Any]:
         assert command.main(["--json", "hardware=a100_80", "search.space.max_micro_batch=2", *words]) == 0
