@@ -21,7 +21,7 @@ CLUSTER_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py s
 help:
 	@echo "make demo    environment, corpus, a sweep of layouts on 8 local processes, ranking, report"
 	@echo "make test    everything the tests need, then the tests"
-	@echo "make test-fast       the pure tests alone, in less than a minute"
+	@echo "make test-fast       the quick tests of pure functions alone"
 	@echo "make test-clusters   the tests on a real Slurm and a real Kubernetes alone (Debian, root)"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation as pages: build/docs/index.html"

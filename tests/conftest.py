@@ -25,6 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 STARTS_PROCESSES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
 """Fixtures of tests that are not pure: ``make test-fast`` leaves them out."""
+TAKES_LONG = ("checkpoint", "convert", "numerics", "published", "stages", "sweep", "tracking", "trainer")
+"""Folders of tests that train, start launchers, or read whole tables: left out too, as are the files below."""
+TAKE_LONG = (
+    *("test_docs.py", "test_examples.py", "test_facade.py", "test_imports.py", "test_wheel.py", "test_local.py", "test_jobs.py"),
+    *("test_any_override_list.py", "test_doctor.py", "test_published.py", "test_unseen.py", "test_search.py", "test_search_commands.py"),
+    *("test_plan_command.py", "test_recipes.py", "test_replay.py", "test_size.py", "test_policy.py", "test_report.py", "test_tables.py"),
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -33,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         cluster = next((name for name in ("slurm", "kubernetes") if name in fixtures), None)
-        if any(name in fixtures for name in STARTS_PROCESSES):
+        pure = item.path.parent.name not in TAKES_LONG and item.path.name not in TAKE_LONG
+        if not pure or any(name in fixtures for name in STARTS_PROCESSES):
             item.add_marker(pytest.mark.slow)
         if "case_index" not in fixtures:
             item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
