@@ -204,7 +204,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 
     def _kill_pods(self) -> bool:
         """Whatever is in our cgroups is ours. True when nothing is."""
-        alive = {pid for root in self._groups() for file in root.rglob("cgroup.procs") for pid in file.read_text().split()}
+        alive = {pid for root in self._groups() for folder, _, _ in os.walk(root) for pid in _processes(Path(folder))}
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -239,3 +239,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             ["link", "set", self._bridge, "up"],
         ):
             subprocess.run(["ip", *command], check=True, capture_output=True, env=_PATH)
+
+
+def _processes(group: Path) -> list[str]:
+    """Of a cgroup; none of one that vanishes while it is read."""
+    try:
+        return (group / "cgroup.procs").read_text().split()
+    except OSError:
+        return []
