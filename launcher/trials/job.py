@@ -55,7 +55,7 @@ class JobState:
     started: float | None = None  # unix seconds, when it is known
     nodes: tuple[str, ...] = ()
     attempt: int | None = None  # the attempt that runs, where the place itself starts jobs again (Slurm's requeue)
-    clearing_up: bool = False  # its processes have ended, and the place tidies up after them
+    clearing_up: bool = False  # its processes have ended, and the backend cleans up after them
     waits_for_room: bool = False  # a gang that is not placed whole: what it holds already is idle until the rest is placed
     yields: bool = False  # such a gang, that holds what one before it waits for
     bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempts avoid them for a while

@@ -76,10 +76,10 @@ def test_parts_of_a_prediction_add_up(planned) -> None:  # type: ignore[no-untyp
 
 def test_names_and_overrides_lead_back_to_the_layout(planned) -> None:  # type: ignore[no-untyped-def]
     draw_rows = np.random.default_rng(1).choice(len(planned.space.table), 300, replace=False)
-    for row in draw_rows:
+    for drawn, row in enumerate(draw_rows):
         layout = planned.layout(int(row))
         assert planned.find(layout_of(name_of(layout))) == row
-        if row % 10 == 0:
+        if drawn % 30 == 0:  # composition takes half a second
             assert dataclasses.replace(compose(overrides_of(layout)).layout, data=layout.data) == layout
 
 

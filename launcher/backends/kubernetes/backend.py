@@ -214,8 +214,8 @@ class KubernetesBackend(Backend):
             if follow:
                 return self._pod_lines(job, handle, follow)
             lines = list(self._pod_lines(job, handle, follow))
-            return read_logs(job) if self._brief.get(SERVICES, job.name) is None else iter(lines)  # brought home meanwhile
-        except (BackendError, ConfigError):  # not to be reached, or not from here: what was brought home is there
+            return read_logs(job) if self._brief.get(SERVICES, job.name) is None else iter(lines)  # its log was copied meanwhile
+        except (BackendError, ConfigError):  # out of reach, perhaps only from here: show what was copied
             return read_logs(job)
 
     def hurry(self) -> None:
@@ -420,7 +420,7 @@ def job_of(item: Object) -> str:
 
 
 def result_of(directory: Path, attempt: int) -> dict[str, Any] | None:
-    """The result of that attempt, or a newer one, if it has been brought home."""
+    """The result of that attempt, or of a newer one, if it has been copied here."""
     result = read_json(directory / RESULT)
     return result if result is not None and attempt_of(result) >= attempt else None
 

@@ -26,7 +26,7 @@ _CONFIRMATION = 30.0
 """Seconds past the end of its grace period after which a node is lost that has not confirmed the end of a pod."""
 
 OWN, ENDED, DELETED = range(3)
-"""How well a cause explains a failed gang: something that befell the pod; its own end; its deletion, mostly a consequence of the others."""
+"""How well a cause explains a failed gang: something that happened to the pod; its own end; its deletion, mostly a consequence of the others."""
 
 HOPELESS = {
     "InvalidImageName": "correct cluster.container.image",
@@ -66,7 +66,7 @@ _EVENTS = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE}
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a pod is no use any more. ``reason`` is None when only what its ranks wrote can say."""
+    """Why a pod can no longer do its part. ``reason`` is None when only what its ranks wrote can say."""
 
     weight: int
     reason: Reason | None
@@ -133,7 +133,7 @@ def succeeded(pod: Object) -> bool:
 
 
 def cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, fault_timeout: float) -> Cause | None:
-    """Why ``pod`` is no use any more; None while it may still do its part. ``events`` are those about it, ``gone``: it was deleted."""
+    """Why ``pod`` can no longer do its part; None while it can. ``events`` are those about it, ``gone``: it was deleted."""
     cause = _cause_of(pod, gone, events, now, fault_timeout)
     return replace(cause, deleted=_deleted(pod, gone, events)) if cause else None
 

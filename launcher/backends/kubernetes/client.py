@@ -36,9 +36,9 @@ WATCH_SECONDS = 300
 PATIENCE = 600.0
 """Seconds for which a request is repeated, by default, while nobody answers: an upgrade of the control plane takes minutes."""
 _PAUSE_AT_MOST = 5.0
-"""Seconds between two attempts, unless the server wishes more."""
+"""Seconds between two attempts, unless the server asks for more."""
 _LONGEST_PAUSE = 30.0
-"""Seconds that a server's wish is honoured at most."""
+"""The longest pause that a server may ask for, in seconds."""
 _POOL = 64
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -89,7 +89,7 @@ class Client:
             pause = min(2 * pause, _PAUSE_AT_MOST)
 
     def create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:
-        """What the server stored. Servers that can are told to refuse unknown fields; the others drop them without a word."""
+        """What the server stored. Servers that can are told to refuse unknown fields; the others drop them silently."""
         return self.request(
             "POST", self._in_namespace(path), {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}, manifest
         )

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def receive(port: int, others: int, node: Node) -> None:
-    """Pod 0: wait until all other pods are there, then let them go. Ends early when this pod is told to end."""
+    """Pod 0: wait until all other pods are there, then release them. Ends early when this pod is told to end."""
     peers: list[socket.socket] = []
     dual = socket.has_dualstack_ipv6()
     with socket.create_server(

@@ -130,7 +130,7 @@ def unpack_message(pod: Object, directory: Path, attempt: int) -> None:
         message: Any = json.loads(text)
         name, content = str(message["file"]), dict(message["content"])
     except (ValueError, KeyError, TypeError):
-        return  # another program's last words, kept in the state's detail
+        return  # written by another program; the state's detail holds it
     path = directory / name
     if not _FILE.match(name) or content.get("attempt") != attempt:
         return

@@ -1,6 +1,6 @@
 """How a job stands, from everything the API server says of it at one moment. Pure.
 
-A job is a gang: it runs when all of its pods run, is done when all are done, and has failed as soon as one pod is no use any more.
+A job is a gang: it runs when all of its pods run, is done when all are done, and has failed as soon as one pod can no longer do its part.
 The reason is that of the pod which explains the others: when one is evicted, its peers lose their connection and fail too, or are deleted.
 """
 

@@ -45,7 +45,7 @@ class Submission:
             raise
 
     def await_end(self, name: str) -> None:
-        """Return when no pod of the job runs any more. A node that is lost never confirms: at last its pods are struck off the books."""
+        """Return when no pod of the job runs any more. A lost node never confirms the end of its pods: they are deleted by force in the end."""
         self._end(f"{JOB}={name}", lambda _: True)
 
     def rehearse(self, objects: Sequence[Manifest], doing: str = "submit") -> list[str]:
@@ -96,7 +96,7 @@ class Submission:
 
     def _child(self, manifest: Manifest, owner: Manifest) -> Manifest:
         """Create one object under the root; what the server has of it. One that is there is ours if the root owns it; one of a former root
-        is on its way out."""
+        is being deleted."""
         head = {**manifest["metadata"], "ownerReferences": [owner]}
         path, name = self._path(manifest), head["name"]
         deadline = time.monotonic() + self._end_seconds
@@ -113,7 +113,7 @@ class Submission:
             self._wait(deadline, f"{manifest['kind']} {name} of an earlier run to go away")
 
     def _unforgotten(self, sent: Manifest, stored: Manifest) -> Manifest:
-        """``stored``, if it says all of what was sent that the run depends on; what only tidies up later is said if it is lost.
+        """``stored``, if it says all of what was sent that the run depends on; the loss of what only cleans up later is a warning.
 
         A server that is too old drops, for example, completionMode, and every pod would be rank 0: ``ConfigError``.
         """
@@ -128,7 +128,7 @@ class Submission:
             workload = next(word for word, kind in KINDS.items() if kind is self._kind)
             raise ConfigError(
                 f"the API server at {self._client.server} is too old for cluster.workload={workload}: of the {sent['kind']} it drops "
-                f"{', '.join(lost[:3])} without a word; use cluster.workload=pods, which every version runs"
+                f"{', '.join(lost[:3])} silently; use cluster.workload=pods, which every version runs"
             )
         return {"apiVersion": sent["apiVersion"], "kind": sent["kind"], **stored}
 
@@ -160,7 +160,7 @@ class Submission:
     @staticmethod
     def _wait(deadline: float, what: str) -> None:
         if time.monotonic() > deadline:
-            raise BackendError(f"waited in vain for {what}; delete it by hand, or look for a finalizer that keeps it")
+            raise BackendError(f"waited too long for {what}; delete it by hand, or look for a finalizer that keeps it")
         time.sleep(_PAUSE)
 
 

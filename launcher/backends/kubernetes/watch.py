@@ -104,7 +104,7 @@ class Mirror:
             self._closed.wait(max(0.0, pause - (time.monotonic() - began)))
 
     def _refused(self, error: ApiError) -> None:
-        """Rights may come late, or come back: it is tried on. Whoever asks is told, if there has never been an answer."""
+        """Rights may be granted late, or again: the watch keeps trying. Readers get the error if there has never been an answer."""
         words = explain(error, f"watch {self._path.rpartition('/')[2]}", self._client.namespace)
         if self._listed:
             self._client.complain(words)

@@ -55,7 +55,7 @@ class SlurmBackend(Backend):
         return found
 
     def _refusal(self, job: Job) -> str | None:
-        """Why Slurm refuses the job, for good; None if it takes it, or cannot be asked now."""
+        """Why Slurm refuses the job permanently; None if it takes it, or cannot be asked now."""
         assert isinstance(job.cluster, SlurmCluster)
         client = Client(job.cluster)
         try:

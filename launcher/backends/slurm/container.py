@@ -111,7 +111,7 @@ def _check_apptainer(cluster: SlurmCluster, client: Client) -> None:
 
 
 def _check_oci(cluster: SlurmCluster, client: Client) -> None:
-    """Without oci.conf Slurm would run the ranks on the host, without a word."""
+    """Without oci.conf Slurm would run the ranks on the host, silently."""
     if cluster.launch == "srun":
         raise ConfigError(
             "cluster.launch=srun cannot be used with an OCI bundle, in which Slurm runs one task per node; set cluster.launch=torchrun"
