@@ -11,13 +11,16 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from trainer.launch.failure import classify, root_cause, write_failure
 from trainer.launch.rank_env import RankEnv, discover
 from trainer.measure.forwarder import forwarding
-from trainer.spec import ConfigError, Status, load, resolve
+from trainer.spec import ConfigError, ResolvedTrainConfig, Status, load, resolve
 from trainer.spec.records import EXIT_FAILED, EXIT_STOPPED, RESULT, write_outcome
+from trainer.spec.stage_run import load_stage
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +47,18 @@ def preload() -> None:
 
 
 def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
-    config = resolve(load(path), env.world_size)
+    stage, config = load_stage(path), resolve(load(path), env.world_size)
+    run = partial(_run, config, env, out, attempt)
+    if stage is None:
+        return run()
+    from trainer.stage import make, run_command
+
+    work = run if stage.verb in ("train", "evaluate") else partial(run_command, stage, config)
+    return make(stage, work, env, out, attempt)
+
+
+def _run(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Callable[[], None] = lambda: None) -> Status:
+    """``finish`` is called by rank 0 when all is written but the result of a training, or all of an evaluation."""
     if config.run.task == "probe":
         from trainer.probe import probe
 
@@ -52,11 +66,14 @@ def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
     if config.run.task == "evaluate":
         from trainer.evaluate import evaluate
 
-        return evaluate(config, env, out, attempt)
+        status = evaluate(config, env, out, attempt)
+        if env.rank == 0:
+            finish()
+        return status
     from trainer.loop import train  # torch is imported only for a valid configuration
 
     with forwarding(config, env.rank, out):
-        return train(config, env, out, attempt)
+        return train(config, env, out, attempt, finish)
 
 
 def _fail(error: Exception, env: RankEnv, out: Path, attempt: int) -> int:

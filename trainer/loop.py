@@ -12,6 +12,7 @@ import platform
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,17 @@ GARBAGE_STEPS = 50
 """Steps between garbage collections, which all ranks run at the same time."""
 
 
-def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
-    """Train a resolved run. Done or stopped; anything else is raised."""
+def train(
+    config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Callable[[], None] = lambda: None
+) -> Status:
+    """Train a resolved run. Done or stopped; anything else is raised. Rank 0 calls ``finish`` when all is done, before it says so."""
     stop_flag = StopFlag()
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
     dataset = open_dataset(config.data, config.model, config.run.seed)
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
     world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
-    status = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag).run()
+    status = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag, finish).run()
     world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
     return status
 
@@ -109,8 +112,11 @@ class History:
 class TrainingRun:
     """The loop around an engine."""
 
-    def __init__(self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, stop_flag: StopFlag):
+    def __init__(
+        self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, stop_flag: StopFlag, finish: Callable[[], None]
+    ):
         self.config, self.engine, self.out, self.attempt, self.stop_flag = config, engine, out, attempt, stop_flag
+        self.finish = finish
         self.world = engine.groups.world
         self.leads = self.world.index == 0
         settings = config.run.checkpoint
@@ -203,6 +209,8 @@ class TrainingRun:
         ranks = self.world.gather_objects(self._own_measurements())
         if not self.leads:
             return
+        if status is Status.DONE:
+            self.finish()
         config, history = self.config, self.history
         skipped = config.run.warmup_steps
         times = history.step_times_s[skipped:] or history.step_times_s

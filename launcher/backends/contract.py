@@ -43,6 +43,9 @@ class Backend(ABC):
     there."""
     leaves_objects: bool = False
     """What an ended job leaves at its place stays there until ``collect`` removes it."""
+    chains: bool = False
+    """Takes a job before those that it comes after (``Job.after``) have ended, starts it once all have succeeded, and takes it away, for
+    ``Reason.UPSTREAM``, if one has not. Otherwise the sweep loop waits."""
     throttles: bool = False
     """Takes a whole sweep at once and keeps to ``Job.max_parallel`` itself (job arrays). Otherwise the sweep loop does."""
 

@@ -46,10 +46,13 @@ def main(argv: list[str]) -> int:
         if arguments.json:
             print(json.dumps({"pipeline": name, "stages": [_plain(item, _state(item, wanted)) for item in planned]}, indent=1))
         return 0
-    outcomes = run_stages(name, wanted, (lambda outcome: None) if arguments.json else _tell)
+    outcomes = run_stages(name, wanted)
     if arguments.json:
         print(json.dumps({"pipeline": name, "stages": [_plain(o.planned, o.status, o.detail) for o in outcomes]}, indent=1))
-    return 1 if any(outcome.status.endswith("failed") for outcome in outcomes) else 0
+    else:
+        for outcome in outcomes:
+            _tell(outcome)
+    return 1 if any(outcome.status not in ("done", "reused", "submitted") for outcome in outcomes) else 0
 
 
 def parser() -> argparse.ArgumentParser:

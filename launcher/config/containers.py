@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.config.schema import ContainerConfig
 from trainer.spec import ConfigError
+from trainer.spec.read import SECTION
 
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 """Folders that belong to the image, with all that is in them."""
@@ -117,6 +118,11 @@ def host_paths(config: Mapping[str, Any] | None, directory: Path, code: Path | N
         return paths
     if config["data"]["kind"] == "corpus":
         paths.append(_named("data.path", config["data"]["path"], mounts))
+    stage = config.get(SECTION) or {"sources": {}}
+    paths += [HostPath(f"input {name}", folder, folder) for name, folder in stage["sources"].items()]
+    if "folder" in stage:
+        made = os.path.dirname(stage["folder"])
+        paths.append(HostPath("sweep.dir", made, made, written=True))
     if config["run"]["checkpoint"]["dir"] is not None:
         paths.append(_named("run.checkpoint.dir", config["run"]["checkpoint"]["dir"], mounts, written=True))
     return paths

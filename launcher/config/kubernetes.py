@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Optional
@@ -161,6 +162,15 @@ def locate_in_pods(data: DataConfig, cluster: KubernetesCluster) -> tuple[DataCo
     if how == "prepare" and not mounted:
         path = f"{DATA_DIR}/{PurePosixPath(data.path).name}"
     return dataclasses.replace(data, path=path), dataclasses.replace(cluster, data=how)
+
+
+def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str]) -> None:
+    """``ConfigError`` for the first of ``folders``, by what names it, that pods do not see under the name that it has here."""
+    for name, folder in folders.items():
+        if not _is_mounted(cluster, folder):
+            raise ConfigError(
+                f"{name}={folder} is on none of the pods' volumes; mount the volume that holds it under the path that it has here (cluster.volumes)"
+            )
 
 
 def _check_volume(volume: VolumeConfig) -> None:

@@ -6,12 +6,14 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
 from launcher.config.schema import Config
 from trainer.spec import ConfigError
 from trainer.spec import resolve as resolve_run
 from trainer.spec.corpus import check_corpus
+from trainer.spec.read import SECTION
 
 
 def resolve(config: Config) -> Config:
@@ -69,3 +71,20 @@ def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
     else:
         check_corpus(dataclasses.replace(config.data, path=there[0]), config.model)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+
+
+def check_shared(config: Config, stage: dict[str, Any]) -> Config:
+    """The run of a pipeline's stage as its place needs it; ``ConfigError`` if its ranks could not have the folders that ``stage`` names.
+    What is to be made by then need not be there yet."""
+    if config.cluster.backend == "kubernetes":
+        from launcher.config.kubernetes import check_cluster, check_mounted, locate_in_pods
+
+        cluster = check_cluster(config.cluster)
+        check_mounted(cluster, {"sweep.dir": stage["folder"], **{f"input {n}": f for n, f in stage["sources"].items()}})
+        data, cluster = locate_in_pods(config.data, cluster)
+        return dataclasses.replace(config, data=data, cluster=cluster)
+    if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
+        container = config.cluster.container
+        run = {"data": vars(config.data), "run": {"checkpoint": vars(config.run.checkpoint)}, SECTION: stage}
+        check_paths(container, host_paths(run, Path(os.path.abspath(config.sweep.dir)), None, given_mounts(container)))
+    return config

@@ -58,13 +58,18 @@ class Stage:
 
     @property
     def overrides(self) -> list[str]:
-        """Its settings in Hydra's grammar, for stages that are composed as a run is."""
-        return [f"{key}={_word(value)}" for key, value in flat(self.settings).items()]
+        """Its settings in Hydra's grammar; of those that are no keys of a run, only where it runs."""
+        return [f"{key}={_word(value)}" for key, value in flat(self.settings).items() if self.kind.settings is None or _is_place(key)]
 
     def typed(self) -> Any:
-        """Its settings as the dataclass of its kind; ``ConfigError`` for unknown keys and wrong values."""
+        """Its own settings as the dataclass of its kind; ``ConfigError`` for unknown keys and wrong values."""
         assert self.kind.settings is not None
-        return from_dict(self.kind.settings, self.settings, f"stages.{self.name}.")
+        own = {key: value for key, value in self.settings.items() if not _is_place(key)}
+        return from_dict(self.kind.settings, own, f"stages.{self.name}.")
+
+
+def _is_place(key: str) -> bool:
+    return key.partition(".")[0] == "cluster"
 
 
 def is_folder(source: str) -> bool:

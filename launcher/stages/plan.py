@@ -9,6 +9,7 @@ is not part of it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
+from launcher.config.rules import check_shared
 from launcher.cost import predict
 from launcher.cost.thresholds import CANNOT_FIT
 from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.trials.identity import digest
-from trainer.spec import ConfigError, to_dict, world_size_of
-from trainer.spec.artifacts import Artifact, find_artifact, read_artifact
+from launcher.trials.store import Point
+from trainer.spec import ConfigError, DataConfig, LayoutConfig, to_dict, world_size_of
+from trainer.spec.artifacts import CHECKPOINTS, Artifact, find_artifact
+from trainer.spec.corpus import TOKENIZER
 from trainer.spec.sources import open_source
+from trainer.spec.stage_run import StageRun
 
 OWN = ("data.path", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
 """Keys that the pipeline itself gives to a stage."""
@@ -37,7 +42,8 @@ class PlannedStage:
     folder: Path  # runs/stages/ID
     inputs: dict[str, str]  # identity of each
     sources: dict[str, Path]  # folder of each
-    config: Config | None = None  # of stages that are composed; resolved where they run on ranks
+    config: Config  # resolved, with the folders that it works in
+    needs: tuple[str, ...] = ()  # ids of stages
     settings: dict[str, Any] = field(default_factory=dict)
     predicted_s: float | None = None
 
@@ -48,16 +54,30 @@ class PlannedStage:
     @property
     def made(self) -> Artifact | None:
         """The artifact, if it is there and whole, and of this stage."""
-        artifact = read_artifact(self.artifact_folder)
-        return artifact if artifact is not None and artifact.made_by == self.id and artifact.kind is self.stage.kind.gives else None
+        return self.run.made
 
     @property
     def ranks(self) -> int:
-        return world_size_of(self.config.layout) if self.config is not None and self.stage.verb in ("train", "evaluate") else 1
+        return world_size_of(self.config.layout)
+
+    @property
+    def run(self) -> StageRun:
+        """What its ranks are told."""
+        sources = {name: str(path) for name, path in self.sources.items()}
+        made_by = {name: source for name, source in self.stage.inputs.items() if not is_folder(source)}
+        gives, command = self.stage.kind.gives.value, _command(self)
+        return StageRun(
+            self.stage.name, self.stage.verb, self.id, str(self.artifact_folder), gives, self.inputs, sources, made_by, command
+        )
+
+    @property
+    def point(self) -> Point:
+        """The trial that makes it."""
+        return Point(tuple(self.stage.overrides), self.config, stage=self.run, needs=self.needs)
 
 
 def plan(stages: Sequence[Stage], overrides: Sequence[str], own: Path | None = None) -> list[PlannedStage]:
-    """Every stage in order. ``overrides`` concern all stages that are composed. ``ConfigError`` with the stage's name for what is wrong."""
+    """Every stage in order. ``overrides`` concern all stages. ``ConfigError`` with the stage's name for what is wrong."""
     planned: dict[str, PlannedStage] = {}
     root = Path(os.path.abspath(compose(overrides, own).sweep.dir)) / "stages"
     for stage in stages:
@@ -70,43 +90,72 @@ def plan(stages: Sequence[Stage], overrides: Sequence[str], own: Path | None = N
 
 
 def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, overrides: list[str], own: Path | None) -> PlannedStage:
-    identities, sources = {}, {}
-    for name, source in stage.inputs.items():
-        made = before[source] if not is_folder(source) else None
-        identities[name] = made.id if made is not None else _folder_digest(stage, name, source)
-        sources[name] = made.artifact_folder if made is not None else Path(os.path.abspath(source))
+    config, predicted_s = _composed(stage, overrides, own), None
     if stage.kind.settings is not None:
-        settings = settings_of(stage.typed())
-        _check_prompts(stage, settings)
-        return _identified(stage, root, identities, sources, None, settings)
-    config = _composed(stage, overrides, own)
-    if stage.verb == "prepare":
-        return _identified(stage, root, identities, sources, config, _prepare_content(config))
-    config = _run_config(stage, config, before)
-    return _identified(stage, root, identities, sources, config, _run_content(config), _predicted(config))
-
-
-def _identified(
-    stage: Stage,
-    root: Path,
-    identities: dict[str, str],
-    sources: dict[str, Path],
-    config: Config | None,
-    content: dict[str, Any],
-    predicted_s: float | None = None,
-) -> PlannedStage:
-    identifier = digest({"stage": stage.verb, "content": content, "inputs": identities})
-    return PlannedStage(stage, identifier, root / identifier, identities, sources, config, content, predicted_s)
+        content, config = settings_of(stage.typed()), _one_process(config)
+        _check_prompts(stage, content)
+    elif stage.verb == "prepare":
+        content, config = _prepare_content(config), _one_process(config)
+    else:
+        config = _run_config(stage, config, before)
+        content, predicted_s = _run_content(config), _predicted(config)
+    made = {name: before[source] for name, source in stage.inputs.items() if not is_folder(source)}
+    inputs = {name: made[name].id if name in made else _folder_digest(stage, name, source) for name, source in stage.inputs.items()}
+    sources = {
+        name: made[name].artifact_folder if name in made else Path(os.path.abspath(source)) for name, source in stage.inputs.items()
+    }
+    identifier = digest({"stage": stage.verb, "content": content, "inputs": inputs})
+    needs = tuple(dict.fromkeys(item.id for item in made.values()))
+    item = PlannedStage(stage, identifier, root / identifier, inputs, sources, config, needs, content, predicted_s)
+    item.config = _placed(item)
+    return item
 
 
 def _composed(stage: Stage, overrides: list[str], own: Path | None) -> Config:
     given = [key for key in stage.overrides if key.partition("=")[0] in OWN]
     if given:
         raise ConfigError(f"{given[0]} is decided by the pipeline; leave it out")
-    config = compose([*stage.overrides, *overrides], own)
-    if config.cluster.backend != "local":
-        raise ConfigError(f"cluster.backend={config.cluster.backend} runs single trials and sweeps; pipelines run with cluster=local")
-    return config
+    return compose([*stage.overrides, *overrides], own)
+
+
+def _one_process(config: Config) -> Config:
+    """Of a stage that is no run on ranks, only where it runs matters, and what it prepares."""
+    run = dataclasses.replace(config.run, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
+    return resolve(dataclasses.replace(config, layout=LayoutConfig(data=1), run=dataclasses.replace(run, global_batch=1)))
+
+
+def _placed(item: PlannedStage) -> Config:
+    """The stage's configuration with the folders that it works in. ``ConfigError`` if the nodes could not have them."""
+    config, verb = item.config, item.stage.verb
+    run, data = config.run, config.data
+    if verb in ("train", "evaluate"):
+        folder = item.artifact_folder if verb == "train" else item.sources["model"]
+        run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(folder / CHECKPOINTS)))
+        data = dataclasses.replace(data, path=str(item.sources["data"]))
+    elif verb == "prepare":
+        source = data.source if data.source == "stdlib" else os.path.abspath(data.source)
+        data = dataclasses.replace(data, path=str(item.artifact_folder), source=source)
+    else:
+        data = DataConfig(kind="synthetic")
+    config = dataclasses.replace(config, run=run, data=data)
+    item.config = config
+    return check_shared(config, to_dict(item.run))
+
+
+def _command(item: PlannedStage) -> list[str]:
+    """The module of the trainer that does the work of a stage which is no run on ranks, and its arguments."""
+    out, settings = str(item.artifact_folder), item.settings
+    if item.stage.kind.settings is None:
+        return []
+    model = str(item.sources["model"])
+    if item.stage.verb == "convert":
+        made_here = not is_folder(item.stage.inputs["model"])
+        tokenizer = item.sources["model"] / TOKENIZER
+        also = ["--tokenizer", str(tokenizer)] if made_here or tokenizer.is_file() else []
+        return ["trainer.convert", "export", model, out, "--dtype", settings["dtype"], *also]
+    words = [word for name, value in settings.items() if name != "prompts" for word in (f"--{name.replace('_', '-')}", json.dumps(value))]
+    prompts = [f"--prompt={text}" for text in settings["prompts"]]
+    return ["trainer.generate", model, "--out", out, *prompts, *words]
 
 
 def _prepare_content(config: Config) -> dict[str, Any]:

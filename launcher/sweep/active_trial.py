@@ -37,11 +37,13 @@ class ActiveTrial:
     room_words: str = ""  # the last warning about that
     withdrawals: int = 0
     withdrawn: str = ""  # why its job is being ended, to be submitted again later
+    needs: list[ActiveTrial] = field(default_factory=list)  # trials of this command that have to be done before it starts
 
     def job(self, max_parallel: int) -> Job:
         record = self.record
         place = (record.directory, self.cluster, record.world_size)
-        return Job(record.id, record.sweep, record.attempt, *place, max_parallel, record.config, record.avoided)
+        after = tuple(need.handle for need in self.needs if need.under_way and need.record.handle is not None)
+        return Job(record.id, record.sweep, record.attempt, *place, max_parallel, record.config, record.avoided, after, record.stage)
 
     @property
     def handle(self) -> Handle:
@@ -54,16 +56,37 @@ class ActiveTrial:
         return exclusion.exclusions(self.record.history, self.cluster.avoid_s, time.time())
 
     @property
+    def ended(self) -> bool:
+        """It has, since this command began."""
+        return self.record.status.final and (self.record.ended or 0.0) > self.planned
+
+    @property
     def settled(self) -> bool:
         """Nothing to run: the record has the answer, or another launcher ran the trial while this one waited."""
-        if self.record.status.final and (self.record.ended or 0.0) > self.planned:
-            return True
-        return self.record.answered and not self.rerun
+        return self.ended or (self.record.answered and not self.rerun)
 
     @property
     def under_way(self) -> bool:
         """Submitted, by this launcher or a previous one, and not known to have ended."""
         return self.record.status in (Status.SUBMITTED, Status.RUNNING)
+
+    @property
+    def unmet(self) -> list[ActiveTrial]:
+        """What it needs and is not done."""
+        return [need for need in self.needs if not (need.ended and need.record.status is Status.DONE)]
+
+    @property
+    def lost(self) -> ActiveTrial | None:
+        """What it needs and will not be done."""
+        return next((need for need in self.unmet if need.ended), None)
+
+    @property
+    def lost_words(self) -> str:
+        """Which stage failed, or the one before that one which did."""
+        record = None if self.lost is None else self.lost.record
+        if record is None:
+            return ""
+        return record.detail if record.reason is Reason.UPSTREAM else f"stage {record.stage} failed"
 
     def read_last_step(self) -> int:
         step = (self.record.read_last_step() or {}).get("step", 0)

@@ -53,6 +53,7 @@ class Loop:
             trial.position = position
         while state.waiting or state.active:
             self._stopper.handle_requests()
+            self._stopper.handle_lost()
             self._submitter.launch()
             if not state.settings.follow:
                 return

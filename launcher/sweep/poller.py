@@ -56,7 +56,7 @@ class Poller:
         record, reading = trial.record, self._state.reading
         if job.attempt is not None and job.attempt > record.attempt:
             record.attempt = job.attempt
-        if job.status.final and self._files_awaited(trial, job):
+        if job.status.final and (self._files_awaited(trial, job) or self._need_awaited(trial, job)):
             return False
         if job.status.final or (not reading and (self._lingers(trial, job) or self._waits_too_long(trial, job))):
             return self._collect(trial, job)
@@ -90,6 +90,10 @@ class Poller:
         self._state.store.save(record)
         if changed:
             self._state.tell(record)
+
+    def _need_awaited(self, trial: ActiveTrial, job: JobState) -> bool:
+        """Its queue has taken it away, and whether what it needs is tried again is not known yet."""
+        return job.reason is Reason.UPSTREAM and trial.lost is None and any(need in self._state.active for need in trial.unmet)
 
     # -- files that arrive late -----------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from launcher.sweep.observer import Observer
 from launcher.sweep.progress import progress_for
 from launcher.trials.job import Job
 from launcher.trials.lock import Locks
-from launcher.trials.store import Point, Record, Store, check_name, cluster_of
+from launcher.trials.store import UNDER_WAY, Point, Record, Store, check_name, cluster_of
 from trainer.spec import ConfigError, Status, world_size_of
 
 __all__ = ["Point", "Record", "run_sweep"]
@@ -72,8 +72,8 @@ def launcher_name() -> str:
 
 def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> None:
     """Every cluster on which something is to be run, before anything is written: a command that is refused leaves nothing behind."""
-    trials = [(point.config, store.load(point.trial)) for point in points if point.config is not None]
-    wanted = [cluster_of(record, config.cluster) for config, record in trials if _to_do(record, settings)]
+    trials = [(point, point.config, store.load(point.trial)) for point in points if point.config is not None]
+    wanted = [cluster_of(record, config.cluster) for point, config, record in trials if _to_do(point, record, settings)]
     for cluster in sorted(wanted, key=lambda cluster: -cluster.world_size):  # the largest makes the backend
         if not backends.checked(cluster).outlives_launcher and not settings.follow:
             raise ConfigError(
@@ -82,9 +82,14 @@ def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backend
             )
 
 
-def _to_do(record: Record, settings: SweepConfig) -> bool:
+def _to_do(point: Point, record: Record, settings: SweepConfig) -> bool:
     """Whether there is something to be done about a trial: to run it, or to remove what is left of it at its place."""
-    return settings.rerun or not record.answered or bool(record.left)
+    return settings.rerun or not _answered(point, record) or bool(record.left)
+
+
+def _answered(point: Point, record: Record) -> bool:
+    """A stage is when what it makes is there."""
+    return record.answered if point.stage is None else point.stage.made is not None and record.status not in UNDER_WAY
 
 
 def _accepted(store: Store, name: str, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> list[Point]:
@@ -101,6 +106,9 @@ def _accepted(store: Store, name: str, points: Sequence[Point], settings: SweepC
         replace(point, config=None, error=words[point.trial]) if point.config is not None and point.trial in words else point
         for point in points
     ]
+    for point in points:
+        if point.stage is not None and point.trial in words:
+            raise ConfigError(f"stage {point.stage.name}: {words[point.trial]}")
     if all(point.config is None for point in accepted):
         raise ConfigError(next(iter(words.values())))
     return accepted
@@ -111,9 +119,9 @@ def _fresh_jobs(
 ) -> list[tuple[Backend, list[Job]]]:
     """Jobs that are to be submitted, by backend. Their configuration is left out: a place takes or refuses what they ask for."""
     groups: dict[int, tuple[Backend, list[Job]]] = {}
-    for config, trial in [(point.config, point.trial) for point in points if point.config is not None]:
-        record = store.load(trial)
-        if record.status in (Status.SUBMITTED, Status.RUNNING) or (record.answered and not settings.rerun):
+    for point, config in [(point, point.config) for point in points if point.config is not None]:
+        record = store.load(point.trial)
+        if record.status in UNDER_WAY or (_answered(point, record) and not settings.rerun):
             continue
         backend = backends.of(config.cluster)
         job = Job(record.id, name, 0, record.directory, config.cluster, world_size_of(config.layout), settings.max_parallel or 0)
@@ -149,11 +157,15 @@ def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point]) -> lis
 
 def _active_trials(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig, backends: Backends) -> list[ActiveTrial]:
     """The trials to run, each with its backend."""
-    todo: dict[str, tuple[Record, ClusterConfig]] = {}
+    todo: dict[str, ActiveTrial] = {}
     for point, record in zip(points, records, strict=True):
-        if point.config is not None and _to_do(record, settings):
-            todo[record.id] = (record, cluster_of(record, point.config.cluster))
-    return [ActiveTrial(record, cluster, backends.of(cluster), settings.rerun) for record, cluster in todo.values()]
+        if point.config is not None and _to_do(point, record, settings):
+            cluster = cluster_of(record, point.config.cluster)
+            todo[record.id] = ActiveTrial(record, cluster, backends.of(cluster), settings.rerun or point.stage is not None)
+    for point in points:
+        if point.trial in todo:
+            todo[point.trial].needs = [todo[need] for need in point.needs if need in todo]
+    return list(todo.values())
 
 
 def _drop_stale_requests(store: Store, locks: Locks, active: Sequence[ActiveTrial]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.state import SweepState
@@ -26,9 +27,13 @@ class Settlement:
         record = trial.record
         failures = failures_in(record.directory)
         verdict = decide(record.attempt, job, record.read_result(), failures)
-        if trial.withdrawn and trial.stop is None and verdict.status is not Status.DONE:
-            self.submit_later(trial)
-            return
+        if trial.stop is None and verdict.status is not Status.DONE:
+            trial.withdrawn = trial.withdrawn or _untimely(trial, verdict)
+            if trial.withdrawn:
+                self.submit_later(trial)
+                return
+        if verdict.reason is Reason.UPSTREAM and trial.lost is not None:
+            verdict = replace(verdict, detail=trial.lost_words)
         bad_nodes = job.bad_nodes or silent_nodes(job.nodes or record.nodes, record.world_size, verdict.attempt, failures)
         if self._state.interrupted and verdict.retryable and not trial.backend.outlives_launcher:
             trial.stop = trial.stop or (Reason.CANCELLED, self._state.interrupted)  # no launcher is left to retry it
@@ -70,17 +75,24 @@ class Settlement:
     def submit_later(self, trial: ActiveTrial) -> None:
         """Put a trial back in its place that was withdrawn, or never submitted. It has not run: the same attempt is submitted again."""
         record = trial.record
-        record.attempt += 1 if record.read_result() is not None else 0  # unless it finished at the last moment
+        known = trial.backend.chains  # its queue has heard of this attempt, and would find its job again
+        record.attempt += 1 if known or record.read_result() is not None else 0  # unless it finished at the last moment
         _plan_again(record, None, trial.withdrawn)
         trial.withdrawn, trial.room_wanted = "", None
         self._state.save_and_tell(record)
         self._state.waiting = sorted([*self._state.waiting, trial], key=lambda t: t.position)
 
 
+def _untimely(trial: ActiveTrial, verdict: Verdict) -> str:
+    """Words for a job that its queue took away because one before it had failed, which was tried again since; empty for all others."""
+    due = verdict.reason is Reason.UPSTREAM and trial.needs and trial.lost is None
+    return "what it needs was tried again" if due else ""
+
+
 def _stopped(stop: tuple[Reason, str], verdict: Verdict) -> Verdict:
     """The verdict on an attempt that the launcher itself ended."""
     reason, detail = stop
-    status = Status.FAILED if reason is Reason.CANNOT_START else Status.STOPPED
+    status = Status.FAILED if reason in (Reason.CANNOT_START, Reason.UPSTREAM) else Status.STOPPED
     return Verdict(status, reason, detail or verdict.detail, verdict.attempt)
 
 

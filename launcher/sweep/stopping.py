@@ -41,6 +41,18 @@ class Stopper:
             state.waiting = [trial for trial in state.waiting if trial not in claimed]
             self.end(claimed, *request)
 
+    def handle_lost(self) -> None:
+        """Give up what needs a trial that has failed; take back from the queue what waits there for one that is tried again."""
+        state = self._state
+        for trial in [trial for trial in [*state.waiting, *state.active] if trial.needs]:
+            if trial.lost is not None and trial in state.active:
+                self.stop([trial], Reason.UPSTREAM, trial.lost_words)
+            elif trial.lost is not None and not trial.under_way and state.claim(trial):
+                state.waiting.remove(trial)
+                self._settlement.finish(trial, Verdict(Status.FAILED, Reason.UPSTREAM, trial.lost_words, trial.record.attempt))
+            elif trial in state.active and not trial.withdrawn and any(need in state.waiting and not need.under_way for need in trial.unmet):
+                trial.withdrawn = "what it needs is tried again" if self.cancel([trial]) else ""
+
     def end(self, trials: Sequence[ActiveTrial], reason: Reason, detail: str) -> None:
         """Stop claimed trials that this launcher has not submitted: they may be done, or left under way by a previous launcher."""
         never_submitted: list[ActiveTrial] = []

@@ -31,7 +31,12 @@ class Submitter:
         self._state, self._settlement = state, settlement
 
     def launch(self) -> None:
-        """Claim and submit as many waiting trials, in order, as there is room for."""
+        """Claim and submit as many waiting trials, in order, as there is room for; then those that were to come after them in a queue."""
+        while self._launch() and any(trial.needs and self._ready(trial) for trial in self._state.waiting):
+            pass
+
+    def _launch(self) -> bool:
+        """True when something was submitted."""
         batch = self._claim_batch()
         fresh = [trial for trial in batch if not trial.under_way]
         for backend, trials in by_backend([trial for trial in batch if trial.under_way]):
@@ -41,6 +46,7 @@ class Submitter:
                 self._ask_later(backend, trials, str(error))
         for backend, trials in by_backend(fresh):
             self._submit(backend, trials)
+        return bool(batch)
 
     def adopt(self, backend: Backend, trials: Sequence[ActiveTrial]) -> list[ActiveTrial]:
         """Take over trials that a previous launcher left under way. Those that were never submitted are returned."""
@@ -64,6 +70,8 @@ class Submitter:
         """Waiting trials that may be submitted or adopted now. They are claimed, and wait no longer."""
         state, batch = self._state, list[ActiveTrial]()
         for trial in list(state.waiting):
+            if not self._ready(trial):
+                continue
             if not self._has_room(trial, batch) or self._held_back(trial, batch):
                 break
             if trial.claimed and trial.under_way and not state.due(trial.backend):
@@ -79,6 +87,11 @@ class Submitter:
             else:
                 batch.append(trial)
         return batch
+
+    def _ready(self, trial: ActiveTrial) -> bool:
+        """Whether what it needs is done; or submitted, to a queue that makes it wait. One that is under way is always followed."""
+        chained = trial.backend.chains
+        return trial.under_way or all(chained and need in self._state.active and need.backend is trial.backend for need in trial.unmet)
 
     def _has_room(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
         """Whether one more trial may run: ``sweep.max_parallel``, and the ranks that the backend can hold."""

@@ -12,6 +12,10 @@ from trainer.spec import Reason, Status
 from trainer.spec.records import CONFIG
 
 
+Handle = dict[str, Any]
+"""Plain JSON data by which a backend finds a submitted job again: {"job_id": "12_3"}, {"namespace": ..., "name": ...}."""
+
+
 @dataclass(frozen=True)
 class Job:
     """What a backend needs to know of a trial's attempt."""
@@ -25,6 +29,8 @@ class Job:
     max_parallel: int = 0  # jobs of the sweep that may run at once, 0 = any; for backends that throttle
     config: Mapping[str, Any] | None = field(default=None, compare=False)  # what config.yaml holds, for whoever sends it along
     avoid: tuple[str, ...] = ()  # nodes to be left out: they were at fault in earlier attempts
+    after: tuple[Handle, ...] = ()  # jobs that have to succeed before it starts; only for backends that chain
+    stage: str = ""  # its name in a pipeline, which ``sweep`` then names
 
     @property
     def name(self) -> str:
@@ -59,7 +65,3 @@ class JobState:
     waits_for_room: bool = False  # a gang that is not placed whole: what it holds already is idle until the rest is placed
     yields: bool = False  # such a gang, that holds what one before it waits for
     bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempts avoid them for a while
-
-
-Handle = dict[str, Any]
-"""Plain JSON data by which a backend finds a submitted job again: {"job_id": "12_3"}, {"namespace": ..., "name": ...}."""

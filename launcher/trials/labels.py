@@ -33,6 +33,9 @@ def trial_labels(records: Iterable[Record]) -> dict[str, str]:
     labels = {}
     for name in trials:
         keys = [key for key in given[name] if key in differing and not (name in layouts and _section(key) == "layout")]
+        if trials[name].stage:
+            labels[name] = trials[name].stage
+            continue
         words = [layouts[name]] if several and name in layouts else []
         words += [f"{key}={one_line(given[name][key], LONGEST)}" for key in keys]
         labels[name] = " ".join(words) or layouts.get(name) or one_line(" ".join(trials[name].overrides)) or name

@@ -27,10 +27,13 @@ from launcher.trials.owner import owned
 from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
 from trainer.spec.errors import nearest
 from trainer.spec.files import last_object, read_json, write_json
+from trainer.spec.read import SECTION
 from trainer.spec.records import CONFIG, FORMAT, METRICS, RESULT, attempt_of, check_format, known_reason, outcome_of
+from trainer.spec.stage_run import StageRun
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{12}")
+UNDER_WAY = (Status.SUBMITTED, Status.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,14 @@ class Point:
     error: str | None = None
     predicted: dict[str, Any] | None = None  # {"step_time_s", "memory_bytes", "parts"}
     reason: Reason = Reason.CONFIGURATION  # of a pruned point
+    stage: StageRun | None = None  # of a pipeline's trial: what it takes and makes
+    needs: tuple[str, ...] = ()  # trials that have to be done before it starts
 
     @cached_property
     def trial(self) -> str:
         """The trial's id; of a pruned point one that no trial has."""
+        if self.stage is not None:
+            return self.stage.id
         return trial_id(self.config) if self.config is not None else digest(list(self.overrides))
 
 
@@ -80,6 +87,11 @@ class Record:
     left: list[dict[str, Any]] = field(default_factory=list)  # ended attempts with objects at their place: {"attempt", "handle"}
     launcher: str = ""  # who runs it: "process 123 on host"
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
+
+    @property
+    def stage(self) -> str:
+        """Its name in a pipeline; empty for a trial of a sweep."""
+        return str((self.config.get(SECTION) or {}).get("name", ""))
 
     def read_result(self) -> dict[str, Any] | None:
         """The trainer's ``result.json``, unless it is missing or left by an older attempt. ``ConfigError`` when its format is newer."""
@@ -146,12 +158,13 @@ class Store:
         cluster = cluster_of(record, point.config.cluster)
         fresh = record.created is None
         record.overrides, record.predicted = point.overrides, point.predicted or record.predicted
-        record.config, record.cluster, record.sweep = to_dict(train), to_dict(cluster), sweep
+        section = {} if point.stage is None else {SECTION: to_dict(point.stage)}
+        record.config, record.cluster, record.sweep = to_dict(train) | section, to_dict(cluster), sweep
         record.world_size = world_size_of(train.layout)
         record.created, record.commit = record.created or time.time(), commit
-        if fresh or not (record.directory / CONFIG).exists():
+        if fresh or section or not (record.directory / CONFIG).exists():
             record.directory.mkdir(parents=True, exist_ok=True)
-            save(train, record.directory / CONFIG)
+            save(record.config, record.directory / CONFIG)
         return record
 
     def save(self, record: Record, *, durable: bool = True) -> None:
@@ -212,12 +225,14 @@ class Store:
         return Sweep(name, data["created"], data["launcher"], [self._point_record(point) for point in data["points"]])
 
     def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
-        """Add ``records`` to the sweep. Points it has already keep their place; those not named stay."""
-        data = self._read_sweep(name)
-        points = {point["trial"]: point for point in data["points"]}
+        """Add ``records`` to the sweep. Points it has already keep their place; those not named stay, but for earlier trials of a stage."""
+        data, ids, stages = self._read_sweep(name), {record.id for record in records}, {record.stage for record in records if record.stage}
+        points = {point["trial"]: point for point in data["points"] if point["trial"] in ids or point.get("stage") not in stages}
         for record in records:
             pruned = {"reason": record.reason.value, "detail": record.detail} if record.status is Status.PRUNED and record.reason else None
             points[record.id] = {"trial": record.id, "overrides": list(record.overrides), "pruned": pruned}
+            if record.stage:
+                points[record.id]["stage"] = record.stage
         write_json(
             self._sweep_path(name), {"format": FORMAT} | data | {"launcher": launcher, "points": list(points.values())}, durable=True
         )
@@ -276,6 +291,6 @@ def check_name(name: str, key: str = "sweep.name", what: str = "a sweep") -> str
 
 def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
     """``planned``, except that a trial that is under way is followed where it was submitted, whatever the command says now."""
-    if record.status not in (Status.SUBMITTED, Status.RUNNING):
+    if record.status not in UNDER_WAY:
         return planned
     return dataclasses.replace(planned, **{name: record.cluster[name] for name in planned.found_by if name in record.cluster})

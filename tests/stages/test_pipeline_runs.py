@@ -13,35 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launcher.cli.main import main
+from tests.stages.conftest import GRAPH, write
 from trainer.spec.artifacts import ArtifactKind, read_artifact
 
 ROOT = Path(__file__).parents[2]
-SIZE = {"model.layers": 2, "model.hidden": 32, "model.heads": 2, "model.vocab": 300, "model.seq": 16}
-GRAPH: dict[str, Any] = {
-    "data": {"stage": "prepare", "data.source": "text.txt", "data.vocab": 300},
-    "base": {
-        "stage": "train", "inputs": {"data": "data"}, "layout.tensor": 2, "cluster.gpus_per_node": 2, "run.steps": 4, "data.held_out": 0.2, **SIZE,
-    },
-    "score": {"stage": "evaluate", "inputs": {"model": "base", "data": "data"}, "cluster.gpus_per_node": 1, "data.held_out": 0.2},
-    "hf": {"stage": "convert", "inputs": {"model": "base"}},
-    "text": {"stage": "generate", "inputs": {"model": "hf"}, "prompts": ["some", "text"], "tokens": 5},
-}  # fmt: skip
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "text.txt").write_text("".join(f"some text {n} to learn from\n" for n in range(200)))
-    (tmp_path / "conf" / "pipeline").mkdir(parents=True)
-    write(tmp_path, GRAPH)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def write(folder: Path, graph: dict[str, Any]) -> None:
-    (folder / "conf" / "pipeline" / "small.yaml").write_text(yaml.safe_dump({"stages": graph}))
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -112,7 +89,7 @@ def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_who
             process.send_signal(signal.SIGKILL)
         manifests = {path: path.stat().st_mtime_ns for path in (folder / "runs/stages").glob("*/artifact/artifact.json")}
         assert {path: manifests.get(path) for path in done} == done, "a stage that was whole has been made again"
-        done = {path: time_ns for path, time_ns in manifests.items() if noted(path.parents[1]) == "done"}
+        done = {path: time_ns for path, time_ns in manifests.items() if read_artifact(path.parent) is not None}
     said = run(capsys)
     assert set(statuses(said).values()) <= {"done", "reused"}
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
@@ -121,8 +98,6 @@ def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_who
 
 
 def begun(folder: Path) -> set[str]:
-    return {json.loads(path.read_text())["name"] for path in folder.glob("runs/stages/*/stage.json")}
-
-
-def noted(stage: Path) -> str:
-    return str(json.loads((stage / "stage.json").read_text())["status"])
+    """Stages whose processes have been started."""
+    records = [json.loads(path.read_text()) for path in folder.glob("runs/trials/*/trial.json")]
+    return {record["config"]["stage"]["name"] for record in records if record["handle"]}

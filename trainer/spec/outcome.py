@@ -33,6 +33,7 @@ class Reason(str, Enum):
     TIME_LIMIT = "time limit"
     NUMERICS = "numerics"
     CANNOT_START = "cannot start"
+    UPSTREAM = "upstream failed"
     CANCELLED = "cancelled"
     CANNOT_WIN = "cannot win"
     ERROR = "error"
@@ -79,6 +80,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     Reason.CANNOT_START: (
         "The job could not start: image, program, quota or limits.",
         "Read the detail: it holds the cluster's own words.",
+    ),
+    Reason.UPSTREAM: (
+        "What it depends on has failed: a stage before it, or a job of cluster.dependency.",
+        "Mend that one and repeat the command: what is made already is not made again.",
     ),
     Reason.CANCELLED: ("Somebody cancelled it, or the launcher was interrupted.", "Repeat the command to run it."),
     Reason.CANNOT_WIN: (

@@ -17,6 +17,8 @@ from trainer.spec.errors import ConfigError, listed, nearest
 from trainer.spec.schema import TrainConfig
 
 T = TypeVar("T")
+SECTION = "stage"
+"""Section of a run's file that ``load`` leaves to ``trainer.spec.stage_run``."""
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
@@ -97,6 +99,12 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def load(path: str | Path) -> TrainConfig:
     """Read one resolved run, as written by the launcher or by hand. ``ConfigError`` if it cannot be read."""
+    data = read_yaml(path)
+    return from_dict(TrainConfig, {name: value for name, value in data.items() if name != SECTION} if isinstance(data, dict) else data)
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The content of a file, an empty mapping if there is none. ``ConfigError`` if it cannot be read."""
     import yaml
 
     try:
@@ -105,7 +113,7 @@ def load(path: str | Path) -> TrainConfig:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    return from_dict(TrainConfig, data if data is not None else {})
+    return data if data is not None else {}
 
 
 def save(config: Any, path: str | Path) -> None:
@@ -115,7 +123,8 @@ def save(config: Any, path: str | Path) -> None:
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text several times faster, where it is built
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(yaml.dump(to_dict(config), Dumper=dumper, sort_keys=False))
+    data = config if isinstance(config, dict) else to_dict(config)
+    temporary.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False))
     temporary.replace(path)
 
 

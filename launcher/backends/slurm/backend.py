@@ -26,6 +26,7 @@ from trainer.spec import ConfigError, Reason, Status
 class SlurmBackend(Backend):
     """Jobs of one Slurm cluster. A handle holds the job's id in its array, the array's name and the first attempt."""
 
+    chains = True
     throttles = True
 
     def __init__(self, cluster: ClusterConfig, snapshot: CodeSnapshot | None = None):

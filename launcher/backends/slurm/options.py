@@ -43,8 +43,9 @@ def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
         "nodelist": cluster.nodelist,
         "exclude": ",".join(filter(None, [cluster.exclude, *job.avoid])) or None,
         "switches": _switches(cluster),
-        "dependency": cluster.dependency,
-        "comment": cluster.comment if cluster.comment is not None else f"trireme sweep {job.sweep}",
+        "dependency": _dependency(job, cluster),
+        "kill-on-invalid-dep": "yes" if job.after else None,  # else a job waits for ever for one that has failed
+        "comment": cluster.comment if cluster.comment is not None else _comment(job),
         "mail-type": cluster.mail_type,
         "mail-user": cluster.mail_user,
         "signal": f"B:USR1@{_notice(cluster)}" if saves(job) else None,
@@ -82,6 +83,15 @@ def quote(value: str, name: str) -> str:
     if _PLAIN.fullmatch(value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _dependency(job: Job, cluster: SlurmCluster) -> str | None:
+    ids = [handle["job_id"] for handle in job.after]
+    return ",".join(filter(None, [cluster.dependency, ":".join(["afterok", *ids]) if ids else None])) or None
+
+
+def _comment(job: Job) -> str:
+    return f"trireme pipeline {job.sweep} stage {job.stage}" if job.stage else f"trireme sweep {job.sweep}"
 
 
 def _gpus(per_node: int, cluster: SlurmCluster) -> dict[str, str]:

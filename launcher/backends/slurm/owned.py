@@ -34,6 +34,7 @@ SBATCH: dict[str, str] = {
     "no-kill": "a training cannot continue without one of its nodes", "chdir": "the ranks' folder is cluster.container.workdir, or the trial's",
     "workdir": "the ranks' folder is cluster.container.workdir, or the trial's", "export": "use cluster.env",
     "export-file": "use cluster.env_from", "parsable": _SUBMISSION, "wrap": _SUBMISSION, "wait": _SUBMISSION, "test-only": _SUBMISSION,
+    "kill-on-invalid-dep": "a stage of a pipeline ends when one before it has failed",
     "hold": "the sweep would wait for ever", "immediate": _SUBMISSION, "clusters": "run the command on a login node of that cluster",
     "cluster": "run the command on a login node of that cluster", "help": _SUBMISSION, "usage": _SUBMISSION, "version": _SUBMISSION,
 }  # fmt: skip

@@ -62,7 +62,7 @@ NEVER: dict[str, tuple[Reason, str]] = {
     "PartitionNodeLimit": (Reason.CANNOT_START, "asks for more nodes than cluster.partition allows"),
     "PartitionTimeLimit": (Reason.CANNOT_START, "cluster.time is more than cluster.partition allows"),
     "BadConstraints": (Reason.CANNOT_START, "no nodes meet cluster.constraint"),
-    "DependencyNeverSatisfied": (Reason.CANNOT_START, "its cluster.dependency can never be satisfied"),
+    "DependencyNeverSatisfied": (Reason.UPSTREAM, "a job that it comes after has failed (cluster.dependency, or a stage before it)"),
     "InvalidAccount": (Reason.CANNOT_START, "cluster.account is not valid"),
     "InvalidQOS": (Reason.CANNOT_START, "cluster.qos is not valid"),
     "launch failed requeued held": (Reason.NODE, "its node could not start it, and Slurm holds it back"),
@@ -135,6 +135,8 @@ def waits_for(reason: str) -> str:
 
 
 def _verdict(row: Row) -> tuple[Status, Reason | None, str]:
+    if row.state == "CANCELLED" and row.reason == "DependencyNeverSatisfied":
+        return Status.FAILED, *NEVER[row.reason]
     if row.state in ENDED:
         return ENDED[row.state]
     if "OUT_OF_MEMORY" in row.steps:

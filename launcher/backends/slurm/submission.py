@@ -80,7 +80,8 @@ class Submission:
     def _submit_array(self, requests: Sequence[Request], code: str) -> dict[str, Handle]:
         """Write down the intent, submit, write down the id."""
         jobs = [request.job for request in requests]
-        name = f"trireme-{jobs[0].sweep}-{uuid.uuid4().hex[:8]}"
+        of_stage = f"-{jobs[0].trial}" if jobs[0].stage else ""
+        name = f"trireme-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
         folder = _arrays(jobs[0]) / name
         intents = [{"array": name, "index": index, "code": code} for index in range(len(jobs))]
         for request, intent in zip(requests, intents):
@@ -147,7 +148,8 @@ def equal(items: Iterable[T], job_of: Callable[[T], Job]) -> Iterator[list[T]]:
     for item in items:
         job = job_of(item)
         assert isinstance(job.cluster, SlurmCluster)
-        groups.setdefault(tuple(options(job, job.cluster).items()), []).append(item)
+        alone = [("stage", job.trial)] if job.stage else []  # its name is that of its job
+        groups.setdefault((*options(job, job.cluster).items(), *alone), []).append(item)
     yield from groups.values()
 
 

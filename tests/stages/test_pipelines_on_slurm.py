@@ -1,0 +1,74 @@
+"""A pipeline on the real Slurm: the whole graph goes to the queue at once, and needs no launcher from then on."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.main import main
+from tests.backends.slurm_support import squeue
+from tests.clusters.slurm.fixture import Slurm
+from tests.stages.conftest import GRAPH, write
+from trainer.spec.artifacts import read_artifact
+
+PLACE = ["cluster=slurm", "cluster.gpu_request=none", "cluster.poll_seconds=0.2", "cluster.visibility_s=1", "run.device=cpu"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """What the command says of each stage."""
+    capsys.readouterr()
+    assert main(["run", "pipeline=small", "--config-dir", "conf", "--json", *PLACE, *words]) == code
+    return {stage["name"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+
+
+def jobs(said: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, str]]]:
+    """What ``scontrol`` says of the jobs of each stage, which are known by the stage's id in their names."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for identifier, name in squeue("JobID", "Name"):
+        for stage in said.values():
+            if stage["id"] in name:
+                text = subprocess.run(["scontrol", "show", "job", "--oneliner", identifier], capture_output=True, text=True).stdout
+                found.setdefault(stage["name"], []).append(dict(re.findall(r"(\w+)=(\S*)", text)))
+    return found
+
+
+def wait_for_artifacts(said: dict[str, dict[str, Any]]) -> None:
+    deadline = time.monotonic() + 120
+    while any(read_artifact(Path(stage["folder"])) is None for stage in said.values()):
+        assert time.monotonic() < deadline, squeue("Name", "State", "Reason")
+        time.sleep(0.2)
+
+
+def test_the_whole_graph_is_submitted_at_once_and_runs_without_a_launcher(
+    slurm: Slurm, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run(capsys, "sweep.follow=false")
+    assert {stage["status"] for stage in said.values()} == {"submitted"}
+    queued = jobs(said)
+    ids = {name: rows[0]["ArrayJobId"] for name, rows in queued.items()}
+    waits = {name: sorted(re.findall(r"afterok:(\d+)", rows[0]["Dependency"])) for name, rows in queued.items()}
+    assert waits["text"] == [ids["hf"]] and waits["hf"] == [ids["base"]] and waits["score"] == [ids["base"]]
+    assert all("trireme-small-" in rows[0]["JobName"] for rows in queued.values())
+    wait_for_artifacts(said)
+    again = run(capsys)
+    assert {stage["status"] for stage in again.values()} == {"reused"}
+    assert {name: len(rows) for name, rows in jobs(said).items()} == dict.fromkeys(GRAPH, 1), "a stage was submitted twice"
+
+
+def test_nothing_behind_a_stage_that_failed_is_run(slurm: Slurm, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder, GRAPH | {"base": GRAPH["base"] | {"optimizer.lr": 1e30, "run.steps": 8}})
+    said = run(capsys, code=1)
+    failed = dict.fromkeys(("score", "hf", "text"), "upstream failed")
+    assert {name: stage["status"] for name, stage in said.items()} == {"data": "done", "base": "failed"} | failed
+    assert {said[name]["detail"] for name in failed} == {"stage base failed"}
+    rows = jobs(said)
+    assert all(row["RunTime"] == "00:00:00" and row["JobState"] == "CANCELLED" for name in failed for row in rows[name])
+    write(folder, GRAPH)
+    again = run(capsys)
+    assert {name: stage["status"] for name, stage in again.items()} == {"data": "reused"} | dict.fromkeys(("base", *failed), "done")

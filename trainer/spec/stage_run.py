@@ -1,0 +1,43 @@
+"""Section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline. A run of its own has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.spec.artifacts import Artifact, ArtifactKind, read_artifact
+from trainer.spec.read import SECTION, from_dict, read_yaml
+from trainer.spec.schema import key
+
+
+@dataclass
+class StageRun:
+    """What a stage takes and makes. Its id names what it makes; folders are named as the ranks see them."""
+
+    name: str = key("", "name of the stage in its pipeline")
+    verb: str = key("", "what is done: train, evaluate, prepare, convert, generate, choose")
+    id: str = key("", "identity of the stage, and of what it makes")
+    folder: str = key("", "folder of the artifact that it makes")
+    gives: str = key("", "kind of that artifact", choices=tuple(kind.value for kind in ArtifactKind))
+    inputs: dict[str, str] = key(dict, "identity of each input")
+    sources: dict[str, str] = key(dict, "folder of each input")
+    made_by: dict[str, str] = key(dict, "of inputs that a stage makes: its name")
+    command: list[str] = key(list, "module of the trainer that does it and its arguments, where it is no run on ranks")
+
+    @property
+    def made(self) -> Artifact | None:
+        """The artifact, if it is there and whole, and of this stage."""
+        artifact = read_artifact(Path(self.folder))
+        return artifact if artifact is not None and artifact.made_by == self.id and artifact.kind.value == self.gives else None
+
+
+def stage_in(data: Mapping[str, Any]) -> StageRun | None:
+    """The section in the content of a configuration."""
+    return from_dict(StageRun, data[SECTION], f"{SECTION}.") if SECTION in data else None
+
+
+def load_stage(path: str | Path) -> StageRun | None:
+    """The section in a file; ``ConfigError`` if that cannot be read."""
+    return stage_in(read_yaml(path))

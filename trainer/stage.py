@@ -1,0 +1,142 @@
+"""A run that makes an artifact of a pipeline: its inputs are whole before it begins, and its manifest is written when all else is there.
+
+Nothing of the launcher is needed where it runs. An artifact that is whole already is left as it is: an attempt that was killed between
+its last two writes is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import IO
+
+from trainer.launch.rank_env import RankEnv
+from trainer.spec import ConfigError, ResolvedTrainConfig, Status
+from trainer.spec.artifacts import MANIFEST, ArtifactKind, find_artifact, write_artifact
+from trainer.spec.corpus import TOKENIZER
+from trainer.spec.files import look_again, read_json, write_json
+from trainer.spec.records import RESULT, attempt_of, failures_in, write_outcome
+from trainer.spec.stage_run import StageRun
+
+METRICS = "metrics.json"
+VISIBLE_SECONDS = 30.0
+"""How long what another node wrote may stay unseen here (caches of NFS)."""
+LOOK_SECONDS = 0.2
+
+Work = Callable[[Callable[[], None]], Status]
+"""The run itself. It calls what it is given, on rank 0, before it writes its result."""
+
+
+def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int) -> Status:
+    """Make the stage's artifact on every rank of ``env``. ``ConfigError`` if an input is not whole, or for what is wrong with the work."""
+    if env.rank != 0:
+        if stage.made is not None:
+            return Status.DONE
+        status = work(lambda: None)
+        _await_rank_0(stage, status, out, attempt)
+        return status
+    with _alone(Path(stage.folder).parent):
+        if stage.made is None:
+            for name in stage.sources:
+                _check_input(stage, name)
+            _clear(stage)
+            if (status := work(lambda: _finish(stage, out))) is not Status.DONE:
+                return status
+        if attempt_of(written := read_json(out / RESULT) or {}) < attempt:
+            kept = written if written.get("status") == Status.DONE.value else {"world_size": env.world_size}
+            write_outcome(out / RESULT, kept | {"status": Status.DONE.value, "attempt": attempt})
+    return Status.DONE
+
+
+def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Callable[[], None]) -> Status:
+    """The work of a stage that is one process. ``ConfigError`` with its words when they say that its input is wrong."""
+    if stage.verb == "prepare":
+        from trainer.data.prepare import prepare
+
+        prepare(config.data, False)
+    else:
+        module, *arguments = stage.command
+        words = _Repeated(sys.stderr)
+        with contextlib.redirect_stderr(words):
+            code = import_module(f"{module}.__main__").main(arguments)
+        if code:
+            said = words.getvalue().strip().splitlines()[-1:]
+            raise ConfigError((said[0] if said else f"{module} ended with code {code}").removeprefix("error: "))
+    finish()
+    return Status.DONE
+
+
+class _Repeated(io.StringIO):
+    """Text that is also written where it would have gone."""
+
+    def __init__(self, target: IO[str]):
+        super().__init__()
+        self._target = target
+
+    def write(self, text: str) -> int:
+        self._target.write(text)
+        return super().write(text)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no process of an earlier attempt works there any more, where the file system knows locks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _check_input(stage: StageRun, name: str) -> None:
+    """``ConfigError`` if what the stage takes is not there, not whole, or not what it was when the stage was planned."""
+    folder, deadline = Path(stage.sources[name]), time.monotonic() + VISIBLE_SECONDS
+    while (problem := _problem(stage, name, folder)) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        look_again(folder)
+    if problem:
+        raise ConfigError(f"input {name} of stage {stage.name}, {folder}, {problem}")
+
+
+def _problem(stage: StageRun, name: str, folder: Path) -> str:
+    found = find_artifact(folder)
+    if found is None:
+        return "is not there or not whole; make it again, and share sweep.dir between the nodes"
+    identity = found.made_by if name in stage.made_by else found.digest
+    return "" if identity == stage.inputs[name] else "is another one than the stage was planned for; repeat the command"
+
+
+def _clear(stage: StageRun) -> None:
+    """Take away what an earlier attempt left; a training continues from its checkpoints."""
+    folder = Path(stage.folder)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    if stage.verb != "train":
+        shutil.rmtree(folder, ignore_errors=True)
+    if stage.verb not in ("prepare", "convert"):  # these make their folder themselves
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _finish(stage: StageRun, out: Path) -> None:
+    """Add what is made of the run's own files, and declare the artifact whole."""
+    folder = Path(stage.folder)
+    if stage.verb == "evaluate":
+        write_json(folder / METRICS, (read_json(out / RESULT) or {})["evaluation"])
+    if stage.verb == "train":
+        shutil.copyfile(Path(stage.sources["data"]) / TOKENIZER, folder / TOKENIZER)
+    write_artifact(folder, ArtifactKind(stage.gives), stage.id, stage.inputs)
+
+
+def _await_rank_0(stage: StageRun, status: Status, out: Path, attempt: int) -> None:
+    """Ranks that leave early would have rank 0 ended while it still reads what it declares whole."""
+    while status is Status.DONE and stage.made is None:
+        if any(attempt_of(failure) >= attempt for failure in failures_in(out)):
+            return
+        time.sleep(LOOK_SECONDS)
+        look_again(Path(stage.folder))
