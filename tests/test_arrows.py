@@ -32,8 +32,9 @@ TRAINER = {
     "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine"),
     "probe": ("spec", "launch", "data", "comm", "engine", "loop"),
     "evaluate": ("spec", "launch", "data", "comm", "pipeline", "checkpoint", "engine", "loop"),
+    "stage": ("spec", "launch", "data"),
     "health": ("launch",),
-    "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate"),
+    "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate", "stage"),
     "fork_server": ("spec", "__main__"),
     "testing": ("spec", "launch", "__main__", "fork_server"),
 }

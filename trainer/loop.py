@@ -36,9 +36,7 @@ GARBAGE_STEPS = 50
 """Steps between garbage collections, which all ranks run at the same time."""
 
 
-def train(
-    config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Callable[[], None] = lambda: None
-) -> Status:
+def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Callable[[], None] = lambda: None) -> Status:
     """Train a resolved run. Done or stopped; anything else is raised. Rank 0 calls ``finish`` when all is done, before it says so."""
     stop_flag = StopFlag()
     device = choose_device(config.run.device, env.local_rank)

@@ -1,4 +1,4 @@
-"""``trireme cancel SWEEP|TRIAL``: stop a sweep or a trial, whether or not a launcher is running it."""
+"""``trireme cancel SWEEP|TRIAL|STAGE``: stop a sweep, a pipeline, a trial or a stage, whether or not a launcher is running it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
 
 def main(argv: list[str]) -> int:
     """0 when everything named has ended; 1 when a place, or a launcher that has been asked to stop trials, has not answered yet."""
-    parser = argparse.ArgumentParser("trireme cancel", description="Stop a sweep or a trial.")
-    parser.add_argument("target", metavar="SWEEP|TRIAL", help="name of a sweep, or id of a trial or its first digits")
+    parser = argparse.ArgumentParser("trireme cancel", description="Stop a sweep, a pipeline, a trial or a stage.")
+    parser.add_argument(
+        "target", metavar="SWEEP|TRIAL|STAGE", help="name of a sweep or pipeline, id of a trial or its first digits, or name of a stage"
+    )
     parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
     store = Store(arguments.dir)

@@ -23,7 +23,9 @@ _WAIT_SECONDS = 0.5
 def main(argv: list[str]) -> int:
     """Print the log of the newest attempt; with ``-f`` also of attempts that follow, until the trial ends."""
     parser = argparse.ArgumentParser("trireme logs", description="What the ranks of a trial print.")
-    parser.add_argument("trial", metavar="TRIAL", help="id of the trial, or its first digits")
+    parser.add_argument(
+        "trial", metavar="TRIAL|STAGE", help="id of the trial or its first digits, or name of a stage (STAGE, PIPELINE.STAGE)"
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="continue until the trial has ended")
     parser.add_argument("--rank", type=int, metavar="R", help="only this rank")
     parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt (default: the newest)")

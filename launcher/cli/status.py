@@ -28,8 +28,10 @@ _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", S
 
 def main(argv: list[str]) -> int:
     """Print the table; 0 however the trials stand."""
-    parser = argparse.ArgumentParser("trireme status", description="How the trials of a sweep stand.")
-    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="name of the sweep (default: the newest)")
+    parser = argparse.ArgumentParser("trireme status", description="How the trials of a sweep, or the stages of a pipeline, stand.")
+    parser.add_argument(
+        "sweep", nargs="?", metavar="SWEEP|STAGE", help="name of a sweep, a pipeline or a stage (default: the newest sweep)"
+    )
     parser.add_argument("--all", action="store_true", help="list all sweeps, the newest first, instead of one sweep's trials")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> int:
         sweeps = [store.sweep(name) for name in store.names()]
         _print([_counts(sweep) for sweep in sweeps], lambda console: _show_all(console, sweeps), arguments.json)
         return 0
-    sweep = store.sweep(arguments.sweep)
+    sweep = _asked_for(store, arguments.sweep)
     try:
         with Backends() as backends:
             catch_up(store, sweep.records, backends)
@@ -54,6 +56,14 @@ def main(argv: list[str]) -> int:
             f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {CodeSnapshot().project}"
         )
     return 0
+
+
+def _asked_for(store: Store, name: str | None) -> Sweep:
+    """A sweep or a pipeline; or one of a stage alone, where a stage is named."""
+    record = store.stage(name) if name is not None and name not in store.names() else None
+    return (
+        store.sweep(name) if record is None else Sweep(f"{record.sweep}.{record.stage}", record.created or 0.0, record.launcher, [record])
+    )
 
 
 def _code(record: Record) -> str | None:
@@ -77,6 +87,7 @@ def _print(document: Any, show: Callable[[Console], None], as_json: bool) -> Non
 def _as_json(record: Record) -> dict[str, Any]:
     return {
         "trial": record.id,
+        "stage": record.stage or None,
         "status": record.status.value,
         "reason": record.reason.value if record.reason else None,
         "detail": record.detail,
@@ -96,7 +107,8 @@ def _show(console: Console, sweep: Sweep) -> None:
     """A table of the trials, and what was said of them below it."""
     names = trial_labels(sweep.records)
     trials = [record for record in sweep.records if record.status is not Status.PRUNED]
-    console.print(f"sweep {heading(sweep.name, sweep.records)}", markup=False)
+    of_stages = any(record.stage for record in sweep.records)
+    console.print(f"pipeline {sweep.name}" if of_stages else f"sweep {heading(sweep.name, sweep.records)}", markup=False)
     if trials:
         console.print(fitted_table(_columns(trials, names), console.width, [_STYLES.get(record.status, "") for record in trials]))
     said = [(f"{record.id}  {names[record.id]}", words) for record in trials if (words := one_line(record.detail))]
@@ -109,7 +121,7 @@ def _columns(trials: Sequence[Record], names: dict[str, str]) -> list[Column]:
     steps = [(step(record) or 0, total_steps(record)) for record in trials]
     return [
         Column("trial", [record.id for record in trials], keep=1),
-        Column("layout", [names[record.id] for record in trials], least=18),
+        Column("stage" if any(record.stage for record in trials) else "layout", [names[record.id] for record in trials], least=18),
         Column("status", [state(record) for record in trials], least=12),
         Column("attempt", [str(record.attempt) for record in trials], keep=3, right=True),
         Column("step", [f"{made}/{total}" if total else "-" for made, total in steps], right=True),

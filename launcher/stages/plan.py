@@ -66,9 +66,7 @@ class PlannedStage:
         sources = {name: str(path) for name, path in self.sources.items()}
         made_by = {name: source for name, source in self.stage.inputs.items() if not is_folder(source)}
         gives, command = self.stage.kind.gives.value, _command(self)
-        return StageRun(
-            self.stage.name, self.stage.verb, self.id, str(self.artifact_folder), gives, self.inputs, sources, made_by, command
-        )
+        return StageRun(self.stage.name, self.stage.verb, self.id, str(self.artifact_folder), gives, self.inputs, sources, made_by, command)
 
     @property
     def point(self) -> Point:
@@ -101,9 +99,7 @@ def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, overrides: 
         content, predicted_s = _run_content(config), _predicted(config)
     made = {name: before[source] for name, source in stage.inputs.items() if not is_folder(source)}
     inputs = {name: made[name].id if name in made else _folder_digest(stage, name, source) for name, source in stage.inputs.items()}
-    sources = {
-        name: made[name].artifact_folder if name in made else Path(os.path.abspath(source)) for name, source in stage.inputs.items()
-    }
+    sources = {name: made[name].artifact_folder if name in made else Path(os.path.abspath(source)) for name, source in stage.inputs.items()}
     identifier = digest({"stage": stage.verb, "content": content, "inputs": inputs})
     needs = tuple(dict.fromkeys(item.id for item in made.values()))
     item = PlannedStage(stage, identifier, root / identifier, inputs, sources, config, needs, content, predicted_s)

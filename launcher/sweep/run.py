@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.backends.contract import Backend, BackendError
 from launcher.backends.pool import Backends
-from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.config.schema import SweepConfig
 from launcher.console import say
 from launcher.interrupt import WORDS, Interrupted, asked, part_from_terminal
 from launcher.sweep.active_trial import ActiveTrial
@@ -24,7 +24,7 @@ from launcher.sweep.progress import progress_for
 from launcher.trials.job import Job
 from launcher.trials.lock import Locks
 from launcher.trials.store import UNDER_WAY, Point, Record, Store, check_name, cluster_of
-from trainer.spec import ConfigError, Status, world_size_of
+from trainer.spec import ConfigError, world_size_of
 
 __all__ = ["Point", "Record", "run_sweep"]
 

@@ -50,7 +50,9 @@ class Stopper:
             elif trial.lost is not None and not trial.under_way and state.claim(trial):
                 state.waiting.remove(trial)
                 self._settlement.finish(trial, Verdict(Status.FAILED, Reason.UPSTREAM, trial.lost_words, trial.record.attempt))
-            elif trial in state.active and not trial.withdrawn and any(need in state.waiting and not need.under_way for need in trial.unmet):
+            elif (
+                trial in state.active and not trial.withdrawn and any(need in state.waiting and not need.under_way for need in trial.unmet)
+            ):
                 trial.withdrawn = "what it needs is tried again" if self.cancel([trial]) else ""
 
     def end(self, trials: Sequence[ActiveTrial], reason: Reason, detail: str) -> None:

@@ -11,7 +11,6 @@ from launcher.config.schema import ClusterConfig
 from trainer.spec import Reason, Status
 from trainer.spec.records import CONFIG
 
-
 Handle = dict[str, Any]
 """Plain JSON data by which a backend finds a submitted job again: {"job_id": "12_3"}, {"namespace": ..., "name": ...}."""
 

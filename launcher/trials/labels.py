@@ -104,7 +104,9 @@ def duration(value: float | None) -> str:
 
 
 def total_steps(record: Record) -> int | None:
-    """Steps that the trial is to make."""
+    """Steps that the trial is to make; None where that is not known."""
+    if record.config.get("stage", {}).get("verb", "train") != "train":
+        return None
     steps = record.config.get("run", {}).get("steps")
     return steps if isinstance(steps, int) else None
 

@@ -198,7 +198,10 @@ class Store:
         return record
 
     def trial(self, prefix: str) -> Record:
-        """The trial whose id begins with ``prefix``; ``ConfigError`` when there is none, or more than one."""
+        """The trial whose id begins with ``prefix``, or the newest of a stage of that name; ``ConfigError`` when there is none, or more than
+        one."""
+        if (stage := self.stage(prefix)) is not None:
+            return stage
         known = sorted(path.name for path in self.trials.glob("*") if _ID.fullmatch(path.name))
         found = [name for name in known if prefix and name.startswith(prefix)]
         if len(found) == 1:
@@ -206,6 +209,15 @@ class Store:
         if found:
             raise ConfigError(f"trial {prefix!r} is short for {len(found)} trials ({', '.join(found[:4])}...); give more digits")
         raise ConfigError(f"there is no trial {prefix!r} in {self.root}{nearest(prefix, known)}; 'trireme status' lists them")
+
+    def stage(self, name: str) -> Record | None:
+        """A stage by its name, or as PIPELINE.STAGE; that of the pipeline touched last, where several have one."""
+        pipeline, _, stage = name.rpartition(".")
+        for sweep in self.names():
+            points = [point for point in self._read_sweep(sweep)["points"] if point.get("stage") == stage and pipeline in ("", sweep)]
+            if points:
+                return self._point_record(points[0])
+        return None
 
     # -- sweeps ---------------------------------------------------------------------------------------------------------
 

@@ -79,12 +79,16 @@ def test_who_cancelled_a_job_is_not_part_of_its_state() -> None:
     assert accounted(f"12_3|{NAME}|CANCELLED by 1000|0:15|Unknown|None assigned").reason is Reason.CANCELLED
 
 
-@pytest.mark.parametrize(
-    "why", ["PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "DependencyNeverSatisfied", "BadConstraints"]
-)
+@pytest.mark.parametrize("why", ["PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"])
 def test_waiting_for_ever_is_a_failure_to_start(why: str) -> None:
     state = queued("PENDING", why)
     assert state.reason is Reason.CANNOT_START and "cluster." in state.detail
+
+
+@pytest.mark.parametrize("state", ["PENDING", "CANCELLED"])
+def test_a_job_after_one_that_failed_is_told_from_one_that_somebody_cancelled(state: str) -> None:
+    assert queued(state, "DependencyNeverSatisfied").reason is Reason.UPSTREAM
+    assert queued("CANCELLED", "Dependency").reason is Reason.CANCELLED
 
 
 @pytest.mark.parametrize("why", ["ReqNodeNotAvail, UnavailableNodes:n1", "QOSMaxJobsPerUserLimit", "PartitionDown", "Resources"])

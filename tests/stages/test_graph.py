@@ -96,7 +96,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("own folder", {"base": {"run.checkpoint.dir": "x"}}, "stage base: run.checkpoint.dir=x is decided by the pipeline"),
     ("own path", {"data": {"data.path": "x"}}, "stage data: data.path=x is decided by the pipeline"),
     ("no source", {"data": {"data.source": "nowhere.txt"}}, "stage data: data.source=nowhere.txt is neither"),
-    ("cluster", {"base": {"cluster": "slurm"}}, "stage base: cluster.backend=slurm runs single trials and sweeps"),
+    ("cluster", {"hf": {"cluster": "slurmm"}}, "stage hf: cluster=slurmm does not exist"),
+    ("volume", {"base": {"cluster": "kubernetes", "cluster.container.image": "i"}}, "is on none of the pods' volumes"),
     (
         "no folder",
         {"hf": {"inputs": {"model": "./nothing"}}},
