@@ -27,14 +27,16 @@ TRAINER = {
     "pipeline": ("spec", "comm", "models", "state", "tensor", "measure"),
     "checkpoint": ("spec", "launch", "comm", "state"),
     "convert": ("spec", "models", "checkpoint"),
-    "generate": ("spec", "data", "models", "checkpoint", "convert"),
     "engine": ("spec", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
     "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine"),
     "probe": ("spec", "launch", "data", "comm", "engine", "loop"),
     "evaluate": ("spec", "launch", "data", "comm", "pipeline", "checkpoint", "engine", "loop"),
+    "generate": (
+        *("spec", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
+    ),
     "stage": ("spec", "launch", "data"),
     "health": ("launch",),
-    "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate", "stage"),
+    "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate", "generate", "stage"),
     "fork_server": ("spec", "__main__"),
     "testing": ("spec", "launch", "__main__", "fork_server"),
 }

@@ -70,6 +70,10 @@ def _run(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fin
         if env.rank == 0:
             finish()
         return status
+    if config.run.task == "generate":
+        from trainer.generate.job import generate_on_ranks
+
+        return generate_on_ranks(config, env, out, attempt)
     from trainer.loop import train  # torch is imported only for a valid configuration
 
     with forwarding(config, env.rank, out):

@@ -34,6 +34,9 @@ from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import Region
 from trainer.tensor.parallelize import Parallelizer
 
+FORWARD_TASKS = ("evaluate", "generate")
+"""Values of ``run.task`` that read a checkpoint's weights and change nothing: there are no initial weights, gradients and moments."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -77,16 +80,18 @@ class Engine:
         self.config, self.world, self.device, self.dataset = config, world, world.device, dataset
         layout, model = config.layout, config.model
         self.groups = Groups.make(world, layout, model.tied)
-        self.precision = Precision.of(config.run.precision)
+        self.trains = config.run.task not in FORWARD_TASKS
+        self.precision = Precision.of(config.run.precision, self.trains)
         self.clock = Clock(world.device)
         self.recorder = Recorder(self.clock, world.ledger)
         self.micro_batches = micro_batches(config)
         self.tokens_per_step = config.run.global_batch * model.seq
         self.region = Region(self.groups.tensor, layout.sequence_parallel)
-        shared = Common(Factors.of(layout), self.groups.at.data, self.groups.levels, self.precision, Pool(world.device), Chain())
+        pool, chain = Pool(world.device), Chain()
+        shared = Common(Factors.of(layout), self.groups.at.data, self.groups.levels, self.precision, pool, chain, self.trains)
         self.state = ShardedState(shared, int(config.run.bucket_mb * 2**20))
         chunks = self._build_chunks()
-        for bucket in self.state.buckets:
+        for bucket in self.state.buckets if self.trains else ():
             bucket.initialize(config.run.seed)
         self.owned = self.state.owned()
         self.optimizer = AdamW(config.optimizer, self.owned, world.device)

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         result = run_job(locate_data(resolve(wanted)), "evaluate", lambda *_: None)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     figures = result["evaluation"]
     print(json.dumps(figures) if arguments.json else sentence(figures))
     return 0

@@ -1,11 +1,90 @@
-"""``trireme generate MODEL --prompt TEXT ...``: text from a checkpoint or a Hugging Face folder. The trainer does the work."""
+"""``trireme generate MODEL --prompt TEXT ... [KEY=VALUE ...]``: text from a checkpoint or a Hugging Face folder. The trainer does the work: in one
+process, or with keys (``layout.tensor=2``, ``cluster=slurm``) in a job under that layout."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.spec import ConfigError
+from trainer.spec.model_files import model_of
+from trainer.spec.stages import COMMAND, TEXT
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+
+_OVERRIDE = re.compile(r"\+{0,2}[a-z_]+([./][a-z_]+)*=.*", re.DOTALL)
+FLAGS = ("--json", "-h", "--help")
+"""Options without a value."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 done, 2 wrong input."""
-    return subprocess.run([sys.executable, "-m", "trainer.generate", *argv]).returncode
+    """Exit code 0 done, 1 the job failed, 2 wrong input."""
+    words, overrides = split(argv)
+    if not overrides:
+        return subprocess.run([sys.executable, "-m", "trainer.generate", *argv]).returncode
+    from launcher.config import locate_data
+    from launcher.sweep.oneoff import JobError, run_job
+
+    config, as_json = for_generation(words, overrides), "--json" in words
+    try:
+        command = {"words": words, "folder": os.getcwd()}
+        result = run_job(locate_data(config), "generate", lambda *_: None, files={COMMAND: command}, watch=copier(not as_json))
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if as_json:
+        print(json.dumps(result["completions"]))
+    return 0
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the trainer's command line, and the overrides among them; the value of an option is none."""
+    words: list[str] = []
+    overrides: list[str] = []
+    for word in argv:
+        value = bool(words) and words[-1].startswith("-") and "=" not in words[-1] and words[-1] not in FLAGS
+        (overrides if not value and _OVERRIDE.fullmatch(word) else words).append(word)
+    return words, overrides
+
+
+def for_generation(words: Sequence[str], overrides: list[str]) -> Config:
+    """The resolved configuration of a job that generates with the model that ``words`` name first. ``data`` is 1 unless it is given."""
+    from launcher.config import check_launchable, compose, resolve
+
+    config = compose(overrides)
+    check_launchable(config)
+    if config.cluster.backend == "kubernetes":
+        raise ConfigError("cluster.backend=kubernetes cannot generate: pods do not see the weights' folder; use local or slurm")
+    if given := [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]:
+        raise ConfigError(f"{given[0]}: the model is that of the weights; leave it out")
+    if not words or words[0].startswith("-"):
+        raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
+    layout = dataclasses.replace(config.layout, data=config.layout.data or 1)
+    batch = (layout.data or 1) * layout.micro_batch
+    run = dataclasses.replace(config.run, task="generate", steps=1, warmup_steps=0, global_batch=batch)
+    data = dataclasses.replace(config.data, kind="synthetic")
+    return resolve(dataclasses.replace(config, model=model_of(Path(words[0])), layout=layout, run=run, data=data))
+
+
+def copier(prints: bool) -> Callable[[Path], None]:
+    """Prints what is new in the text of a job, each time it is called with the job's folder."""
+    printed = 0
+
+    def copy(folder: Path) -> None:
+        nonlocal printed
+        path = folder / TEXT
+        if prints and path.is_file():
+            with path.open("rb") as file:
+                file.seek(printed)
+                printed += sys.stdout.buffer.write(file.read())
+                sys.stdout.flush()
+
+    return copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from launcher.named_files import check_folder
 from launcher.trials.identity import digest
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, all_said, decide
-from trainer.spec import Status, save, to_dict, world_size_of
-from trainer.spec.files import last_object, look_again, read_json
+from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
+from trainer.spec.files import last_object, look_again, read_json, write_json
 from trainer.spec.records import METRICS, RESULT, failures_in
 
 Tell = Callable[[JobState, dict[str, Any] | None], None]
@@ -28,14 +28,25 @@ _END_SECONDS = 60.0
 
 
 class JobError(RuntimeError):
-    """The job failed. ``str(error)`` is one plain line."""
+    """The job failed. ``str(error)`` is one plain line; ``exit_code`` that of the command: 2 if the job found its input wrong."""
+
+    @property
+    def exit_code(self) -> int:
+        return ConfigError.exit_code if str(self).startswith(f"{Reason.CONFIGURATION.value}: ") else 1
 
 
-def run_job(config: Config, name: str, tell: Tell, backends: Callable[[ClusterConfig], Backend] = backend_for) -> dict[str, Any]:
+def run_job(
+    config: Config,
+    name: str,
+    tell: Tell,
+    backends: Callable[[ClusterConfig], Backend] = backend_for,
+    files: Mapping[str, Any] | None = None,
+    watch: Callable[[Path], object] = lambda folder: None,
+) -> dict[str, Any]:
     """Run a resolved ``config`` once and return its ``result.json``. ``tell`` is called with its state and the newest line of its metrics.
 
-    Its folder is where trials are, so that all nodes see it, and is always removed. ``JobError`` when the job fails, ``ConfigError``
-    when the cluster cannot be used.
+    Its folder is where trials are, so that all nodes see it, and is always removed. JSON ``files`` are put there first; ``watch`` is called
+    with it while the job runs, and once more when it has ended. ``JobError`` when the job fails, ``ConfigError`` when the cluster cannot be used.
     """
     check_folder(config.sweep.dir, "sweep.dir")
     identifier = digest([name, time.time()])  # never that of an earlier job
@@ -48,7 +59,9 @@ def run_job(config: Config, name: str, tell: Tell, backends: Callable[[ClusterCo
             backend.check()
             job.directory.mkdir(parents=True)
             save(train, job.config_path)
-            return _follow(backend, job, tell)
+            for file, content in (files or {}).items():
+                write_json(job.directory / file, content)
+            return _follow(backend, job, tell, watch)
         except BackendError as error:
             raise JobError(str(error)) from error
         finally:
@@ -57,7 +70,7 @@ def run_job(config: Config, name: str, tell: Tell, backends: Callable[[ClusterCo
             _remove_if_empty(root.parent)
 
 
-def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
+def _follow(backend: Backend, job: Job, tell: Tell, watch: Callable[[Path], object]) -> dict[str, Any]:
     """Submit the job and wait for its end; interrupted, end it first."""
     request = backend.render(job)
     job.request_path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +82,11 @@ def _follow(backend: Backend, job: Job, tell: Tell) -> dict[str, Any]:
         handle = backend.submit([request])[0]
         while not (state := backend.poll([handle])[0]).status.final:
             tell(state, last_object(job.directory / METRICS))
+            watch(job.directory)
             time.sleep(backend.poll_seconds)
         backend.collect(job, handle)
         _await_files(job, state, backend.visibility_s)
+        watch(job.directory)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             backend.hurry()

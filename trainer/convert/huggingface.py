@@ -5,7 +5,6 @@ Tensors are converted one at a time, so neither direction needs the model in mem
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import uuid
@@ -24,12 +23,12 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
-from trainer.convert.configs import from_config, to_config
 from trainer.convert.rules import rules
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
 from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.files import write_json
+from trainer.spec.model_files import read_model, to_config
 
 FILE_BYTES = 5 * 10**9
 """Size at which a new safetensors file is begun."""
@@ -84,16 +83,6 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
         tensors.check_all_used()
         folder.commit(0, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=60)
     return model
-
-
-def read_model(source: Path) -> ResolvedModelConfig:
-    """The model that ``config.json`` in ``source`` describes; ``ConfigError`` if it cannot be read, or is none that we have."""
-    try:
-        return from_config(json.loads((source / "config.json").read_text()))
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
 
 
 def read_weights(source: Path) -> tuple[ResolvedModelConfig, Iterator[tuple[str, Tensor]]]:

@@ -1,9 +1,10 @@
 """A network that remembers the keys and values of what it has read, so that each new token is computed alone.
 
-The network stays plain: its attention cores, rotary embeddings and position vectors are replaced, from outside, by ones that know where
-in the text they are. Rows of a batch may differ in length: they are padded on the left, and what is padding is never attended to.
+It is the network of training, on the same ranks: attention cores, rotary embeddings and position vectors are replaced, from outside, by
+ones that know where in the text they are. Rows of a batch may differ in length: they are padded on the left, and what is padding is
+never attended to.
 
-Shapes: b rows, s new tokens, S tokens read so far with them, g key/value heads, q query heads of each, d head size.
+Shapes: b rows, s new tokens, S columns read so far with them, g key/value heads, q query heads of each, d head size.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.attention import AttentionCore, Rotary
-from trainer.models.layers import PositionEmbedding
-from trainer.models.transformer import Transformer
+from trainer.models.transformer import Head
+from trainer.tensor.layers import ShardedPositionEmbedding
 
 
 @dataclass
-class Reading:
-    """Where in the text the next tokens stand. ``padding`` [b] counts the padding on the left of each row."""
+class Memory:
+    """What some rows have read. ``padding`` [b] counts the padding on the left of each row; keys and values [b, g, S, d] of every block
+    of this rank, by the block's number here."""
 
-    padding: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    padding: Tensor
     read: int = 0  # columns, padding among them
     new: int = 0
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
 
     def positions(self) -> Tensor:
         """Position of each new token in its own row, [s, b]; of padding 0."""
@@ -38,30 +43,57 @@ class Reading:
         key = torch.arange(self.read + self.new, device=self.padding.device)
         return (key > query[:, None]) | (key < self.padding[:, None, None])
 
+    def append(self, block: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of a block, with those of the new tokens."""
+        if block in self.keys:
+            key, value = torch.cat((self.keys[block], key), dim=2), torch.cat((self.values[block], value), dim=2)
+        self.keys[block], self.values[block] = key, value
+        return key, value
+
+    def keep(self, rows: Tensor) -> Memory:
+        """Only some of the rows, by index, without the columns that are padding in all of them."""
+        padding = self.padding[rows]
+        spare = int(padding.min()) if len(rows) else 0
+        keys, values = ({i: t[rows, :, spare:] for i, t in held.items()} for held in (self.keys, self.values))
+        return Memory(padding - spare, self.read - spare, keys=keys, values=values)
+
+    def joined(self, other: Memory) -> Memory:
+        """The rows of both, the shorter ones padded on the left."""
+        read = max(self.read, other.read)
+        a, b = self._widened(read), other._widened(read)
+        keys, values = ({i: torch.cat((own[i], new[i])) for i in own} for own, new in ((a.keys, b.keys), (a.values, b.values)))
+        return Memory(torch.cat((a.padding, b.padding)), read, keys=keys, values=values)
+
+    def _widened(self, read: int) -> Memory:
+        more = read - self.read
+        keys, values = ({i: F.pad(t, (0, 0, more, 0)) for i, t in held.items()} for held in (self.keys, self.values))
+        return Memory(self.padding + more, read, keys=keys, values=values)
+
+
+class Reading:
+    """The memory that is read with now; all placed layers of a rank look here."""
+
+    def __init__(self, device: torch.device):
+        self.memory = Memory(torch.zeros(0, dtype=torch.long, device=device))
+
 
 class CachedCore(nn.Module):
     """Attention over everything read so far. q [s, b, g q, d], k and v [s, b, g, d] -> [s, b, g q d]."""
 
-    def __init__(self, core: AttentionCore, reading: Reading):
+    def __init__(self, core: AttentionCore, block: int, reading: Reading):
         super().__init__()
-        self.alibi, self.heads, self.reading = core.alibi, core.heads, reading
-        self.clear()
-
-    def clear(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.alibi, self.heads, self.block, self.reading = core.alibi, core.heads, block, reading
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
-        self.keys = key if self.keys is None else torch.cat((self.keys, key), dim=2)
-        self.values = value if self.values is None else torch.cat((self.values, value), dim=2)
+        keys, values = self.reading.memory.append(self.block, key, value)
         query = query.unflatten(1, (key.shape[1], -1))  # [b, g, q, s, d]
-        scores = query @ self.keys.unsqueeze(2).transpose(-1, -2) / math.sqrt(query.shape[-1])
+        scores = query @ keys.unsqueeze(2).transpose(-1, -2) / math.sqrt(query.shape[-1])
         if self.alibi is not None:
             scores = scores + self._bias(scores, self.alibi.slopes)
-        hidden = self.reading.hidden()[:, None, None]
+        hidden = self.reading.memory.hidden()[:, None, None]
         weights = torch.softmax(scores.masked_fill(hidden, torch.finfo(scores.dtype).min), dim=-1)
-        return (weights @ self.values.unsqueeze(2)).flatten(1, 2).permute(2, 0, 1, 3).flatten(2)
+        return (weights @ values.unsqueeze(2)).flatten(1, 2).permute(2, 0, 1, 3).flatten(2)
 
     def _bias(self, scores: Tensor, slopes_of: list[float]) -> Tensor:
         """ALiBi: minus slope times distance, [g, q, s, S]. Distances are those of columns: padding is on the left of all."""
@@ -81,60 +113,47 @@ class PlacedRotary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [s, b, heads, d]. Angles are computed in fp64 and rounded, as in training."""
         frequency = self.theta ** (-torch.arange(0, self.head, 2, dtype=torch.float64, device=x.device) / self.head)
-        angle = self.reading.positions().double()[..., None, None] * frequency  # [s, b, 1, d/2]
+        angle = self.reading.memory.positions().double()[..., None, None] * frequency  # [s, b, 1, d/2]
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class PlacedPositions(nn.Module):
-    """``PositionEmbedding`` for tokens that stand anywhere."""
+    """Learned positions for tokens that stand anywhere."""
 
-    def __init__(self, positions: PositionEmbedding, reading: Reading):
+    def __init__(self, weight: nn.Parameter, reading: Reading):
         super().__init__()
-        self.inner, self.reading = positions, reading
+        self.weight, self.reading = weight, reading
 
     def forward(self, x: Tensor) -> Tensor:
         """x [s, b, h]."""
-        return x + self.inner.weight[self.reading.positions()]
+        return x + self.weight[self.reading.memory.positions()]
 
 
-class Cached:
-    """A whole network with its memory. Takes over ``network``, which is of no use for anything else afterwards."""
+class LastToken(nn.Module):
+    """A head that is asked for what comes after the last token alone. [s, b, h] -> [1, b, V]."""
 
-    def __init__(self, network: Transformer):
-        self.network, self.reading = network.eval(), Reading()
-        self.cores: list[CachedCore] = []
-        for parent in list(network.modules()):
-            for name, child in list(parent.named_children()):
-                if (placed := self._placed(child)) is not None:
-                    setattr(parent, name, placed)
+    def __init__(self, head: nn.Module):
+        super().__init__()
+        self.inner = head
 
-    def _placed(self, module: nn.Module) -> nn.Module | None:
-        if isinstance(module, AttentionCore):
-            self.cores.append(CachedCore(module, self.reading))
-            return self.cores[-1]
-        if isinstance(module, Rotary):
-            return PlacedRotary(module, self.reading)
-        return PlacedPositions(module, self.reading) if isinstance(module, PositionEmbedding) else None
-
-    def begin(self, padding: Tensor) -> None:
-        """Forget everything; the rows that come have ``padding`` [b] tokens of padding on their left."""
-        self.reading.padding, self.reading.read = padding, 0
-        for core in self.cores:
-            core.clear()
-
-    @torch.no_grad()
-    def read(self, tokens: Tensor) -> Tensor:
-        """Logits [b, V] after the last of some further ``tokens`` [b, s]."""
-        self.reading.new = tokens.shape[1]
-        logits: Tensor = self.network(tokens.t())[-1]
-        self.reading.read += self.reading.new
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x[-1:])
         return logits
 
-    def keep(self, rows: Tensor) -> None:
-        """Continue with only some of the rows, by index."""
-        self.reading.padding = self.reading.padding[rows]
-        for core in self.cores:
-            if core.keys is not None and core.values is not None:
-                core.keys, core.values = core.keys[rows], core.values[rows]
+
+def place(part: nn.Module, reading: Reading) -> None:
+    """Give the layers of a model's part their place in the text. It is of no use for training afterwards."""
+    blocks = 0
+    for parent in list(part.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, AttentionCore):
+                setattr(parent, name, CachedCore(child, blocks, reading))
+                blocks += 1
+            elif isinstance(child, Rotary):
+                setattr(parent, name, PlacedRotary(child, reading))
+            elif isinstance(child, ShardedPositionEmbedding):
+                setattr(parent, name, PlacedPositions(child.weight, reading))
+            elif isinstance(child, Head):
+                setattr(parent, name, LastToken(child))

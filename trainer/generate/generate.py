@@ -1,15 +1,34 @@
-"""Prompts in, completions out."""
+"""Prompts in, completions out: rows join and leave while others go on (continuous batching, Yu et al. 2022), over all ranks of a layout.
+
+Every rank keeps the same list of rows, so only two things are told: what rank 0 hears (new requests, rows that are dropped), and after each
+turn the token that was chosen for each row. A row belongs to one replica; replicas take a turn together.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
-from trainer.generate.cache import Cached
+from trainer.generate.cache import Memory
 from trainer.generate.sampling import Sampling, choose
+from trainer.generate.session import Session
 from trainer.spec import ConfigError
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to be continued by up to ``tokens`` tokens. With the seed, ``number`` decides what is drawn; ``name`` is for who asks."""
+
+    number: int
+    prompt: list[int]
+    tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: frozenset[int] = frozenset()  # tokens at which it ends; they are no part of the text
+    name: int = 0
 
 
 @dataclass
@@ -19,76 +38,156 @@ class Completion:
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
-    ended: str = "length"  # or "stop": at the end token
+    ended: str = ""  # length; stop: at an end token, or a text that ends it
 
     @property
     def text(self) -> list[int]:
         return self.prompt + self.tokens
 
 
-Heard = Callable[[int, int], object]
-"""Called with the number of a prompt and its next token."""
+@dataclass
+class Row:
+    """A request under way in a replica."""
+
+    request: Request
+    replica: int
+    made: Completion
+
+    def add(self, token: int, log_probability: float) -> None:
+        if token in self.request.stop:
+            self.made.ended = "stop"
+            return
+        self.made.tokens.append(token)
+        self.made.log_probabilities.append(log_probability)
+        if len(self.made.tokens) == self.request.tokens:
+            self.made.ended = "length"
 
 
-def generate(
-    model: Cached,
-    prompts: Sequence[list[int]],
-    tokens: int,
-    seq: int,
-    sampling: Sampling,
-    stop: int | None = None,
-    heard: Heard | None = None,
-) -> list[Completion]:
-    """Up to ``tokens`` tokens after each prompt, all prompts at once; a row ends at the token ``stop``, which is not part of the text.
+@dataclass(frozen=True)
+class News:
+    """What rank 0 heard since the last turn. ``over``: nothing more will come."""
 
-    ``ConfigError`` for an empty prompt, and for one that has no room for ``tokens`` more in the ``seq`` positions of the model.
-    """
-    check_prompts(prompts, tokens, seq)
-    done = [Completion(list(prompt)) for prompt in prompts]
-    longest = max(map(len, prompts))
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts])
-    model.begin(padding)
-    new = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    open_rows = list(range(len(done)))
-    for _ in range(tokens):
-        logits = model.read(new)
-        chosen = choose(logits, [done[row].text for row in open_rows], sampling, open_rows)
-        likelihood = torch.log_softmax(logits.double(), -1).gather(1, chosen[:, None]).squeeze(1)
-        going = [i for i, token in enumerate(chosen.tolist()) if token != stop]
-        _note(done, open_rows, chosen.tolist(), likelihood.tolist(), stop, heard)
-        open_rows = [open_rows[i] for i in going]
-        if not open_rows:
-            break
-        model.keep(torch.tensor(going))
-        new = chosen[going][:, None]
-    return done
+    requests: Sequence[Request] = ()
+    dropped: frozenset[int] = frozenset()  # names of requests that nobody waits for any more
+    over: bool = False
 
 
-def check_prompts(prompts: Sequence[list[int]], tokens: int, seq: int) -> None:
+Hear = Callable[[bool], News]
+"""Called on rank 0 before each turn, with whether there is nothing to do but to wait; it may then wait for up to a minute."""
+Tell = Callable[[Row], object]
+"""Called on rank 0 with every row that has grown or ended."""
+
+
+class Decoder:
+    """The rows of all replicas, up to ``slots`` in each. All ranks make one and call ``run`` together."""
+
+    def __init__(self, session: Session, slots: int):
+        self.session, self.slots = session, slots
+        self.replicas, self.here = session.config.layout.data, session.engine.groups.at.data
+        self.rows: list[Row] = []
+        self.waiting: deque[Request] = deque()
+        self.memory: Memory | None = None  # of this replica's rows, in their order
+
+    def run(self, hear: Hear, tell: Tell) -> None:
+        """Turn after turn, until there is no more to do and none to come."""
+        world, over = self.session.world, False
+        while self.rows or self.waiting or not over:
+            leads = world.rank == 0
+            news: News = world.group.gather_objects(hear(not self.rows and not self.waiting) if leads else None)[0]
+            over = over or news.over
+            self.waiting.extend(news.requests)
+            self._drop(news.dropped)
+            for row in self._turn(self._admit()):
+                if leads:
+                    tell(row)
+
+    def _drop(self, names: frozenset[int]) -> None:
+        if names:
+            self.waiting = deque(request for request in self.waiting if request.name not in names)
+            self._keep([row for row in self.rows if row.request.name not in names])
+
+    def _keep(self, rows: list[Row]) -> None:
+        """Continue with only some of the rows."""
+        kept = [i for i, row in enumerate(self._own(self.rows)) if row in rows]
+        if self.memory is not None and len(kept) < len(self._own(self.rows)):
+            self.memory = self.memory.keep(torch.tensor(kept, device=self.session.world.device)) if kept else None
+        self.rows = rows
+
+    def _own(self, rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if row.replica == self.here]
+
+    def _admit(self) -> list[Row]:
+        """Rows for requests that find a slot, each in the replica with the fewest."""
+        load = [sum(row.replica == replica for row in self.rows) for replica in range(self.replicas)]
+        joining = []
+        while self.waiting and min(load) < self.slots:
+            replica = load.index(min(load))
+            load[replica] += 1
+            request = self.waiting.popleft()
+            joining.append(Row(request, replica, Completion(list(request.prompt))))
+        return joining
+
+    @torch.no_grad()
+    def _turn(self, joining: list[Row]) -> list[Row]:
+        """A token for every row, those that join among them; all rows that were there."""
+        everyone = self.rows + joining
+        if not everyone:
+            return []
+        logits = self._read(self._own(self.rows), self._own(joining))
+        self.rows = everyone
+        told = torch.zeros(len(everyone), 2, dtype=torch.float64)
+        for index, row in enumerate(everyone):
+            if row.replica == self.here and self.session.answers:
+                told[index] = _answer(row, logits.pop(0))
+        told = told.to(self.session.world.device)
+        self.session.world.group.all_reduce(told).wait()
+        for row, (token, log_probability) in zip(everyone, told.tolist()):
+            row.add(int(token), log_probability)
+        self._keep([row for row in everyone if not row.made.ended])
+        return everyone
+
+    def _read(self, old: list[Row], new: list[Row]) -> list[Tensor]:
+        """Logits [V] of each row on the ranks of the last stage: one more token of the old ones, the prompts of the new ones."""
+        parts: list[Tensor | None] = []
+        if old:
+            assert self.memory is not None
+            parts.append(self.session.read(self.memory, [row.made.tokens[-1:] for row in old]))
+        if new:
+            longest = max(len(row.made.prompt) for row in new)
+            padding = [longest - len(row.made.prompt) for row in new]
+            fresh = self.session.begin(padding)
+            parts.append(self.session.read(fresh, [[0] * spare + row.made.prompt for spare, row in zip(padding, new)]))
+            self.memory = fresh if self.memory is None else self.memory.joined(fresh)
+        return [row for part in parts if part is not None for row in part.cpu()]
+
+
+def _answer(row: Row, logits: Tensor) -> Tensor:
+    """The next token of a row and its log-probability, [2]."""
+    token = choose(logits, row.made.text, row.request.sampling, row.request.number)
+    return torch.tensor([token, torch.log_softmax(logits.double(), -1)[token]], dtype=torch.float64)
+
+
+def generate(session: Session, requests: Sequence[Request], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:
+    """All ``requests``; their completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
+    check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.config.model.seq)
+    made: dict[int, Completion] = {}
+    news = iter([News(requests, over=True)])
+
+    def note(row: Row) -> None:
+        made[row.request.number] = row.made
+        tell(row)
+
+    Decoder(session, slots).run(lambda idle: next(news, News()), note)
+    return [made[request.number] for request in requests] if session.world.rank == 0 else []
+
+
+def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int) -> None:
     """``ConfigError`` for a prompt that cannot be completed."""
-    for number, prompt in enumerate(prompts):
+    for number, (prompt, more) in enumerate(zip(prompts, tokens)):
         if not prompt:
             raise ConfigError(f"prompt {number} is empty; give it at least one token")
-        if len(prompt) + tokens > seq:
+        if len(prompt) + more > seq:
             raise ConfigError(
-                f"prompt {number} has {len(prompt)} tokens, and {tokens} more do not fit into model.seq={seq}; "
+                f"prompt {number} has {len(prompt)} tokens, and {more} more do not fit into model.seq={seq}; "
                 f"ask for {max(0, seq - len(prompt))} or fewer, or shorten it"
             )
-
-
-def _note(
-    done: Sequence[Completion],
-    rows: Sequence[int],
-    chosen: Sequence[int],
-    likelihood: Sequence[float],
-    stop: int | None,
-    heard: Heard | None,
-) -> None:
-    for row, token, value in zip(rows, chosen, likelihood):
-        if token == stop:
-            done[row].ended = "stop"
-            continue
-        done[row].tokens.append(token)
-        done[row].log_probabilities.append(value)
-        if heard is not None:
-            heard(row, token)

@@ -1,7 +1,15 @@
-"""Which token comes next. The choice depends on the logits, the seed, the number of the prompt and the position in its text, and on
-nothing else: not on the batch that a prompt is in, nor on what was drawn before."""
+"""Which token comes next. The choice depends on the logits, the sampling, the number of the request and the position in its text, and on
+nothing else: not on the batch that a prompt is in, nor on what was drawn before, nor on the layout.
+
+The same sum in another order (another layout, another batch) gives logits that differ in their last digits. Tokens whose logits are that
+near are treated as equal: greedy takes the lowest id, filters keep all of them. What remains: where a drawn number, or a filter's limit,
+falls within the rounding of a border between two tokens, another layout may choose the other one. The probability of that is about the
+relative rounding of a token's share, for each drawn token: negligible in fp64, rare in fp32, not in bf16.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,20 +17,27 @@ from torch import Tensor
 from trainer.data.permutation import key_of
 from trainer.spec.stages import Sampling
 
-__all__ = ["Sampling", "choose", "uniform"]
+__all__ = ["Sampling", "choose", "tolerance", "uniform"]
+
+ULPS = 64
+"""Rounding errors of a logit, in units of the last place of the largest one, within which two are equal."""
 
 
-def choose(logits: Tensor, seen: list[list[int]], sampling: Sampling, requests: list[int]) -> Tensor:
-    """The next token of each row, [b], from logits [b, V] of any float type. ``seen``: the texts, ``requests``: the rows' numbers."""
-    logits = _penalised(logits.double(), seen, sampling.repetition_penalty)
+def tolerance(logits: Tensor) -> float:
+    """How far two equal logits may be apart, given all logits of a row in the type in which they were computed."""
+    return ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+
+
+def choose(logits: Tensor, text: Sequence[int], sampling: Sampling, request: int) -> int:
+    """The token after ``text``, from logits [V] of any float type."""
+    near = tolerance(logits)
+    logits = _penalised(logits.double(), text, sampling.repetition_penalty)
     if sampling.temperature == 0:
-        return logits.argmax(-1)
-    kept = _filtered(logits / sampling.temperature, sampling)
-    positions = [len(text) for text in seen]
-    draws = [uniform(sampling.seed, request, position) for request, position in zip(requests, positions)]
+        return int((logits >= logits.max() - near).nonzero()[0])
+    kept = _filtered(logits / sampling.temperature, sampling, near / sampling.temperature)
     cumulative = torch.softmax(kept, -1).cumsum(-1)
-    targets = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+    target = uniform(sampling.seed, request, len(text)) * cumulative[-1:]
+    return min(int(torch.searchsorted(cumulative, target, right=True)), len(logits) - 1)
 
 
 def uniform(seed: int, request: int, position: int) -> float:
@@ -30,26 +45,26 @@ def uniform(seed: int, request: int, position: int) -> float:
     return int(key_of(seed, request, position)[0] >> 11) / 2**53
 
 
-def _penalised(logits: Tensor, seen: list[list[int]], penalty: float) -> Tensor:
+def _penalised(logits: Tensor, text: Sequence[int], penalty: float) -> Tensor:
     """Tokens that occur already made less likely (Keskar et al. 2019, section 4.1)."""
     if penalty == 1:
         return logits
-    logits = logits.clone()
-    for row, text in enumerate(seen):
-        tokens = torch.tensor(sorted(set(text)), device=logits.device)
-        values = logits[row, tokens]
-        logits[row, tokens] = torch.where(values > 0, values / penalty, values * penalty)
-    return logits
+    tokens = torch.tensor(sorted(set(text)), device=logits.device)
+    values = logits[tokens]
+    return logits.index_copy(0, tokens, torch.where(values > 0, values / penalty, values * penalty))
 
 
-def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+def _filtered(logits: Tensor, sampling: Sampling, near: float) -> Tensor:
     """-inf for what top_k and top_p leave out."""
-    if 0 < sampling.top_k < logits.shape[-1]:
-        least = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
+    if 0 < sampling.top_k < len(logits):
+        logits = _cut(logits, float(logits.topk(sampling.top_k).values[-1]) - near)
     if sampling.top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        ordered = logits.sort(descending=True).values
         shares = torch.softmax(ordered, -1)
-        outside = shares.cumsum(-1) - shares >= sampling.top_p  # what is likelier already has the share
-        logits = logits.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), float("-inf"))
+        inside = ordered[shares.cumsum(-1) - shares < sampling.top_p]  # what is likelier has not the share yet
+        logits = _cut(logits, float(inside[-1]) - near)
     return logits
+
+
+def _cut(logits: Tensor, least: float) -> Tensor:
+    return logits.masked_fill(logits < least, float("-inf"))

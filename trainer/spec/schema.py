@@ -17,7 +17,7 @@ RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RATED = (*PRECISIONS, "fp8", "fp4")
 """Precisions that a device may have a rate for."""
-TASKS = ("train", "evaluate", "probe")
+TASKS = ("train", "evaluate", "generate", "probe")
 MOST = 10**9
 """The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
@@ -146,8 +146,8 @@ class RunConfig:
     """How long, how exactly, and what is measured."""
 
     task: str = key(
-        "train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); probe: measure what the machine gives "
-        "its ranks (set by 'trireme doctor')", choices=TASKS
+        "train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); generate: text from one (set by 'trireme "
+        "generate' and 'trireme serve'); probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS
     )
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from trainer.spec.schema import key
 
+COMMAND, TEXT = "generate.json", "text"
+"""Files of a job that generates: its command line (``words``, and the ``folder`` in which they were typed), and its text as it grows."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -34,9 +34,11 @@ class Precision:
     master: torch.dtype
 
     @classmethod
-    def of(cls, name: str) -> Precision:
+    def of(cls, name: str, trains: bool = True) -> Precision:
+        """Where nothing trains there is no master copy: the weights themselves are it."""
         wide = torch.float64 if name == "fp64" else torch.float32
-        return cls({"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, wide), wide)
+        compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, wide)
+        return cls(compute, wide if trains else compute)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Common:
     precision: Precision
     pool: Pool
     chain: Chain
+    trains: bool = True  # else there are weights alone: no gradients, no moments
 
 
 class ParameterSlot:
@@ -74,7 +77,8 @@ class FlatBucket:
         self.ranges = {s: common.factors.shard(s, common.data_index, plan.numel) for s in ("params", "grads", "optimizer")}
         self._make_parameters(sharded=common.factors.params > 1)
         self.sharded_grads = common.factors.grads > 1
-        self.accumulated = self._zeros("grads", self.precision.master)
+        self.trains = common.trains
+        self.accumulated = self._zeros("grads", self.precision.master) if self.trains else self.shard.new_zeros(0)
         self.partial = None if self.sharded_grads else self.accumulated  # the buffer that gradients are added to, while there is one
         self._make_optimizer()
 
@@ -93,7 +97,8 @@ class FlatBucket:
         aliased = self.precision.compute == self.precision.master
         own = _within(self.ranges["optimizer"], self.ranges["params"])
         self.weight = self.shard[own] if aliased else self._zeros("optimizer", self.precision.master)
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.weight), torch.zeros_like(self.weight)
+        moments = self.weight if self.trains else self.weight[:0]
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(moments), torch.zeros_like(moments)
         self.gradient = self.accumulated[_within(self.ranges["optimizer"], self.ranges["grads"])]
 
     def _zeros(self, state: str, dtype: torch.dtype) -> Tensor:
@@ -251,6 +256,8 @@ class FlatBucket:
     def planned_bytes(plan: Bucket, common: Common) -> int:
         """The sum of ``nbytes``, before anything is allocated."""
         factors, compute, master = common.factors, common.precision.compute.itemsize, common.precision.master.itemsize
+        if not common.trains:
+            return plan.numel // factors.params * compute
         states = 2 if common.precision.compute == common.precision.master else 3
         return (
             plan.numel // factors.params * compute

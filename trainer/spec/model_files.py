@@ -1,11 +1,17 @@
-"""Between ``ModelConfig`` and the ``config.json`` of Hugging Face's GPT-2, LLaMA and BLOOM."""
+"""Between ``ModelConfig`` and the ``config.json`` of Hugging Face's GPT-2, LLaMA and BLOOM, and what a folder of weights is a model of."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, resolve_model
+from trainer.spec.artifacts import ArtifactKind, checkpoint_facts, find_artifact
+from trainer.spec.errors import ConfigError
+from trainer.spec.read import from_dict
+from trainer.spec.rules import resolve_model
+from trainer.spec.schema import ModelConfig, ResolvedModelConfig
 
 ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
 """GPT-2's ``activation_function``; ours are the tanh form of GELU and Primer's max(x, 0)^2."""
@@ -27,6 +33,27 @@ def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
         return resolve_model(read(config))
     except KeyError as error:
         raise ConfigError(f"config.json has no {error.args[0]}, which a {config['model_type']} model needs") from None
+
+
+def read_model(source: Path) -> ResolvedModelConfig:
+    """The model that ``config.json`` in ``source`` describes; ``ConfigError`` if it cannot be read, or is none that we have."""
+    try:
+        return from_config(json.loads((source / "config.json").read_text()))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
+
+
+def model_of(folder: Path) -> ResolvedModelConfig:
+    """The model whose weights are in ``folder``, a checkpoint or a Hugging Face folder. ``ConfigError`` if there are none."""
+    found = find_artifact(folder)
+    if found is None or found.kind not in (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE):
+        what = "nothing that is known" if found is None else f"a {found.kind.value}"
+        raise ConfigError(f"{folder} holds {what}; give a checkpoint, or a folder with config.json and .safetensors files")
+    if found.kind is ArtifactKind.HUGGINGFACE:
+        return read_model(folder)
+    return resolve_model(from_dict(ModelConfig, checkpoint_facts(folder)[1]["model"], "model."))
 
 
 def _check_expressible(model: ResolvedModelConfig) -> None:

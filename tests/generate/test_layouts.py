@@ -1,0 +1,92 @@
+"""The text of a model is the same under every layout and in every batch: tensor, pipeline and replicated ranks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.convert.test_logits import MODELS, checkpoint, ours
+from trainer.convert import export_weights
+from trainer.generate.generate import Request, generate
+from trainer.generate.job import _world
+from trainer.generate.sampling import Sampling
+from trainer.generate.session import Session
+from trainer.generate.weights import open_weights
+from trainer.launch.rank_env import RankEnv
+from trainer.spec import DataConfig, LayoutConfig, RunConfig, TrainConfig, resolve, resolve_model
+from trainer.testing import Farm
+
+PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 0, 60], [3, 3]]
+SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 11}}
+LAYOUTS = list(itertools.product((1, 2, 4), repeat=2))
+
+
+def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[int]], batches: list[int], precision: str) -> None:
+    """Texts of all models under all samplings and batches, by layout (tensor, pipeline); ranks that a layout leaves free make replicas."""
+    answers: dict[str, Any] = {}
+    run = RunConfig(task="generate", steps=1, warmup_steps=0, precision=precision)
+    first = TrainConfig(run=run, data=DataConfig(kind="synthetic"), layout=LayoutConfig(data=env.world_size))
+    with _world(resolve(first, env.world_size), env) as world:
+        for name, (tensor, pipeline) in itertools.product(models, layouts):
+            weights = open_weights(Path(models[name]))
+            layout = LayoutConfig(tensor=tensor, pipeline=pipeline, data=env.world_size // (tensor * pipeline))
+            config = resolve(TrainConfig(model=weights.model, run=run, layout=layout, data=first.data), env.world_size)
+            session = Session(config, world, weights.load)
+            for kind, slots in itertools.product(SAMPLINGS, batches):
+                sampling = Sampling(**SAMPLINGS[kind])
+                requests = [Request(n, prompt, 6, sampling, frozenset([3]), n) for n, prompt in enumerate(PROMPTS)]
+                made = generate(session, requests, slots)
+                answers[f"{name} {kind} {tensor} {pipeline} {slots}"] = [(c.tokens, c.log_probabilities, c.ended) for c in made]
+    if env.rank == 0:
+        (out / "answers.json").write_text(json.dumps(answers))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Checkpoints of models of four blocks, and one Hugging Face folder."""
+    root, found = tmp_path_factory.mktemp("models"), {}
+    for name in ("gpt", "llama", "bloom odd heads"):
+        heads = {"heads": 4, "hidden": 32} if name == "bloom odd heads" else {}
+        model = resolve_model(MODELS[name].__class__(**(vars(MODELS[name]) | {"layers": 4} | heads)))
+        found[name] = str(checkpoint(ours(model, seed=4), model, root / name))
+    export_weights(Path(found["llama"]), root / "hf")
+    return found | {"llama from a folder": str(root / "hf")}
+
+
+def answers_of(
+    farm: Farm, ranks: int, precision: str, folders: dict[str, str], layouts: list[tuple[int, int]], batches: list[int]
+) -> dict[str, Any]:
+    done = farm.call(speak, ranks, models=folders, layouts=layouts, batches=batches, precision=precision)
+    return dict(json.loads((done.directory / "answers.json").read_text()))
+
+
+def check(farm: Farm, folders: dict[str, str], precision: str, ranks: int, layouts: list[tuple[int, int]], batches: list[int]) -> None:
+    """Tokens are those of one process that completes the prompts one by one, log-probabilities nearly so."""
+    alone = answers_of(farm, 1, precision, folders, [(1, 1)], [1])
+    for key, made in answers_of(farm, ranks, precision, folders, layouts, batches).items():
+        model, kind = key.rsplit(" ", 4)[:2]
+        expected = alone[f"{model} {kind} 1 1 1"]
+        assert [(tokens, ended) for tokens, _, ended in made] == [(tokens, ended) for tokens, _, ended in expected], key
+        for (_, mine, _), (_, theirs, _) in zip(made, expected):
+            assert mine == pytest.approx(theirs, abs=1e-10 if precision == "fp64" else 1e-5), key
+
+
+def test_text_does_not_depend_on_the_layout_exactly(farm: Farm, folders: dict[str, str]) -> None:
+    check(farm, folders, "fp64", 4, [(2, 2)], [3])
+
+
+def test_text_of_tensor_and_pipeline_ranks_in_fp32(farm: Farm, folders: dict[str, str]) -> None:
+    check(farm, {"llama": folders["llama"]}, "fp32", 2, [(2, 1), (1, 2)], [2])
+
+
+def test_text_under_every_layout_and_batch(farm: Farm, folders: dict[str, str], request: pytest.FixtureRequest) -> None:
+    """Tensor 1, 2, 4 x pipeline 1, 2, 4 x batches of 1, 3 and 8, each kind of model: by hand, with ``--layouts`` above 60."""
+    if request.config.getoption("--layouts") <= 60:
+        pytest.skip("many ranks: give --layouts 100")
+    for (tensor, pipeline), replicas, precision in itertools.product(LAYOUTS, (1, 2), ("fp64", "fp32")):
+        if tensor * pipeline * replicas <= 16:
+            check(farm, folders, precision, tensor * pipeline * replicas, [(tensor, pipeline)], [1, 3, 8])

@@ -1,0 +1,100 @@
+"""A model that reads: its parts on the ranks of a layout, and one answer to each batch of further tokens.
+
+The ranks, groups, layers and messages are those of training. A batch goes through the pipeline as one micro-batch; the rows that are read
+next depend on what it answers, so stages wait for each other (a larger model fits; one text is not faster).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.comm.collectives import World
+from trainer.data import open_dataset
+from trainer.engine import Engine
+from trainer.generate.cache import Memory, Reading, place
+from trainer.pipeline.forward import ForwardPipeline
+from trainer.pipeline.runtime import Boundary
+from trainer.spec import ConfigError, ResolvedTrainConfig, ShardingConfig
+from trainer.state.parameters import Owned
+from trainer.tensor.dropout import DropoutKey
+
+
+def for_inference(config: ResolvedTrainConfig) -> ResolvedTrainConfig:
+    """``config`` with nothing that only a training needs: whole weights on each replica, one micro-batch, shapes that may vary."""
+    layout = dataclasses.replace(config.layout, micro_batch=1, sequence_parallel=False, recompute="none", sharding=ShardingConfig())
+    if layout.virtual_pipeline > 1:
+        layout = dataclasses.replace(layout, virtual_pipeline=1, schedule="1f1b", stage_layers=None)
+    run = dataclasses.replace(config.run, global_batch=config.layout.data, compile=False)
+    data = dataclasses.replace(config.data, kind="synthetic")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0), layout=layout, run=run, data=data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Tokens [s, b] on their way through the pipeline (``trainer.pipeline.runtime.Batch``)."""
+
+    rows: Tensor
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        return self.rows
+
+    def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
+        return logits
+
+    def dropout_key(self, micro_batch: int) -> DropoutKey:
+        return DropoutKey(0, 0)
+
+
+class Session:
+    """This rank's part of a model whose weights ``load`` fills in. ``cached``: it reads on, token by token; else each text is new."""
+
+    def __init__(self, config: ResolvedTrainConfig, world: World, load: Callable[[Sequence[Owned]], None], cached: bool = True):
+        self.config, self.world = for_inference(config), world
+        self.engine = Engine(self.config, world, open_dataset(self.config.data, self.config.model, 0))
+        world.group.together(lambda: load(self.engine.owned), (ConfigError,))
+        self.engine.state.publish_updates()
+        self.engine.state.settle()
+        self.pipeline = ForwardPipeline.of(self.engine.pipeline, self.engine.recorder)
+        self.reading = Reading(world.device)
+        if cached:
+            for chunk in self.pipeline.chunks:
+                place(chunk.model, self.reading)
+
+    @property
+    def answers(self) -> bool:
+        """Whether this rank is the one of its replica that chooses tokens: the choice is made once."""
+        at, layout = self.engine.groups.at, self.config.layout
+        return at.pipeline == layout.pipeline - 1 and at.tensor == 0
+
+    def begin(self, padding: Sequence[int]) -> Memory:
+        """A memory of rows that have so many tokens of padding on their left, and have read nothing."""
+        return Memory(torch.tensor(padding, device=self.world.device))
+
+    def read(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
+        """Logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. Collective over the replica."""
+        rows = torch.tensor(tokens, device=self.world.device)
+        self.reading.memory, memory.new = memory, rows.shape[1]
+        logits = self.forward(rows)
+        memory.read += memory.new
+        return None if logits is None else logits[-1]
+
+    def forward(self, rows: Tensor) -> Tensor | None:
+        """Logits [s, b, V] of ``rows`` [b, s], on the ranks of the last stage (of a cached model those after the last token, [1, b, V])."""
+        engine = self.engine
+        shape = (rows.shape[1], rows.shape[0], self.config.model.hidden)
+        engine.recorder.begin()
+        self.pipeline.boundary = Boundary.of(shape, engine.region, engine.precision.compute, self.world.device)
+        outputs = self.pipeline.losses_of(Words(rows.t()))
+        return self._whole(outputs[0]) if outputs else None
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """[s, b, V/t] of each tensor rank -> [s, b, V] on all of them, without padding."""
+        group = self.engine.groups.tensor
+        mine = logits.permute(2, 0, 1).contiguous()
+        whole = mine.new_empty(mine.shape[0] * group.size, *mine.shape[1:])
+        group.all_gather(whole, mine).wait()
+        return whole[: self.config.model.vocab].permute(1, 2, 0)

@@ -1,0 +1,96 @@
+"""The text of completions as it grows, for those who wait for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from trainer.spec import ConfigError
+from trainer.spec.corpus import TOKENIZER
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+GENERATION = "generation_config.json"
+
+
+class Telling:
+    """One completion's text. A piece is told when its characters are whole and can be no part of a text in ``stops``, at which it ends."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]):
+        from tokenizers.decoders import DecodeStream
+
+        self.tokenizer, self.stops, self.stream = tokenizer, stops, DecodeStream(skip_special_tokens=True)
+        self.text, self.heard, self.told, self.stopped = "", 0, 0, False
+
+    def hear(self, tokens: Sequence[int], ended: bool) -> str:
+        """What can be told of ``tokens``, all so far, and was not yet."""
+        for token in tokens[self.heard :]:
+            self.text += self.stream.step(self.tokenizer, token) or ""
+        self.heard = len(tokens)
+        found = [at for stop in self.stops if (at := self.text.find(stop)) >= 0]
+        if found:
+            self.text, self.stopped = self.text[: min(found)], True
+        end = len(self.text) if ended or self.stopped else len(self.text) - self._held()
+        piece, self.told = self.text[self.told : end], max(end, self.told)
+        return piece
+
+    def _held(self) -> int:
+        """Characters at the end with which a stop may begin."""
+        return max((n for stop in self.stops for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0)
+
+
+class Printer:
+    """Prints completions as they grow, in the order of their prompts: one at a time, and those behind it when it has ended."""
+
+    def __init__(self, file: IO[str], prompts: Sequence[str]):
+        self.file, self.prompts = file, prompts
+        self.texts, self.ended = [""] * len(prompts), [False] * len(prompts)
+        self.at = self.printed = 0
+
+    def tell(self, number: int, piece: str, ended: bool) -> None:
+        self.texts[number] += piece
+        self.ended[number] = ended
+        while self.at < len(self.prompts):
+            whole = self.prompts[self.at] + self.texts[self.at]
+            self.file.write(whole[self.printed :])
+            self.printed = len(whole)
+            if not self.ended[self.at]:
+                break
+            self.at, self.printed = self.at + 1, 0
+            self.file.write("\n\n" if self.at < len(self.prompts) else "\n")
+        self.file.flush()
+
+
+def read_tokenizer(path: Path | None, model: Path, vocab: int) -> Tokenizer:
+    """The tokenizer at ``path``, a file or a folder, or next to the weights in ``model``. ``ConfigError`` if there is none that fits."""
+    from tokenizers import Tokenizer
+
+    found = path or next((place / TOKENIZER for place in (model, model.parent) if (place / TOKENIZER).is_file()), None)
+    if found is None:
+        raise ConfigError(f"{model} has no {TOKENIZER} next to its weights; name the corpus that it was trained on with --tokenizer FOLDER")
+    file = found / TOKENIZER if found.is_dir() else found
+    try:
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # what the library raises for a damaged file has no type of its own
+        raise ConfigError(f"the tokenizer {file} cannot be read: {error}; give a tokenizer.json with --tokenizer") from None
+    if tokenizer.get_vocab_size() > vocab:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.get_vocab_size()} tokens, and model.vocab={vocab}; give the model's own with --tokenizer"
+        )
+    return tokenizer
+
+
+def end_tokens(model: Path, tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens at which a text ends: those of generation_config.json, else the first special one of the vocabulary."""
+    try:
+        said = json.loads(next(p for p in (model / GENERATION, model.parent / GENERATION) if p.is_file()).read_text()).get("eos_token_id")
+    except (StopIteration, OSError, ValueError, AttributeError):
+        said = None
+    if isinstance(said, (int, list)):
+        return frozenset([said] if isinstance(said, int) else said)
+    special = [token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special]
+    return frozenset(sorted(special)[:1])
