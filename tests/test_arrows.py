@@ -31,9 +31,7 @@ TRAINER = {
     "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine"),
     "probe": ("spec", "launch", "data", "comm", "engine", "loop"),
     "evaluate": ("spec", "launch", "data", "comm", "pipeline", "checkpoint", "engine", "loop"),
-    "generate": (
-        *("spec", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
-    ),
+    "generate": ("spec", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
     "stage": ("spec", "launch", "data"),
     "health": ("launch",),
     "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate", "generate", "stage"),
