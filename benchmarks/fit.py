@@ -1,65 +1,88 @@
 """How the cost model's constants were got, and how well they do on sources that they were not fitted to.
 
-    python -m benchmarks.fit TABLE.csv              constants and sustained matrix rates that a refit would choose, and what it gains
+    python -m benchmarks.fit TABLE.csv              fit to all sources at once, from the documented defaults; what it changes
+    python -m benchmarks.fit TABLE.csv --write      and write the values into conf/constants.yaml and conf/hardware
     python -m benchmarks.fit TABLE.csv --leave-out  for each source: the error with constants fitted to all other sources
 
-TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads it. The fitted numbers are those of conf/constants.yaml
-that are not set by hand, and the ``sustained_tflops`` of conf/hardware, shared by devices of one chip; everything else in a prediction is
-documented, not fitted. The fit is a Gauss-Newton step in the logarithms of the parameters over the logarithms of predicted / measured
-step times. Sources weigh by the root of their rows, rows far off count linearly (Huber), and parameters that no row determines stay where
-they are (ridge).
+TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads it. Fitted are the constants of conf/constants.yaml of kind
+``fitted``, and what fraction of its peak a family of chips sustains; everything else in a prediction is documented. Every parameter has a
+default with evidence (a document, a measurement of a single operation, or none: neutral), and a fit starts there: it minimises the squared
+logarithms of predicted / measured step times plus the squared logarithms of parameter / default, in units of how far the evidence can be
+wrong (``SPREADS``). The constants in use are not an input. Sources weigh by the root of their rows, rows far off count linearly (Huber).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 
+from launcher.config.compose import conf_dir
 from launcher.config.constants import constant_entries
 from launcher.config.hardware import hardware_files
+from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
-from launcher.cost.inputs.constants import SHIPPED, Constants
-from launcher.cost.inputs.device import Device
-from launcher.cost.model import estimate
-from launcher.tables.canonical import Unanswerable, read
+from launcher.cost.inputs.constants import Constants
+from launcher.cost.inputs.device import SUSTAINED, Device
+from launcher.cost.model import step
+from launcher.cost.parts import total
+from launcher.tables.canonical import MeasuredRun, Unanswerable, read
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import grouped
 
-NAMES = tuple(name for name, entry in constant_entries().items() if entry["kind"] != "set")
+NAMES = tuple(name for name, entry in constant_entries().items() if entry["kind"] == "fitted")
+DEFAULTS = {name: float(constant_entries()[name]["default"]) for name in NAMES}
+SPREADS = {"measured": 0.1, "document": 0.3, "neutral": 0.5}
+"""How far a default may be off, as the standard deviation of its logarithm, by its evidence (``docs/cost-model.md``)."""
 CHIPS = {
-    "A100": ("A100", "A800"),
-    "H100": ("H100-80", "H200"),
-    "B200": ("B200",),
-    "B300": ("B300",),
-    "GB200": ("GB200",),
-    "GB300": ("GB300",),
+    "Ampere": ("A100", "A800"),
+    "Hopper": ("H100-80", "H200", "H800", "GH200"),
+    "Blackwell": ("B200", "B300", "GB200", "GB300"),
 }
-"""Names of devices that share a fitted rate; others run at 70 % of their peak."""
+"""Families of chips, by the names of their devices, that share the fraction of the peak that they sustain; others have the default."""
 LARGEST = {
     "wave_weight": 1.0,
     "tensor_hidden": 0.95,
     "sends_hidden": 0.95,
     "data_hidden": 0.95,
     "bandwidth": 0.92,
-    "link": 0.95,
-    "network": 0.95,
+    "streaming": 0.95,
 }
-HUBER, STIFFNESS, STEP = 0.08, 0.2, 0.02
-FEWEST = 5
-"""Rows of a source that is worth leaving out."""
+LARGEST_RATE = 0.95
+HUBER, NOISE, STEP, ROUNDS = 0.08, 0.1, 0.02, 3
 
 Parameters = dict[str, float]
-"""Factors on today's values by name: a constant, or the rate of a chip ("H100 fp8")."""
+"""Values by name: a constant, or the fraction of the peak that a family of chips sustains ("Hopper fp8")."""
 
 
-def chip(device: Device) -> str:
-    """The chip whose sustained rates a device shares."""
-    return next((name for name, starts in CHIPS.items() if device.name.startswith(starts)), device.name)
+def chip(device: Device) -> str | None:
+    """The family whose sustained fractions a device shares."""
+    return next((name for name, starts in CHIPS.items() if device.name.startswith(starts)), None)
+
+
+def width(precision: str) -> str:
+    """Formats of one width share a rate."""
+    return {"bf16": "16 bit", "fp16": "16 bit"}.get(precision, precision)
+
+
+def with_parameters(device: Device, constants: Constants, values: Parameters) -> tuple[Device, Constants]:
+    """A device and constants with ``values`` in place of their own."""
+    family = chip(device)
+    rates = dict(device.sustained)
+    for precision, peak in device.peaks.items():
+        if (share := values.get(f"{family} {width(precision)}")) is not None:
+            rates[precision] = share * peak
+    own = {name: value for name, value in values.items() if name in NAMES}
+    return dataclasses.replace(device, sustained=rates), constants.on(own)
 
 
 @dataclass(frozen=True)
@@ -72,40 +95,42 @@ class FitProblem:
 
     @classmethod
     def of(cls, path: str) -> FitProblem:
-        asked, measured = _asked(path)
+        return cls.of_rows(read(path))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[MeasuredRun]) -> FitProblem:
+        asked, measured = _asked(rows)
         return cls(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
 
-    def errors(self, parameters: Parameters) -> np.ndarray:
-        """Logarithm of predicted / measured of each row."""
+    def errors(self, values: Parameters) -> np.ndarray:
+        """Logarithm of predicted / measured of each row; without ``values`` as shipped."""
         out = np.empty(len(self.measured))
-        constants = _constants(parameters)
         for case, members in self.cases:
-            changed = replace(case, constants=constants, device=_device(case.device, parameters))
-            out[members] = np.log(np.broadcast_to(estimate(changed).step_time, len(members)))
+            device, constants = with_parameters(case.device, case.constants, values)
+            changed = replace(case, constants=constants, device=device)
+            out[members] = np.log(np.broadcast_to(total(step(changed, stages.held(changed))), len(members)))
         return out - np.log(self.measured)
 
-    def names(self) -> list[str]:
-        """All parameters."""
-        rates = {f"{chip(case.device)} {_precision(case)}" for case, _ in self.cases if case.device.sustained}
-        return [*NAMES, *sorted(rates)]
+    @cached_property
+    def defaults(self) -> Parameters:
+        """All parameters at what is documented of them."""
+        rates = {f"{family} {width(case.precision)}" for case, _ in self.cases if (family := chip(case.device))}
+        return DEFAULTS | {name: SUSTAINED for name in sorted(rates) if not name.endswith("fp4")}
 
-    def large(self) -> list[str]:
-        """Sources with enough rows to be left out, in order of appearance."""
-        return [source for source in dict.fromkeys(self.sources) if self.sources.count(source) >= FEWEST]
+    @cached_property
+    def spreads(self) -> np.ndarray:
+        """How far each default may be off."""
+        entries = constant_entries()
+        return np.array([SPREADS[entries[name]["evidence"] if name in entries else "document"] for name in self.defaults])
 
     def rows_of(self, source: str) -> np.ndarray:
         """Which rows (rows,) are of ``source``."""
         return np.array([one == source for one in self.sources])
 
 
-def _precision(case: Case) -> str:
-    """Formats of one width share a rate."""
-    return {"bf16": "16 bit", "fp16": "16 bit"}.get(case.precision, case.precision)
-
-
-def _asked(path: str) -> tuple[list[TableCase], list[float]]:
+def _asked(rows: Sequence[MeasuredRun]) -> tuple[list[TableCase], list[float]]:
     files, asked, measured = hardware_files(), [], []
-    for row in read(path):
+    for row in rows:
         seconds = row.step_seconds
         try:
             found = table_case(row, files)
@@ -117,37 +142,66 @@ def _asked(path: str) -> tuple[list[TableCase], list[float]]:
     return asked, measured
 
 
-def _constants(parameters: Parameters) -> Constants:
-    return SHIPPED.on({name: getattr(SHIPPED, name) * parameters.get(name, 1.0) for name in NAMES})
+@dataclass(frozen=True)
+class Fit:
+    """Parameters of the least error, and the errors and slopes of all rows there."""
+
+    values: Parameters
+    errors: np.ndarray  # (rows,)
+    slopes: np.ndarray  # (rows, parameters), by the logarithm of each
 
 
-def _device(device: Device, parameters: Parameters) -> Device:
-    wide = parameters.get(f"{chip(device)} 16 bit", 1.0)
-    rates = {
-        name: rate * (wide if name in ("bf16", "fp16") else parameters.get(f"{chip(device)} {name}", 1.0))
-        for name, rate in device.sustained.items()
-    }
-    return dataclasses.replace(device, sustained=rates)
+def jacobian(problem: FitProblem, values: Parameters) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of all rows, and their change with the logarithm of each parameter."""
+    moved = [values, *({**values, name: value * float(np.exp(STEP))} for name, value in values.items())]
+    with ProcessPoolExecutor(2, get_context("fork"), initializer=_remember, initargs=(problem,)) as pool:
+        found = list(pool.map(_errors, moved, chunksize=8))
+    return found[0], np.stack([(errors - found[0]) / STEP for errors in found[1:]], axis=1)
 
 
-def jacobian(problem: FitProblem, names: Sequence[str], base: np.ndarray) -> np.ndarray:
-    """Change of each row's error with the logarithm of each parameter."""
-    moved = [problem.errors({name: float(np.exp(STEP))}) - base for name in names]
-    return np.stack(moved, axis=1) / STEP
+_problem: FitProblem
+"""That of a worker process."""
 
 
-def solve(problem: FitProblem, names: Sequence[str], base: np.ndarray, slopes: np.ndarray, without: str = "") -> Parameters:
-    """The parameters of the least weighted error over all sources but ``without``, by reweighted least squares."""
+def _remember(problem: FitProblem) -> None:
+    global _problem
+    _problem = problem
+
+
+def _errors(values: Parameters) -> np.ndarray:
+    return _problem.errors(values)
+
+
+def fit(problem: FitProblem, without: str = "") -> Fit:
+    """The fit to all sources but ``without``, from the defaults."""
+    values = problem.defaults
+    for _ in range(ROUNDS):
+        errors, slopes = jacobian(problem, values)
+        values = solve(problem, Fit(values, errors, slopes), without)
+    errors, slopes = jacobian(problem, values)
+    return Fit(values, errors, slopes)
+
+
+def solve(problem: FitProblem, at: Fit, without: str = "") -> Parameters:
+    """The parameters of the least error over all sources but ``without``, where errors are straight lines through ``at``."""
     counts = {source: problem.sources.count(source) for source in set(problem.sources)}
     shares = np.array([0.0 if source == without else counts[source] ** -0.5 for source in problem.sources])
+    names, now = list(problem.defaults), np.array([np.log(at.values[name]) for name in problem.defaults])
+    prior = np.log(list(problem.defaults.values()))
+    stiffness = (NOISE / problem.spreads) ** 2
     change = np.zeros(len(names))
     for _ in range(20):
-        left = base + slopes @ change
+        left = at.errors + at.slopes @ change
         weights = shares * np.minimum(1.0, HUBER / np.maximum(np.abs(left), 1e-9))
-        normal = slopes.T @ (weights[:, None] * slopes) + STIFFNESS * np.eye(len(names))
-        change = np.linalg.solve(normal, -slopes.T @ (weights * base))
-    found = {name: float(np.exp(np.clip(move, -0.4, 0.4))) for name, move in zip(names, change)}
-    return {name: min(factor, LARGEST[name] / getattr(SHIPPED, name)) if name in LARGEST else factor for name, factor in found.items()}
+        normal = at.slopes.T @ (weights[:, None] * at.slopes) + np.diag(stiffness)
+        change = np.linalg.solve(normal, -at.slopes.T @ (weights * at.errors) - stiffness * (now - prior))
+    found = np.exp(now + np.clip(change, -0.5, 0.5))
+    return {name: min(float(value), LARGEST.get(name, LARGEST_RATE if " " in name else np.inf)) for name, value in zip(names, found)}
+
+
+def left_out_parameters(problem: FitProblem, whole: Fit) -> dict[str, Parameters]:
+    """By source: the parameters fitted to all others, one Gauss-Newton step from those of ``whole``, under the same priors."""
+    return {source: solve(problem, whole, source) for source in dict.fromkeys(problem.sources)}
 
 
 def median_error(errors: np.ndarray) -> float:
@@ -159,53 +213,61 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("table", metavar="TABLE.csv")
     arguments.add_argument("--leave-out", action="store_true", help="errors of sources left out of the fit")
-    arguments.add_argument(
-        "--spread", action="store_true", help="how far each constant moves when a source is left out: for conf/constants.yaml"
-    )
+    arguments.add_argument("--write", action="store_true", help="write values and their spreads into conf/")
     given = arguments.parse_args()
     problem = FitProblem.of(given.table)
-    names, base = problem.names(), problem.errors({})
-    slopes = jacobian(problem, names, base)
-    if given.spread:
-        _spread(problem, names, base, slopes)
-    elif given.leave_out:
-        _leave_out(problem, base)
-    else:
-        _refit(problem, names, base, slopes)
+    whole = fit(problem)
+    apart = left_out_parameters(problem, whole)
+    _print(problem, whole)
+    if given.leave_out:
+        _leave_out(problem, whole, apart)
+    if given.write:
+        write(whole.values, {name: float(np.std([np.log(found[name]) for found in apart.values()])) for name in whole.values})
 
 
-def _refit(problem: FitProblem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
-    found = solve(problem, names, base, slopes)
-    after = problem.errors(found)
+def _print(problem: FitProblem, whole: Fit) -> None:
+    before = problem.errors(problem.defaults)
     print(
-        f"median error {median_error(base):.2%} -> {median_error(after):.2%}, mean |log| {abs(base).mean():.4f} -> {abs(after).mean():.4f}"
+        f"median error: defaults {median_error(before):.2%}, shipped {median_error(problem.errors({})):.2%}, fit {median_error(whole.errors):.2%}"
     )
-    for name, factor in found.items():
-        if abs(factor - 1) > 0.01:
-            print(f"  {name:16s} x {factor:.3f}")
+    for name, value in whole.values.items():
+        print(f"  {name:22s} {problem.defaults[name]:10.3g} -> {value:10.3g}")
 
 
-def _spread(problem: FitProblem, names: list[str], base: np.ndarray, slopes: np.ndarray) -> None:
-    found = [solve(problem, names, base, slopes, source) for source in problem.large()]
-    for name in names:
-        print(f"{name:22s} {np.std([np.log(each[name]) for each in found]):.3f}")
+def _leave_out(problem: FitProblem, whole: Fit, apart: dict[str, Parameters]) -> None:
+    print("rows  in sample  left out  source")
+    unseen = np.empty(len(problem.measured))
+    for source, values in apart.items():
+        mine = problem.rows_of(source)
+        unseen[mine] = problem.errors(values)[mine]
+        print(f"{mine.sum():4d}  {median_error(whole.errors[mine]):9.1%}  {median_error(unseen[mine]):8.1%}  {source}")
+    print(f"{len(unseen):4d}  {median_error(whole.errors):9.1%}  {median_error(unseen):8.1%}  all")
 
 
-def left_out(problem: FitProblem) -> dict[str, float]:
-    """Median error of each source with enough rows, with the constants fitted to all other sources; under ``all`` that of all their rows."""
-    names, base = problem.names(), problem.errors({})
-    slopes = jacobian(problem, names, base)
-    large = problem.large() if len(problem.large()) > 1 else []
-    unseen = {source: problem.errors(solve(problem, names, base, slopes, source))[problem.rows_of(source)] for source in large}
-    pooled = {"all": np.concatenate(list(unseen.values()))} if unseen else {}
-    return {source: median_error(errors) for source, errors in (unseen | pooled).items()}
+def write(values: Parameters, spreads: Parameters) -> None:
+    """Write ``values`` and ``spreads`` into conf/constants.yaml, and the sustained rates into the files of conf/hardware."""
+    path = conf_dir() / "constants.yaml"
+    text = path.read_text()
+    for name in NAMES:
+        new = rf"\g<1>{rounded(values[name])}\g<2>{spreads[name]:.3f}"
+        text = re.sub(rf"(?m)^({name}: \{{value: )[^,]+(.*?spread: )[^,]+", new, text)
+    path.write_text(text)
+    for name, config in hardware_files().items():
+        file = conf_dir() / "hardware" / f"{name}.yaml"
+        if config.peak_tflops and file.is_file() and chip(Device.of(config, 8)):
+            _write_rates(file, Device.of(config, 8), values)
 
 
-def _leave_out(problem: FitProblem, base: np.ndarray) -> None:
-    print("rows  as fitted  left out  source")
-    for source, error in left_out(problem).items():
-        mine = np.isin(problem.sources, problem.large()) if source == "all" else problem.rows_of(source)
-        print(f"{mine.sum():4d}  {median_error(base[mine]):9.1%}  {error:8.1%}  {source}")
+def _write_rates(file: Path, device: Device, values: Parameters) -> None:
+    rates = [(p, values[key] * peak / 1e12) for p, peak in device.peaks.items() if (key := f"{chip(device)} {width(p)}") in values]
+    words = ", ".join(f"{precision}: {rounded(rate)}" for precision, rate in rates)
+    file.write_text(re.sub(r"(?m)^sustained_tflops: .*$", f"sustained_tflops: {{{words}}}", file.read_text()))
+
+
+def rounded(value: float) -> str:
+    """Three digits, as YAML reads them."""
+    text = f"{value:.3g}"
+    return text if "e" not in text or "." in text else text.replace("e", ".0e")
 
 
 if __name__ == "__main__":

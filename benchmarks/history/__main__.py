@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.history.figures import FOLDER, block, figures_of, with_block
+from benchmarks.history.figures import FOLDER, block, figures_of, sources_block, unseen_by, with_block
 from trainer.spec import ConfigError
 
 ROOT = FOLDER.parent.parent
@@ -29,11 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("tables", nargs="*", metavar="RAW.csv", type=Path)
     parser.add_argument(
-        "--leave-out", action="store_true", help="also the error of each source with constants fitted to all others (minutes)"
+        "--leave-out", action="store_true", help="also what is predicted of each source with constants fitted to all others (minutes)"
     )
     given = parser.parse_args(argv)
     try:
-        tables = [figures_of(path, given.leave_out) for path in (*sorted(SHIPPED.glob("*.csv")), *given.tables)]
+        paths = [*sorted(SHIPPED.glob("*.csv")), *given.tables]
+        apart = unseen_by(paths) if given.leave_out else None
+        tables = [figures_of(path, apart) for path in paths]
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     (FOLDER / f"{datetime.date.today().isoformat()}.json").write_text(json.dumps(record, indent=1) + "\n")
     document = ROOT / "ARCHITECTURE.md"
     document.write_text(with_block(document.read_text(), record))
-    print(block(record), end="")
+    print(block(record) + sources_block(record), end="")
     return 0
 
 

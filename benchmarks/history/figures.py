@@ -6,16 +6,18 @@ import dataclasses
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fit import FitProblem, left_out
+from benchmarks.fit import FitProblem, fit
+from benchmarks.left_out import Unseen, after_runs, residuals
 from benchmarks.published.convert import canonical
 from benchmarks.published.raw import read as read_raw
 from launcher.config.hardware import shipped_hardware
-from launcher.tables.canonical import read, write
-from launcher.tables.validation import Summary, by_source, judge, short, summary
+from launcher.tables.canonical import MeasuredRun, read, write
+from launcher.tables.validation import Judged, judge, short, summary
 
 FOLDER = Path(__file__).parent
 ROWS = {"all": "all rows", "dense": "dense rows with full configuration"}
@@ -23,23 +25,58 @@ MARKS = ("<!-- figures: python -m benchmarks.history -->\n", "<!-- end of figure
 Figures = dict[str, Any]
 
 
-def figures_of(table: Path, leave_out: bool = False) -> Figures:
-    """All figures of a published table; with ``leave_out`` those of sources left out of the fit too, which takes minutes. ``ConfigError`` where it cannot be read."""
+def rows_of(table: Path) -> list[MeasuredRun]:
+    """A published table in canonical form. ``ConfigError`` where it cannot be read."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / table.name
         write(path, [canonical(row) for row in read_raw(str(table))])
-        judged = judge(read(path), shipped_hardware())
-        unseen = left_out(FitProblem.of(str(path))) if leave_out else {}
-    sources = {short(name): _figures(found) for name, found in by_source(judged).items() if found.time}
-    for name, error in unseen.items():
-        sources.setdefault(short(name), {})["median_left_out"] = round(error, 6)
-    found = {"all": _figures(summary(judged)), "dense": _figures(summary([one for one in judged if one.whole]))}
-    found["all"]["median_left_out"] = sources.pop("all", {}).get("median_left_out")
-    return {"table": table.name, "sha256": hashlib.sha256(table.read_bytes()).hexdigest(), **found, "sources": sources}
+        return read(path)
 
 
-def _figures(found: Summary) -> Figures:
+def unseen_by(tables: Sequence[Path]) -> tuple[Unseen, Mapping[str, Sequence[float]]]:
+    """What each source is predicted with when it is left out: fits to the other sources of the table that has most of them; and what such
+    predictions of that table's rows are off."""
+    rows = max((rows_of(table) for table in tables), key=lambda rows: len({row["source"] for row in rows}))
+    problem = FitProblem.of_rows(rows)
+    unseen = Unseen.of(problem, fit(problem))
+    found = residuals(unseen.judge(rows, shipped_hardware()))
+    return unseen, {source: [error for _, error in pairs] for source, pairs in found.items()}
+
+
+def figures_of(table: Path, apart: tuple[Unseen, Mapping[str, Sequence[float]]] | None = None) -> Figures:
+    """All figures of a published table; with ``apart`` (``unseen_by``) those of sources left out of the fit too. ``ConfigError`` where it
+    cannot be read."""
+    rows = rows_of(table)
+    found = _selections(judge(rows, shipped_hardware()), _figures)
+    if apart:
+        unseen, known = apart
+        more = _selections(unseen.judge(rows, shipped_hardware()), lambda judged: _left_out(judged, known))
+        for name, figures in more.items():
+            found[name]["left_out"] = figures
+    selections = {name: found.pop(name) for name in ROWS}
+    return {"table": table.name, "sha256": hashlib.sha256(table.read_bytes()).hexdigest(), **selections, "sources": found}
+
+
+def _selections(judged: Sequence[Judged], figures: Callable[[Sequence[Judged]], Figures]) -> dict[str, Figures]:
+    """Figures of all rows, of the dense ones, and of each source with step times."""
+    sources: dict[str, list[Judged]] = defaultdict(list)
+    for one in judged:
+        sources[short(one.row["source"])].append(one)
+    timed = {name: members for name, members in sources.items() if any(one.prediction and one.step_seconds for one in members)}
+    chosen: dict[str, Sequence[Judged]] = {"all": judged, "dense": [one for one in judged if one.whole], **timed}
+    return {name: figures(members) for name, members in chosen.items()}
+
+
+def _left_out(judged: Sequence[Judged], known: Mapping[str, Sequence[float]]) -> Figures:
+    """Figures of rows whose source was left out, and what a few of its runs make of them."""
+    calibrated = {f"after_{count}": after_runs(judged, count, known) for count in (1, 3)}
+    calibrated["after_1_each_size"] = after_runs(judged, 1, known, lambda one: (one.row["hardware"], one.row["gpus"]))
+    return _figures(judged) | {name: None if value is None else round(value, 6) for name, value in calibrated.items()}
+
+
+def _figures(judged: Sequence[Judged]) -> Figures:
     """Errors, correlation and areas as fractions; counts as they are."""
+    found = summary(judged)
     verdicts = dataclasses.asdict(found.verdicts) | {"f1": found.verdicts.f1} if found.verdicts else {}
     values = {
         "rows": found.rows,
@@ -65,26 +102,40 @@ def newest() -> Figures:
 
 
 def block(record: Mapping[str, Any]) -> str:
-    """The figures of a record as the table that the documentation shows."""
+    """The figures of a record as the table that the documentation shows: left out first, in-sample beside it."""
     lines = [
-        "| table | rows | timed | median error | p90 | left out | correlation | regret | F1 of memory | peak memory |",
-        "|---" * 10 + "|",
+        "| table | timed | fit | median error | p90 | bias | correlation | regret | F1 of memory | AUC of shares | peak memory | one run | three |",
+        "|---" * 13 + "|",
     ]
     for table in record["tables"]:
         for key, words in ROWS.items():
             found = table[key]
-            if found["timed"]:
-                lines.append(
-                    f"| `{table['table']}` {table['sha256'][:8]}, {words} | {found['rows']} | {found['timed']} | {_cells(found)} |"
-                )
+            for how, figures in (("left out", found.get("left_out")), ("in sample", found)):
+                if figures and figures["timed"]:
+                    name = f"`{table['table']}` {table['sha256'][:8]}, {words}"
+                    lines.append(f"| {name} | {figures['timed']} | {how} | {_cells(figures)} |")
+    return "\n".join(lines) + "\n"
+
+
+def sources_block(record: Mapping[str, Any]) -> str:
+    """The figures of each source, left out and in sample, for the terminal."""
+    lines = ["timed  left out  in sample  bias  after 1  after 3  source"]
+    for table in record["tables"]:
+        lines.append(f"{table['table']} {table['sha256'][:8]}")
+        for name, found in table["sources"].items():
+            left = found.get("left_out", dict.fromkeys((*found, "after_1", "after_3")))
+            bias = "" if left["bias"] is None else f"{left['bias']:.2f}"
+            cells = [_percent(value) for value in (left["median"], found["median"])]
+            after = [_percent(left[key]) for key in ("after_1", "after_3")]
+            lines.append(f"{found['timed']:5d}  {cells[0]:>8s}  {cells[1]:>9s}  {bias:>4s}  {after[0]:>7s}  {after[1]:>7s}  {name}")
     return "\n".join(lines) + "\n"
 
 
 def _cells(found: Figures) -> str:
-    left = found.get("median_left_out")
-    shares = [_percent(found["median"]), _percent(found["p90"]), _percent(left)]
-    ranking = ["" if found["correlation"] is None else f"{found['correlation']:.3f}", _percent(found["regret"])]
-    return " | ".join([*shares, *ranking, "" if found["f1"] is None else f"{found['f1']:.3f}", _percent(found["memory"])])
+    bias, ranking = f"{found['bias']:.2f}", "" if found["correlation"] is None else f"{found['correlation']:.3f}"
+    errors = [_percent(found["median"]), _percent(found["p90"]), bias, ranking, _percent(found["regret"])]
+    memory = ["" if found[key] is None else f"{found[key]:.3f}" for key in ("f1", "auc_shares")]
+    return " | ".join([*errors, *memory, _percent(found["memory"]), *(_percent(found.get(key)) for key in ("after_1", "after_3"))])
 
 
 def _percent(value: float | None) -> str:
