@@ -24,7 +24,7 @@ from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
 from launcher.trials.store import Store
 from tests.backends.conformance import LONG, Conformance, Ground, closing
-from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
+from tests.clusters.kubernetes.fixture import Kubernetes, shipped
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import Reason, RunConfig, Status
 from trainer.spec.files import read_json
@@ -257,46 +257,9 @@ def test_a_launcher_inside_the_cluster_needs_no_kubeconfig(real_node: Kubernetes
     runs.mkdir()
     tmp_path.chmod(0o755)
     runs.chmod(0o777)
-    job = _launcher_job(real_node, namespace, runs)
-    batch = real_node.api("BatchV1Api")
-    batch.create_namespaced_job(namespace, job)
-
-    def ended() -> bool:
-        status = batch.read_namespaced_job(job["metadata"]["name"], namespace).status
-        return bool(status.succeeded or status.failed)
-
-    wait_for(ended, "the launcher to end", 300)
-    (pod,) = real_node.core().list_namespaced_pod(namespace, label_selector="job-name=launcher").items
-    log = real_node.core().read_namespaced_pod_log(pod.metadata.name, namespace)
-    assert batch.read_namespaced_job("launcher", namespace).status.succeeded == 1, log
-    (record,) = Store(runs).sweep("first").records
-    assert record.status is Status.DONE, record.detail
-
-
-def _launcher_job(kubernetes: Kubernetes, namespace: str, runs: Path) -> dict[str, Any]:
-    """deploy/kubernetes/launcher.yaml with our image, which needs this machine's folders, and our small trial."""
-    job = shipped("launcher.yaml", namespace)["Job/launcher"]
-    job["spec"]["backoffLimit"] = 0
-    settings = kubernetes.cluster(namespace)
-    spec, (container,) = job["spec"]["template"]["spec"], job["spec"]["template"]["spec"]["containers"]
-    if not settings.restricted:
-        spec["securityContext"] = {}
+    settings = real_node.cluster(namespace)
     command = [value for value in overrides(settings) if not value.startswith("cluster.kubeconfig=")]
     own = ["train", *SHORT, *command, "cluster.nodes=1", "cluster.gpus_per_node=1", "sweep.dir=/runs", "sweep.name=first"]
-    assert kubernetes.own is not None
-    places = {"KUBERNETES_SERVICE_HOST": kubernetes.own.settings.gateway, "KUBERNETES_SERVICE_PORT": "443", "HOME": "/tmp"}
-    container |= {
-        "image": settings.container.image,
-        "command": [settings.python, "-m", "launcher"],
-        "args": own,
-        "workingDir": str(PROJECT),
-    }
-    container["env"] = [{"name": name, "value": value} for name, value in places.items()]
-    mounts = [*(mount.split(":")[0] for mount in settings.container.mounts)]
-    container["volumeMounts"] = [{"name": f"host-{n}", "mountPath": path, "readOnly": True} for n, path in enumerate(mounts)]
-    container["volumeMounts"] += [{"name": "runs", "mountPath": "/runs"}, {"name": "tmp", "mountPath": "/tmp"}]
-    container["resources"] = {}
-    spec["volumes"] = [{"name": f"host-{n}", "hostPath": {"path": path}} for n, path in enumerate(mounts)]
-    spec["volumes"] += [{"name": "runs", "hostPath": {"path": str(runs)}}, {"name": "tmp", "emptyDir": {}}]
-    spec["nodeSelector"] = settings.node_selector
-    return job
+    run_inside(real_node, namespace, shipped("launcher.yaml", namespace)["Job/launcher"], own, runs, "/runs")
+    (record,) = Store(runs).sweep("first").records
+    assert record.status is Status.DONE, record.detail

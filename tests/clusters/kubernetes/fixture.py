@@ -140,6 +140,42 @@ def shipped(name: str, namespace: str) -> dict[str, Any]:
     return documents
 
 
+def run_inside(kubernetes: Kubernetes, namespace: str, job: dict[str, Any], words: list[str], folder: Path, seen: str) -> str:
+    """Run a shipped Job of a launcher to its end, with our image, which needs this machine's folders; its log. ``words`` are its command
+    line, ``folder`` of this machine is what it sees as ``seen``."""
+    assert kubernetes.own is not None
+    settings, name = kubernetes.cluster(namespace), job["metadata"]["name"]
+    job["spec"]["backoffLimit"] = 0
+    spec, (container,) = job["spec"]["template"]["spec"], job["spec"]["template"]["spec"]["containers"]
+    if not settings.restricted:
+        spec["securityContext"] = {}
+    places = {"KUBERNETES_SERVICE_HOST": kubernetes.own.settings.gateway, "KUBERNETES_SERVICE_PORT": "443", "HOME": "/tmp"}
+    mounts = [mount.split(":")[0] for mount in settings.container.mounts]
+    container |= {
+        "image": settings.container.image, "command": [settings.python, "-m", "launcher"], "args": words, "workingDir": str(PROJECT),
+        "env": [{"name": key, "value": value} for key, value in places.items()], "resources": {},
+        "volumeMounts": [
+            *({"name": f"host-{n}", "mountPath": path, "readOnly": True} for n, path in enumerate(mounts)),
+            {"name": "tmp", "mountPath": "/tmp"}, {"name": "runs", "mountPath": seen},
+        ],
+    }  # fmt: skip
+    spec["volumes"] = [{"name": f"host-{n}", "hostPath": {"path": path}} for n, path in enumerate(mounts)]
+    spec["volumes"] += [{"name": "runs", "hostPath": {"path": str(folder)}}, {"name": "tmp", "emptyDir": {}}]
+    spec["nodeSelector"] = settings.node_selector
+    batch = kubernetes.api("BatchV1Api")
+    batch.create_namespaced_job(namespace, job)
+
+    def ended() -> bool:
+        status = batch.read_namespaced_job(name, namespace).status
+        return bool(status.succeeded or status.failed)
+
+    wait_for(ended, "the launcher to end", 300)
+    (pod,) = kubernetes.core().list_namespaced_pod(namespace, label_selector=f"job-name={name}").items
+    log = str(kubernetes.core().read_namespaced_pod_log(pod.metadata.name, namespace))
+    assert batch.read_namespaced_job(name, namespace).status.succeeded == 1, log
+    return log
+
+
 @pytest.fixture(scope="session")
 def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
     """An API server with nodes of either sort, or a given one. Needs the control plane's programs; a real node only if there can be one."""
