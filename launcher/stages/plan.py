@@ -11,15 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
 from launcher.config.rules import check_shared
-from launcher.cost import predict
-from launcher.cost.thresholds import CANNOT_FIT
 from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
@@ -46,6 +45,7 @@ class PlannedStage:
     needs: tuple[str, ...] = ()  # ids of stages
     settings: dict[str, Any] = field(default_factory=dict)
     predicted_s: float | None = None
+    source_bytes: int = 0  # of the text that it prepares
 
     @property
     def artifact_folder(self) -> Path:
@@ -77,23 +77,25 @@ class PlannedStage:
 def plan(stages: Sequence[Stage], overrides: Sequence[str], own: Path | None = None) -> list[PlannedStage]:
     """Every stage in order. ``overrides`` concern all stages. ``ConfigError`` with the stage's name for what is wrong."""
     planned: dict[str, PlannedStage] = {}
-    root = Path(os.path.abspath(compose(overrides, own).sweep.dir)) / "stages"
+    composed = cache(lambda *words: compose(words, own))  # stages often say the same
+    root = Path(os.path.abspath(composed(*overrides).sweep.dir)) / "stages"
     for stage in stages:
         try:
-            planned[stage.name] = _plan(stage, planned, root, list(overrides), own)
+            planned[stage.name] = _plan(stage, planned, root, lambda stage: composed(*_words(stage), *overrides))
         except ConfigError as error:
             raise ConfigError(f"stage {stage.name}: {error}") from None
     _check_clashes(list(planned.values()))
     return list(planned.values())
 
 
-def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, overrides: list[str], own: Path | None) -> PlannedStage:
-    config, predicted_s = _composed(stage, overrides, own), None
+def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, composed: Callable[[Stage], Config]) -> PlannedStage:
+    config, predicted_s, source_bytes = composed(stage), None, 0
     if stage.kind.settings is not None:
         content, config = settings_of(stage.typed()), _one_process(config)
         _check_prompts(stage, content)
     elif stage.verb == "prepare":
-        content, config = _prepare_content(config), _one_process(config)
+        content, source_bytes = _prepare_content(config)
+        config = _one_process(config)
     else:
         config = _run_config(stage, config, before)
         content, predicted_s = _run_content(config), _predicted(config)
@@ -102,16 +104,17 @@ def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, overrides: 
     sources = {name: made[name].artifact_folder if name in made else Path(os.path.abspath(source)) for name, source in stage.inputs.items()}
     identifier = digest({"stage": stage.verb, "content": content, "inputs": inputs})
     needs = tuple(dict.fromkeys(item.id for item in made.values()))
-    item = PlannedStage(stage, identifier, root / identifier, inputs, sources, config, needs, content, predicted_s)
+    item = PlannedStage(stage, identifier, root / identifier, inputs, sources, config, needs, content, predicted_s, source_bytes)
     item.config = _placed(item)
     return item
 
 
-def _composed(stage: Stage, overrides: list[str], own: Path | None) -> Config:
+def _words(stage: Stage) -> list[str]:
+    """What its configuration is composed of."""
     given = [key for key in stage.overrides if key.partition("=")[0] in OWN]
     if given:
         raise ConfigError(f"{given[0]} is decided by the pipeline; leave it out")
-    return compose([*stage.overrides, *overrides], own)
+    return stage.overrides
 
 
 def _one_process(config: Config) -> Config:
@@ -154,12 +157,13 @@ def _command(item: PlannedStage) -> list[str]:
     return ["trainer.generate", model, "--out", out, *prompts, *words]
 
 
-def _prepare_content(config: Config) -> dict[str, Any]:
-    """The settings of a preparation, and which files it would read in which state."""
+def _prepare_content(config: Config) -> tuple[dict[str, Any], int]:
+    """The settings of a preparation and which files it would read in which state; how many bytes these have."""
     if config.data.kind != "corpus":
         raise ConfigError(f"data.kind={config.data.kind} has nothing to prepare; name a source, as data: stdlib does")
     content = {name: value for name, value in to_dict(config.data).items() if name not in ("path", "held_out")}
-    return content | {"files": open_source(config.data).fingerprint()}
+    source = open_source(config.data)
+    return content | {"files": source.fingerprint()}, source.total_bytes
 
 
 def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Config:
@@ -172,7 +176,7 @@ def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -
         if given := [key for key in stage.overrides if key.partition("=")[0].split(".")[0] == "model"]:
             raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")
         model = before.get(stage.inputs["model"])
-        if model is None or model.config is None:
+        if model is None:
             raise ConfigError(f"inputs.model={stage.inputs['model']} is a folder; use 'trireme evaluate FOLDER', or name a train stage")
         config = dataclasses.replace(config, model=model.config.model)
         run = dataclasses.replace(run, task="evaluate", warmup_steps=0)
@@ -186,16 +190,15 @@ def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -
 def _check_corpus(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> None:
     """What is known of a corpus before it is made: its tokenizer, and at most a token for each byte and document of its source."""
     made = before.get(stage.inputs["data"])
-    if made is None or made.config is None:
+    if made is None:
         return
     data, model = made.config.data, config.model
     if data.vocab > model.vocab:
         raise ConfigError(
             f"model.vocab={model.vocab} is smaller than data.vocab={data.vocab} of stage {made.stage.name}; set one of them to the other"
         )
-    source = open_source(data)
-    if 2 * source.total_bytes < model.seq + 1:
-        raise ConfigError(f"data.source={data.source} has {source.total_bytes} bytes, fewer than a sequence of model.seq={model.seq} needs")
+    if 2 * made.source_bytes < model.seq + 1:
+        raise ConfigError(f"data.source={data.source} has {made.source_bytes} bytes, fewer than a sequence of model.seq={model.seq} needs")
 
 
 def _run_content(config: Config) -> dict[str, Any]:
@@ -212,6 +215,9 @@ def _predicted(config: Config) -> float | None:
     """Seconds of all steps of a training; None where the hardware is not known. ``ConfigError`` for what cannot fit into memory."""
     if config.run.task != "train" or not config.cluster.hardware.peak_tflops.get(config.run.precision):
         return None
+    from launcher.cost import predict  # numpy: only where something can be said
+    from launcher.cost.thresholds import CANNOT_FIT
+
     prediction = predict(config.model, config.layout, config.run, config.cluster, config.trainer)
     if prediction.fits < CANNOT_FIT and not config.sweep.ignore_memory:
         raise ConfigError(

@@ -24,7 +24,7 @@ from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
 from launcher.trials.store import Store
 from tests.backends.conformance import LONG, Conformance, Ground, closing
-from tests.clusters.kubernetes.fixture import Kubernetes, shipped
+from tests.clusters.kubernetes.fixture import Kubernetes, run_inside, shipped
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import Reason, RunConfig, Status
 from trainer.spec.files import read_json

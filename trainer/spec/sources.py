@@ -91,8 +91,7 @@ def open_source(data: DataConfig) -> Source:
     """Find the files of ``data.source``; ``ConfigError`` if there are none."""
     if data.source == STDLIB:
         root = Path(os.__file__).parent
-        found = [p for p in root.rglob("*.py") if not SKIPPED_FOLDERS & set(p.relative_to(root).parts)]
-        return _source(data, root, found)
+        return _source(data, root, _library(root))
     root = Path(data.source)
     if root.is_file():
         return Source(data, root, [root])
@@ -105,6 +104,15 @@ def open_source(data: DataConfig) -> Source:
             f"data.pattern={data.pattern!r} cannot be searched in data.source={data.source}: {error}; use one like **/*.txt"
         ) from None
     return _source(data, root, found)
+
+
+def _library(root: Path) -> list[Path]:
+    """Python's own modules; what was installed into its folder, often ten times as much, is not even looked through."""
+    found = []
+    for place, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
+        found += [Path(place, name) for name in names if name.endswith(".py")]
+    return found
 
 
 def _source(data: DataConfig, root: Path, found: list[Path]) -> Source:
