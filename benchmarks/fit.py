@@ -99,7 +99,7 @@ class FitProblem:
 
     @classmethod
     def of_rows(cls, rows: Sequence[MeasuredRun]) -> FitProblem:
-        asked, measured = _asked(rows)
+        asked, measured = timed_cases(rows)
         return cls(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
 
     def errors(self, values: Parameters) -> np.ndarray:
@@ -128,7 +128,8 @@ class FitProblem:
         return np.array([one == source for one in self.sources])
 
 
-def _asked(rows: Sequence[MeasuredRun]) -> tuple[list[TableCase], list[float]]:
+def timed_cases(rows: Sequence[MeasuredRun]) -> tuple[list[TableCase], list[float]]:
+    """The rows that can be predicted and have a step time, and those times in seconds."""
     files, asked, measured = hardware_files(), [], []
     for row in rows:
         seconds = row.step_seconds

@@ -73,6 +73,8 @@ COST = {
     "memory": ("inputs", "time", "parts"),
     "calibration": ("inputs", "time"),
     "model": ("inputs", "time", "memory", "parts"),
+    "uncertainty": ("parts",),
+    "known": ("inputs", "uncertainty"),
     "prediction": ("inputs", "memory", "model", "calibration"),
     "timeline": ("inputs", "time", "model"),
 }

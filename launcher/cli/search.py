@@ -32,7 +32,7 @@ FOLDER = Path("runs") / "recipe"
 REPLAYED = (
     "search",
     "search.tolerance",
-    "search.stop_probability",
+    "search.doubt",
     "search.max_trials",
     "search.max_gpu_hours",
     "search.start_s",
@@ -44,8 +44,8 @@ REPLAYED = (
 
 DESCRIPTION = """\
 Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, corrects the cost
-model by what was measured, and ends when no untried layout can plausibly beat the best by more than search.tolerance (2 %), or at
-search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured
+model by what was measured, and ends when the probability that any untried layout is faster than the best by more than search.tolerance
+(2 %) is below search.doubt (10 %), or at search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured
 again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any
 time: the same command continues. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
@@ -189,6 +189,8 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome, layouts
     return {
         "search": name,
         "reason": found.reason,
+        "doubt": found.doubt,
+        "likeliest": None if found.likeliest is None else name_of(candidates.layout(found.likeliest)),
         "interrupted": found.unfinished,
         "ranking": rows,
         "failed": failures,
@@ -221,6 +223,11 @@ def show(result: dict[str, Any]) -> None:
         f"all candidates would take about {result['grid_gpu_hours']:.3g} ({percent(share)})"
     )
     console.print(f"stopped: {result['reason']}")
+    if result["doubt"] is not None and result["doubt"] > 0 and "probability" not in result["reason"]:
+        console.print(
+            f"left open: an untried layout is faster by more than the tolerance with a probability of {percent(result['doubt'])}; "
+            f"the likeliest is {result['likeliest']}"
+        )
     if result["recipe"]:
         name = Path(result["recipe"]).relative_to(FOLDER).with_suffix("")
         console.print(f"the winner is a recipe, {result['recipe']}: trireme train recipe={name}", soft_wrap=True)
@@ -286,7 +293,7 @@ def replay(arguments: argparse.Namespace) -> int:
 
 def replayed(each: Replay) -> dict[str, Any]:
     return {
-        **{key: getattr(each, key) for key in ("name", "rows", "ran", "trials_to_best", "grid_gpu_hours", "reason")},
+        **{key: getattr(each, key) for key in ("name", "rows", "ran", "trials_to_best", "grid_gpu_hours", "reason", "doubt")},
         "behind_best": each.behind,
         "gpu_hours": each.gpu_hours,
         "trials": [dataclasses.asdict(step) for step in each.steps],

@@ -37,6 +37,8 @@ class HardwareConfig:
     network_latency_us: float = key(10.0, "latency of one message between nodes", minimum=0)
     cores: Optional[int] = key(None, "cores of a node that its ranks share, where the device is the host's processor; null = one for each rank", minimum=1)
     constants: dict[str, float] = key(dict, "constants of the cost model on this machine, in place of those of conf/constants.yaml", above=0)
+    time_factor: float = key(1.0, "measured step times over predicted ones, common to all layouts on this machine ('trireme calibrate')", above=0)
+    learnt: dict[str, Any] = key(dict, "how sure 'trireme calibrate' is of what it learnt: widths, spreads of constants, runs")
     calibration: dict[str, Any] = key(dict, "what 'trireme doctor' measured: matrix products by shape, copies, operations, collectives by size and group")
 
 

@@ -12,11 +12,14 @@ import numpy as np
 
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SpaceConfig
+from launcher.config.uncertainty import Widths, widened, widths_on
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_layout, to_table
+from launcher.cost.known import distance_of
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
+from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
 from trainer.spec import ConfigError, LayoutConfig
@@ -40,11 +43,26 @@ class Plan:
     case: Case
     estimate: Estimate
     verdict: np.ndarray
+    widths: Widths  # of the errors of ``estimate``
 
     @cached_property
     def seconds(self) -> np.ndarray:
         """Step time per layout. ``estimate.step_time`` sums the parts on every access."""
         return self.estimate.step_time
+
+    @cached_property
+    def chances(self) -> np.ndarray:
+        """Probability that a layout fits and is the fastest of all that do, per layout."""
+        return fastest(self._surrogate(np.arange(len(self.seconds))), self.estimate.fits)
+
+    def believed(self, rows: Sequence[int] | np.ndarray) -> Mixture:
+        """The distribution of the step times of some layouts."""
+        return self._surrogate(np.asarray(rows, dtype=int)).posterior()
+
+    def _surrogate(self, rows: np.ndarray) -> TimeSurrogate:
+        parts = columns(self.estimate.time, len(self.seconds))[rows]
+        traits = Traits(parts / self.seconds[rows, None], coordinates(self.space.table[rows]))
+        return TimeSurrogate(self.seconds[rows], traits, self.widths)
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -87,7 +105,8 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     found = narrowed(found, wanted or {})
     case = CostModel(config.cluster, config.trainer).case(config.model, found.table, config.run)
     predicted = estimate(case)
-    return Plan(found, case, predicted, judge(found.table, predicted))
+    widths = widened(widths_on(config.cluster.hardware.learnt), distance_of(case))
+    return Plan(found, case, predicted, judge(found.table, predicted), widths)
 
 
 def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:

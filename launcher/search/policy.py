@@ -2,14 +2,15 @@
 
 Order: the candidate with the largest expected gain for its expected price, P(it fits into memory) x E[how much faster than the best it
 is] / E[GPU-hours of the trial], runs next, so that a layout at the edge of memory is tried in the order of what it could win and never
-ruled out by a hard limit; that its trial would end early counts in its favour. Stop: when no untried candidate fits and beats the best by
-more than ``tolerance`` with a probability of at least ``stop_probability``. Trials on fewer nodes are followed by trials of the best ones
-at full size. Where noise leaves open which of the best is faster, they are measured once more: the luckiest of several noisy measurements
+ruled out by a hard limit; that its trial would end early counts in its favour. Stop: when the probability that any untried candidate fits
+and beats the best by more than ``tolerance``, jointly over all of them, is below ``doubt``. Trials on fewer nodes are followed by trials of
+the best ones at full size. Where noise leaves open which of the best is faster, they are measured once more: the luckiest of several noisy measurements
 is not the fastest layout.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ import numpy as np
 from scipy.special import ndtr
 
 from launcher.config.search import SearchConfig
+from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.cost.thresholds import NEVER_TRIED
+from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fitting, normal_pdf
 from launcher.labels import percent
-from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate, normal_pdf
+from launcher.search.surrogate import Candidates, MemorySurrogate
 from trainer.spec import Reason
 
 FEW_STEPS = 3
@@ -60,6 +63,8 @@ class Stop:
     """The end of a search and why."""
 
     reason: str
+    doubt: float | None = None  # probability that an untried layout fits and is faster than the best by more than the tolerance
+    likeliest: int | None = None  # the one that is most likely to
 
 
 @dataclass(frozen=True)
@@ -90,13 +95,13 @@ class Policy:
         settings: SearchConfig,
         small: Small | None = None,
         price: Price | None = None,
-        prior: Prior | None = None,
+        widths: Widths | None = None,
     ):
         self.candidates, self.settings = candidates, settings
         self.price = price or Price(np.ones(len(candidates)), np.full(len(candidates), 0.1))
         self.small = small or Small(candidates.parts, candidates.memory)
-        self.time = TimeSurrogate(candidates, prior or Prior())
-        self.memory = MemorySurrogate(candidates, prior or Prior())
+        self.time = TimeSurrogate(candidates.seconds, candidates.traits, widths or shipped_widths())
+        self.memory = MemorySurrogate(candidates, self.time.widths)
         self.tried: dict[int, float] = {}  # candidate -> estimated full-size step time; inf: did not run
         self.verified: dict[int, float] = {}
         self.noise: dict[int, float] = {}  # relative standard error of what was measured last
@@ -106,32 +111,65 @@ class Policy:
 
     def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
         """Up to ``count`` trials to run now, the most promising first, or the reason to stop."""
+        fits, believed = self.memory.fits(), self.time.posterior()
         if limit := self._limit():
-            return Stop(limit)
-        mean, spread = self.time.posterior()
-        fits = self.memory.fits()
-        untried = np.ones(len(self.candidates), dtype=bool)
-        untried[list(self.tried)] = False
+            return self._open_end(limit, believed, fits)
+        if self.best_seconds() is None:  # nothing to compare with: run something
+            worth = np.where(self.untried & (fits >= NEVER_TRIED), fits * np.exp(believed.mean.min() - believed.mean), 0.0)
+            words = "no layout that may fit is left" if self.tried else "no layout is likely to fit into memory"
+            return self._best_of(worth, count) or Stop(words)
+        stop = self._open_end("", believed, fits)
+        if stop.doubt is not None and stop.doubt >= self.settings.doubt:
+            gain = expected_gain(believed, float(self.best_seconds() or math.inf)) * fits / self.price.expected(fits)
+            if trials := self._best_of(np.where(self.untried, gain, 0.0), count):
+                return trials
+        last = self._verification() or self._repetition()
+        return [last] if last else dataclasses.replace(stop, reason=self._settled(stop.doubt))
+
+    @property
+    def untried(self) -> np.ndarray:
+        """(n,) which candidates have not been tried."""
+        mask = np.ones(len(self.candidates), dtype=bool)
+        mask[list(self.tried)] = False
+        return mask
+
+    def chances(self, believed: Mixture, fits: np.ndarray) -> np.ndarray:
+        """(n,) probability that each untried candidate fits and beats the best by more than the tolerance, one by one."""
         best = self.best_seconds()
-        if best is None:
-            worth = np.where(
-                untried & (fits >= NEVER_TRIED), fits * np.exp(mean.min() - mean), 0.0
-            )  # nothing to compare with: run something
-            nothing: SearchTrial | Stop = Stop(
-                "no layout is likely to fit into memory" if not self.tried else "no layout that may fit is left"
-            )
-        else:
-            plausible = untried & (self.chances(mean, spread, fits) >= self.settings.stop_probability)
-            gain = expected_gain(mean, spread, best) * fits / self.price.expected(fits)
-            worth = np.where(untried, gain, 0.0) if plausible.any() else np.zeros(len(untried))
-            nothing = (
-                self._verification()
-                or self._repetition()
-                or Stop(f"no untried layout is likely to be faster by {percent(self.settings.tolerance, digits=0)}")
-            )
+        assert best is not None, "there is a best only after a trial that ran"
+        return np.asarray(np.where(self.untried, fits * believed.below(math.log(best) + self._margin), 0.0))
+
+    def doubt(self, chances: np.ndarray, fits: np.ndarray) -> float:
+        """Probability that any of them does: by joint draws of the likeliest, which share most of their errors; what the others add at most
+        is added. The best itself is drawn too, since its measurement has an error."""
+        order = np.argsort(-chances, kind="stable")
+        rivals, rest = order[:CONTENDERS], float(chances[order[CONTENDERS:]].sum())
+        rivals = rivals[chances[rivals] > 1e-6]
+        if not len(rivals):
+            return min(rest, 1.0)
+        times = self.time.draws(np.append(rivals, self.ranking()[0]))
+        faster = (times[:, :-1] < times[:, -1:] + self._margin) & fitting(fits[rivals], self.time.widths, len(times))
+        return min(float(faster.any(axis=1).mean()) + rest, 1.0)
+
+    @property
+    def _margin(self) -> float:
+        """The tolerance in logarithms: how much less the others must take."""
+        return math.log1p(-min(self.settings.tolerance, 0.999))
+
+    def _open_end(self, reason: str, believed: Mixture, fits: np.ndarray) -> Stop:
+        """The end for ``reason``, with what it leaves open."""
+        if self.best_seconds() is None:
+            return Stop(reason)
+        chances = self.chances(believed, fits)
+        return Stop(reason, self.doubt(chances, fits), int(chances.argmax()) if chances.any() else None)
+
+    def _settled(self, doubt: float | None) -> str:
+        tolerance = percent(self.settings.tolerance, digits=0)
+        return f"no untried layout is likely to be faster by {tolerance} (probability {percent(doubt)})"
+
+    def _best_of(self, worth: np.ndarray, count: int) -> list[SearchTrial]:
         order = np.argsort(-worth, kind="stable")[:count]
-        trials = [self._trial(int(i)) for i in order if worth[i] > 0]
-        return trials or (nothing if isinstance(nothing, Stop) else [nothing])
+        return [self._trial(int(i)) for i in order if worth[i] > 0]
 
     def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
         """Learn from a finished trial. Infrastructure failures do not update the model but count against the budget."""
@@ -141,7 +179,7 @@ class Policy:
         if math.isfinite(measured.start_s):
             self.starts.append(measured.start_s)
         if measured.ran:
-            self.time.observe(parts[index], self.candidates.features[index], measured.seconds, measured.noise, self._is_full(trial))
+            self.time.observe(index, parts[index], measured.seconds, measured.noise, self._is_full(trial))
         if measured.ran or measured.reason is Reason.OUT_OF_MEMORY:
             self.memory.observe(float(memory[index]), measured.ran, measured.peak_bytes)
         seconds = measured.seconds * float(self.candidates.parts[index].sum() / parts[index].sum())
@@ -151,12 +189,6 @@ class Policy:
         self.tried[index], self.noise[index] = seconds, measured.noise
         if self._is_full(trial):
             self.verified[index] = seconds
-
-    def chances(self, mean: np.ndarray, spread: np.ndarray, fits: np.ndarray) -> np.ndarray:
-        """Probability that each candidate fits and beats the best by more than the tolerance."""
-        best = self.best_seconds()
-        assert best is not None, "there is a best only after a trial that ran"
-        return fits * ndtr((np.log(best * (1 - self.settings.tolerance)) - mean) / spread)
 
     def ranking(self) -> list[int]:
         """Candidates that ran, fastest first; those measured at full size before those that were not."""
@@ -173,12 +205,12 @@ class Policy:
 
     def believed(self, index: int) -> float:
         """Step time of a candidate by the corrected model."""
-        return float(np.exp(self.time.posterior()[0][index]))
+        return float(np.exp(self.time.posterior().mean[index]))
 
     def grid_gpu_hours(self, steps: int, world_size: int) -> float:
         """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model and the starts measured."""
         start = median(self.starts) if self.starts else self.settings.start_s
-        seconds = np.exp(self.time.posterior()[0]) * self.memory.fits() * steps + start
+        seconds = np.exp(self.time.posterior().mean) * self.memory.fits() * steps + start
         return float(seconds.sum() * world_size / 3600)
 
     def _is_full(self, trial: SearchTrial) -> bool:
@@ -212,7 +244,7 @@ class Policy:
         if min(self.noise[best], self.noise[other]) <= 0:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
-        return float(ndtr(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.stop_probability
+        return float(ndtr(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.doubt
 
     def _limit(self) -> str | None:
         limits = (
@@ -226,10 +258,10 @@ class Policy:
         return None
 
 
-def expected_gain(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:
-    """E[max(0, log best - log t)] of log-normal step times: expected improvement (Jones et al. 1998, equation 15)."""
-    z = (np.log(best) - mean) / spread
-    return np.asarray(spread * (z * ndtr(z) + normal_pdf(z)))
+def expected_gain(believed: Mixture, best: float) -> np.ndarray:
+    """(n,) E[max(0, log best - log t)]: expected improvement (Jones et al. 1998, equation 15), for each Gaussian of the mixture."""
+    z = (np.log(best) - believed.means) / believed.spreads
+    return np.asarray(believed.weights @ (believed.spreads * (z * ndtr(z) + normal_pdf(z))))
 
 
 def cannot_win(steps: Sequence[float], prune_above_s: float | None) -> bool:

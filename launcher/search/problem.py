@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from launcher.config.schema import Config
+from launcher.config.uncertainty import Widths
 from launcher.cost.inputs.layouts import to_layout
 from launcher.cost.model import estimate
 from launcher.cost.thresholds import NEVER_TRIED
+from launcher.cost.uncertainty import columns
 from launcher.planning.plan import Plan
-from launcher.search.candidates import candidates, columns, needed
+from launcher.search.candidates import candidates, needed
 from launcher.search.policy import Policy, Price, SearchTrial, Small
 from launcher.search.surrogate import Candidates
 from trainer.spec import ConfigError, LayoutConfig
@@ -35,13 +37,14 @@ class SearchProblem:
     small_table: np.ndarray
     small_batch: np.ndarray  # sequences of a step of the small trial
     small: Small
+    widths: Widths  # of what is predicted
 
     def policy(self) -> Policy:
         """The search of these candidates, from its beginning."""
         ranks = self.small_table["tensor"] * self.small_table["pipeline"] * self.small_table["data"]
         start, one = self.config.search.start_s, self.small.parts.sum(axis=1)
         price = Price(ranks * (start + self.config.run.steps * one), ranks * (start + one))
-        return Policy(self.candidates, self.config.search, self.small, price)
+        return Policy(self.candidates, self.config.search, self.small, price, self.widths)
 
     def layout(self, index: int) -> LayoutConfig:
         return to_layout(self.table[index])
@@ -80,14 +83,14 @@ def search_problem(config: Config, planned: Plan) -> SearchProblem:
     full = candidates(case, estimate(case))
     if config.search.nodes == "full":
         batch = np.full(len(rows), config.run.global_batch)
-        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
+        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory), planned.widths)
     small_table, batch = shrunk(case, config.cluster.gpus_per_node, config.run.global_batch)
     if (small_table["data"] == chosen["data"]).all():
-        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory))
+        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory), planned.widths)
     fewer = dataclasses.replace(case, table=small_table, global_batch=batch)
     predicted = estimate(fewer)
     small = Small(columns(predicted.time, len(rows)), needed(fewer, predicted))
-    return SearchProblem(config, chosen, full, small_table, batch, small)
+    return SearchProblem(config, chosen, full, small_table, batch, small, planned.widths)
 
 
 def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:

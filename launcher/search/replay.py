@@ -18,9 +18,10 @@ import numpy as np
 from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
-from launcher.search.candidates import columns, coordinates
+from launcher.config.uncertainty import Widths
+from launcher.cost.uncertainty import columns, coordinates
 from launcher.search.policy import FEW_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation
-from launcher.search.surrogate import Candidates, Prior
+from launcher.search.surrogate import Candidates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import predict_rows
@@ -73,6 +74,7 @@ class Replay:
     steps: list[Step]
     grid_gpu_hours: float
     reason: str  # why it stopped
+    doubt: float | None  # probability that an untried layout is faster by more than the tolerance, as the search believed in the end
     tolerance: float
 
     @property
@@ -108,11 +110,11 @@ def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], tra
     return found
 
 
-def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, prior: Prior | None = None) -> Replay:
+def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, widths: Widths | None = None) -> Replay:
     """Search ``table`` with trials of ``steps`` steps, ``warmup_steps`` of them not measured."""
     candidates = _candidates(table)
     one = candidates.seconds * table.tokens
-    policy = Policy(candidates, settings, price=Price(settings.start_s + steps * one, settings.start_s + one), prior=prior)
+    policy = Policy(candidates, settings, price=Price(settings.start_s + steps * one, settings.start_s + one), widths=widths)
     best = float(table.cost.min())
     done: list[Step] = []
     while not isinstance(proposed := policy.ask(), Stop):
@@ -122,7 +124,9 @@ def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup
         policy.tell(trial, TrialObservation(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
         done.append(step)
     grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
-    return Replay(table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, settings.tolerance)
+    return Replay(
+        table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, proposed.doubt, settings.tolerance
+    )
 
 
 def _table(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None) -> MeasuredSweep:

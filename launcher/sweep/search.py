@@ -35,6 +35,8 @@ class SearchOutcome:
     policy: Policy
     trials: list[tuple[SearchTrial, Record, TrialObservation]] = field(default_factory=list)
     reason: str = ""
+    doubt: float | None = None  # probability that an untried layout is faster by more than the tolerance
+    likeliest: int | None = None  # the candidate that is most likely to
     unfinished: bool = False
     interrupted: Interrupted | None = None  # why it is unfinished, if it was asked to end
 
@@ -62,7 +64,7 @@ def search(
     except Interrupted as request:
         found.unfinished, found.interrupted, found.reason = True, request, f"{request}; the same command continues"
         return found
-    found.reason = proposed.reason
+    found.reason, found.doubt, found.likeliest = proposed.reason, proposed.doubt, proposed.likeliest
     return found
 
 

@@ -112,24 +112,21 @@ def test_no_trial_is_proposed_twice_and_the_same_measurements_give_the_same_tria
             asked.append(trial.index)
             return planted.measure(trial)
 
-        search(planted, dataclasses.replace(SETTINGS, stop_probability=0.001), measure)
+        search(planted, dataclasses.replace(SETTINGS, doubt=0.001), measure)
         runs.append(asked)
     assert runs[0] == runs[1] and len(set(runs[0])) == len(runs[0]) > 3
 
 
 def test_more_doubt_means_more_trials() -> None:
     planted = Planted(3)
-    counts = [
-        search(planted, dataclasses.replace(SETTINGS, stop_probability=stop_probability))[0].trials
-        for stop_probability in (0.5, 0.1, 0.001)
-    ]
+    counts = [search(planted, dataclasses.replace(SETTINGS, doubt=doubt))[0].trials for doubt in (0.5, 0.1, 0.001)]
     assert counts == sorted(counts) and counts[0] < counts[-1]
 
 
 @pytest.mark.parametrize("limit, value, trials", [("max_trials", 3, 3), ("max_gpu_hours", 2.0, 2), ("max_hours", 0.5, 2)])
 def test_limits_end_the_search_and_are_named(limit: str, value: float, trials: int) -> None:
     planted = Planted(5, memory_factor=0.1)
-    settings = dataclasses.replace(SETTINGS, stop_probability=1e-9, **{limit: value})
+    settings = dataclasses.replace(SETTINGS, doubt=1e-9, **{limit: value})
 
     def measure(trial: SearchTrial) -> TrialObservation:
         return dataclasses.replace(planted.measure(trial), hours=0.25)

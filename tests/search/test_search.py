@@ -97,7 +97,7 @@ def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(tmp_path: Path
 
 
 def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> None:
-    candidates = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=12, stop_probability=1e-9))
+    candidates = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=12, doubt=1e-9))
     found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
     stopped = [record for _, record, _ in found.trials if record.status is Status.STOPPED]
     assert stopped and all(record.reason is Reason.CANNOT_WIN for record in stopped)

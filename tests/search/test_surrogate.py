@@ -7,9 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from launcher.search.surrogate import Candidates, MemorySurrogate, Prior, TimeSurrogate
+from launcher.config.uncertainty import Widths
+from launcher.cost.uncertainty import TimeSurrogate, Traits, fastest, fitting
+from launcher.search.surrogate import Candidates, MemorySurrogate
 
-PRIOR = Prior()
+WIDTHS = Widths(
+    *(0.3, 0.2, 0.08, 0.02, 1.2, 0.4),
+    seen=2.5, memory=0.1, memory_layout=0.06, noise=0.01, transfer=0.04,
+)  # fmt: skip
 
 
 def candidates(count: int = 40, seed: int = 0, capacity: float = 100.0) -> Candidates:
@@ -18,77 +23,122 @@ def candidates(count: int = 40, seed: int = 0, capacity: float = 100.0) -> Candi
     return Candidates(parts, draw.uniform(20, 200, count), draw.uniform(0, 4, (count, 3)), capacity)
 
 
-def observe(belief: TimeSurrogate, index: int, seconds: float) -> None:
-    belief.observe(belief.candidates.parts[index], belief.candidates.features[index], seconds)
+def belief_of(some: Candidates, widths: Widths = WIDTHS) -> TimeSurrogate:
+    return TimeSurrogate(some.seconds, some.traits, widths)
+
+
+def observe(belief: TimeSurrogate, some: Candidates, index: int, seconds: float) -> None:
+    belief.observe(index, some.parts[index], seconds)
 
 
 def test_without_trials_the_prediction_is_the_belief() -> None:
     some = candidates()
-    mean, spread = TimeSurrogate(some, PRIOR).posterior()
-    assert np.exp(mean) == pytest.approx(some.seconds) and (spread > PRIOR.cluster).all()
+    believed = belief_of(some).posterior()
+    assert np.exp(believed.mean) == pytest.approx(some.seconds) and (believed.spread > WIDTHS.common).all()
 
 
 def test_one_trial_corrects_the_cluster_for_all() -> None:
     some = candidates()
-    belief = TimeSurrogate(some, PRIOR)
-    observe(belief, 0, 1.5 * some.seconds[0])
-    mean, spread = belief.posterior()
-    ratios = np.exp(mean) / some.seconds
+    belief = belief_of(some)
+    before = belief.posterior().spread
+    observe(belief, some, 0, 1.5 * some.seconds[0])
+    believed = belief.posterior()
+    ratios = np.exp(believed.mean) / some.seconds
     assert ratios[0] == pytest.approx(1.5, rel=0.02) and (ratios > 1.2).all() and (ratios < 1.6).all()
-    assert spread.max() < TimeSurrogate(some, PRIOR).posterior()[1].min()
+    assert believed.spread.max() < before.min()
 
 
 def test_trials_find_out_which_part_is_predicted_wrong() -> None:
     """The third part really takes 1.6 times as long: after eight trials the untried ones are predicted far better than before."""
     some = dataclasses.replace(candidates(60), features=np.zeros((60, 1)))
     true = some.parts @ np.array([1.0, 1.0, 1.6, 1.0])
-    belief = TimeSurrogate(some, PRIOR)
-    before = np.std(np.log(true) - belief.posterior()[0])
+    belief = belief_of(some)
+    before = np.std(np.log(true) - belief.posterior().mean)
     for index in range(8):
-        observe(belief, index, true[index])
-    after = (np.log(true) - belief.posterior()[0])[8:]
+        observe(belief, some, index, true[index])
+    after = (np.log(true) - belief.posterior().mean)[8:]
     assert np.std(after) < 0.4 * before and abs(np.mean(after)) < 0.02
 
 
 def test_similar_layouts_share_what_no_part_explains() -> None:
     parts = np.ones((3, 2))
     some = Candidates(parts, np.ones(3), np.array([[0.0], [0.1], [9.0]]), 1.0)
-    belief = TimeSurrogate(some, PRIOR)
+    belief = belief_of(some)
     for index, seconds in ((2, 2.0), (0, 2.3)):
-        observe(belief, index, seconds)
-    mean, spread = belief.posterior()
-    assert mean[1] > np.log(2.2) and spread[1] < spread[0] * 1.5
+        observe(belief, some, index, seconds)
+    assert belief.posterior().mean[1] > np.log(2.2)
 
 
 def test_the_posterior_is_the_textbook_formula() -> None:
-    some = candidates(6)
-    belief = TimeSurrogate(some, PRIOR)
+    """Of one size of s, scale = 0, where the mixture is one Gaussian process."""
+    some, widths = candidates(6), dataclasses.replace(WIDTHS, scale=0.0)
+    belief = belief_of(some, widths)
     measured = some.seconds[:2] * np.array([1.2, 0.9])
     for index in range(2):
-        observe(belief, index, measured[index])
+        observe(belief, some, index, measured[index])
     distance = ((some.features[:, None] - some.features[None]) ** 2).sum(2)
-    prior = PRIOR.cluster**2 + PRIOR.part**2 * some.shares @ some.shares.T + PRIOR.layout**2 * np.exp(-distance / 2 / PRIOR.reach**2)
-    gram = prior[:2, :2] + PRIOR.noise**2 * np.eye(2)
+    shares = some.parts / some.seconds[:, None]
+    prior = widths.common**2 + widths.part**2 * shares @ shares.T + widths.layout**2 * np.exp(-distance / 2 / widths.reach**2)
+    prior += widths.rough**2 * np.eye(6)
+    gram = prior[:2, :2] + widths.noise**2 * np.eye(2)
     weights = prior[:, :2] @ np.linalg.inv(gram)
-    mean, spread = belief.posterior()
-    ratios = np.log(measured / some.seconds[:2])
-    surprise = (PRIOR.trust + ratios @ np.linalg.inv(gram) @ ratios) / (PRIOR.trust + 2)
-    assert mean == pytest.approx(np.log(some.seconds) + weights @ ratios)
-    assert spread**2 == pytest.approx(np.diag(prior - weights @ prior[:2]) * max(surprise, 1))
+    believed = belief.posterior()
+    assert believed.mean == pytest.approx(np.log(some.seconds) + weights @ np.log(measured / some.seconds[:2]))
+    assert believed.spread**2 == pytest.approx(np.diag(prior - weights @ prior[:2]))
+
+
+def test_joint_draws_have_the_moments_of_the_posterior() -> None:
+    some = candidates(5)
+    belief = belief_of(some)
+    observe(belief, some, 0, 1.2 * some.seconds[0])
+    believed, drawn = belief.posterior(), belief.draws(np.arange(5), 40_000)
+    assert drawn.mean(axis=0) == pytest.approx(believed.mean, abs=0.01)
+    assert drawn.std(axis=0)[1:] == pytest.approx(believed.spread[1:], rel=0.03)
+
+
+def test_an_interval_holds_as_much_as_it_says() -> None:
+    some = candidates(5)
+    believed = belief_of(some).posterior()
+    for probability in (0.1, 0.5, 0.9):
+        assert believed.below(np.log(believed.quantile(probability))) == pytest.approx(np.full(5, probability), abs=1e-6)
+
+
+def test_what_all_layouts_share_says_nothing_of_which_is_fastest() -> None:
+    """A common error that is ten times as large moves all layouts alike."""
+    some, fits = candidates(20), np.ones(20)
+    wide = fastest(belief_of(some, dataclasses.replace(WIDTHS, common=3.0)), fits)
+    assert fastest(belief_of(some), fits) == pytest.approx(wide, abs=0.03) and wide.sum() == pytest.approx(1.0)
+
+
+def test_layouts_of_one_kind_are_not_independent_hopes() -> None:
+    """Ten copies of a slower layout whose error is shared beat the fastest no more often than one of them."""
+    parts = np.concatenate([np.ones((1, 2)), np.full((10, 2), 1.05)])
+    place = np.concatenate([np.zeros((1, 1)), np.full((10, 1), 9.0)])
+    traits = Traits(np.full((11, 2), 0.5), place)
+    widths = dataclasses.replace(WIDTHS, part=0.0, rough=0.0)
+    many = fastest(TimeSurrogate(parts.sum(axis=1), traits, widths), np.ones(11))
+    few = fastest(TimeSurrogate(parts.sum(axis=1)[:2], traits.rows(np.arange(2)), widths), np.ones(2))
+    assert many[1:].sum() == pytest.approx(few[1], abs=0.02)
+
+
+def test_layouts_run_out_of_memory_with_their_probability_and_together() -> None:
+    drawn = fitting(np.array([0.3, 0.3, 1.0, 0.0]), WIDTHS, 20_000)
+    assert drawn.mean(axis=0) == pytest.approx([0.3, 0.3, 1.0, 0.0], abs=0.02)
+    assert np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1] > 0.3
 
 
 def test_a_noisy_trial_teaches_less() -> None:
     some = candidates()
-    quiet, noisy = TimeSurrogate(some, PRIOR), TimeSurrogate(some, PRIOR)
-    quiet.observe(some.parts[0], some.features[0], 2 * some.seconds[0])
-    noisy.observe(some.parts[0], some.features[0], 2 * some.seconds[0], noise=0.5)
-    assert noisy.posterior()[0][0] < quiet.posterior()[0][0] and noisy.posterior()[1][0] > quiet.posterior()[1][0]
+    quiet, noisy = belief_of(some), belief_of(some)
+    quiet.observe(0, some.parts[0], 2 * some.seconds[0])
+    noisy.observe(0, some.parts[0], 2 * some.seconds[0], noise=0.5)
+    assert noisy.posterior().mean[1] < quiet.posterior().mean[1] and noisy.posterior().spread[1] > quiet.posterior().spread[1]
 
 
 def test_memory_is_a_probability_that_trials_sharpen() -> None:
     need = np.array([60.0, 95.0, 105.0, 160.0])
     some = Candidates(np.ones((4, 1)), need, np.zeros((4, 1)), 100.0)
-    belief = MemorySurrogate(some, PRIOR)
+    belief = MemorySurrogate(some, WIDTHS)
     start = belief.fits()
     assert (np.diff(start) < 0).all() and start[0] > 0.99 and start[3] < 0.01 and 0.2 < start[2] < 0.5 < start[1] < 0.8
     belief.observe(105.0, ran=True)
@@ -100,14 +150,14 @@ def test_memory_is_a_probability_that_trials_sharpen() -> None:
 
 def test_out_of_memory_of_the_smaller_makes_the_larger_hopeless() -> None:
     some = Candidates(np.ones((2, 1)), np.array([97.0, 125.0]), np.zeros((2, 1)), 100.0)
-    belief = MemorySurrogate(some, PRIOR)
+    belief = MemorySurrogate(some, WIDTHS)
     belief.observe(97.0, ran=False)
     assert belief.fits()[1] < 0.02
 
 
 def test_a_measured_peak_says_most() -> None:
     some = Candidates(np.ones((2, 1)), np.array([120.0, 120.0]), np.zeros((2, 1)), 100.0)
-    belief = MemorySurrogate(some, PRIOR)
+    belief = MemorySurrogate(some, WIDTHS)
     for _ in range(3):
         belief.observe(80.0, ran=True, peak=60.0)
     assert belief.fits()[0] > 0.75
@@ -115,7 +165,7 @@ def test_a_measured_peak_says_most() -> None:
 
 def test_unlimited_memory_always_fits() -> None:
     some = Candidates(np.ones((1, 1)), np.array([1e12]), np.zeros((1, 1)), np.inf)
-    assert MemorySurrogate(some, PRIOR).fits() == pytest.approx(1.0)
+    assert MemorySurrogate(some, WIDTHS).fits() == pytest.approx(1.0)
 
 
 def test_trials_unlike_the_model_widen_what_is_believed_of_the_rest() -> None:
@@ -123,9 +173,9 @@ def test_trials_unlike_the_model_widen_what_is_believed_of_the_rest() -> None:
     parts, features = draw.uniform(0.1, 1.0, (6, 2)), np.eye(6) * 10
     known = Candidates(parts, np.ones(6), features, np.inf)
     spreads = []
-    for far in (0.1, 2.0):
-        belief = TimeSurrogate(known, Prior())
+    for far in (0.02, 0.5):
+        belief = belief_of(known)
         for i, sign in enumerate((1, -1, 1, -1)):
-            belief.observe(parts[i], features[i], float(parts[i].sum() * np.exp(sign * far)))
-        spreads.append(belief.posterior()[1][5])
-    assert spreads[1] > 3 * spreads[0]
+            belief.observe(i, parts[i], float(parts[i].sum() * np.exp(sign * far)))
+        spreads.append(belief.posterior().spread[5])
+    assert spreads[1] > 2 * spreads[0]

@@ -1,0 +1,285 @@
+"""How far predictions are off on sources that nothing was fitted to: learns conf/uncertainty.yaml and conf/known_runs.csv.
+
+    python -m benchmarks.spreads TABLE.csv ... [--check] [--write]
+
+TABLE.csv are canonical tables. Each source in turn is left out of the fit of the constants (``benchmarks.fit``); what is then missed of its
+step times, and of its peaks of memory, is what a new source may expect. The widths (``launcher.config.uncertainty``) are those under which
+the misses of all sources are most likely, each source being one draw of a common error and of a size of the error between layouts, so that
+a source counts once however many rows it has (type-II maximum likelihood; Rasmussen & Williams 2006, section 5.4.1). ``--check`` repeats
+that without each source and prints how many of its rows lie inside of the 80 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import logsumexp, ndtr
+
+from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, timed_cases, with_parameters
+from launcher.config.compose import conf_dir
+from launcher.config.hardware import hardware_files
+from launcher.config.uncertainty import Widths, shipped_widths
+from launcher.cost.known import KNOWN, Places, cells_of
+from launcher.cost.model import estimate
+from launcher.cost.uncertainty import Traits, between, columns, coordinates, sizes
+from launcher.tables.canonical import Unanswerable, read
+from launcher.tables.cases import TableCase, table_case
+from launcher.tables.predictions import grouped, predict_rows
+from launcher.tables.validation import short
+
+LEARNT = ("common", "part", "layout", "rough", "reach", "scale")
+"""Widths of step times, in the order of the search for the likeliest."""
+MOST_ROWS = 40
+"""Rows of a source that enter the likelihood, evenly spread: they say of a size s all that can be known, and a covariance stays small."""
+FARTHEST = 0.9
+"""Quantile of the distances of sources from all others that counts as seen."""
+NEAR = 1.5
+"""A run within this distance of one that is kept is not kept itself."""
+MEASURED_PART = 0.95
+"""The largest share of a step that a part had is the quantile of known runs at which one odd run does not count."""
+
+
+@dataclass(frozen=True)
+class Missed:
+    """What is missed of the rows of one source with constants fitted to all others."""
+
+    source: str
+    units: np.ndarray  # (n,) machine and trainer, as numbers
+    traits: Traits
+    distance: np.ndarray  # (n,) to the nearest run of another source, in doublings
+    ratios: np.ndarray  # (n,) log(measured / predicted)
+
+    def rows(self, index: np.ndarray) -> Missed:
+        return Missed(self.source, self.units[index], self.traits.rows(index), self.distance[index], self.ratios[index])
+
+    @cached_property
+    def some(self) -> Missed:
+        """At most ``MOST_ROWS`` of them."""
+        return self.rows(np.unique(np.linspace(0, len(self.ratios) - 1, MOST_ROWS).round().astype(int)))
+
+    def variances(self, widths: Widths) -> tuple[np.ndarray, np.ndarray]:
+        """(n, n) covariance of the common error, and of the errors of layouts against each other for s = 1."""
+        same = self.units[:, None] == self.units[None, :]
+        local = between(widths, self.traits, self.traits) + widths.rough**2 * np.eye(len(self.units))
+        return widths.common**2 * same, local * same
+
+    def evidence(self, widths: Widths) -> float:
+        """Log probability of the misses, over all sizes of s."""
+        nodes, weights = sizes()
+        common, local = self.variances(widths)
+        found = [_log_normal(self.ratios, common + np.exp(2 * widths.scale * node) * local, widths.noise) for node in nodes]
+        return float(logsumexp(np.log(weights) + found))
+
+    def levels(self, widths: Widths) -> np.ndarray:
+        """(n,) probability that was given to a measurement below the one seen: uniform if the widths are right."""
+        nodes, weights = sizes()
+        common, local = (np.diag(one) for one in self.variances(widths))
+        spreads = np.sqrt(common + np.exp(2 * widths.scale * nodes)[:, None] * local + widths.noise**2)
+        return np.asarray(weights @ ndtr(self.ratios / spreads))
+
+
+def _log_normal(values: np.ndarray, covariance: np.ndarray, noise: float) -> float:
+    root = np.linalg.cholesky(covariance + noise**2 * np.eye(len(values)))
+    return float(-0.5 * (np.linalg.solve(root, values) ** 2).sum() - np.log(np.diag(root)).sum())
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """All rows of some tables, each predicted without its source."""
+
+    cases: list[TableCase]
+    parts: np.ndarray  # (n, k) seconds by part
+    names: tuple[str, ...]  # of the parts
+    measured: np.ndarray
+    fitted: dict[str, Parameters]  # by source, without it
+
+    @cached_property
+    def sources(self) -> np.ndarray:
+        return np.array([case.row["source"] for case in self.cases])
+
+    @cached_property
+    def ratios(self) -> np.ndarray:
+        """(n,) log(measured / predicted)."""
+        return np.asarray(np.log(self.measured / self.parts.sum(axis=1)))
+
+    def missed(self) -> list[Missed]:
+        """The misses by source."""
+        places = Places.of([known_cells(case) for case in self.cases])
+        layouts = np.array([case.layout for case in self.cases], dtype=self.cases[0].layout.dtype)
+        whole = np.concatenate([coordinates(layouts), places.machines], axis=1)
+        keys = [(case.row["source"], case.row["hardware"], case.row["trainer"]) for case in self.cases]
+        units = np.array([list(dict.fromkeys(keys)).index(key) for key in keys])
+        traits = Traits(self.parts / self.parts.sum(axis=1, keepdims=True), whole)
+        found = []
+        for source in dict.fromkeys(self.sources):
+            own = self.sources == source
+            far = places.rows(own).apart(places.rows(~own)).min(axis=1)
+            found.append(Missed(source, units[own], traits.rows(np.flatnonzero(own)), far, self.ratios[own]))
+        return found
+
+
+def left_out(tables: Sequence[str]) -> LeftOut:
+    """Fit the constants without each source, and predict it."""
+    asked, measured = timed_cases([row for table in tables for row in read(table)])
+    problem = FitProblem(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
+    fitted = left_out_parameters(problem, fit(problem))
+    parts, of = np.zeros((0, 0)), tuple[str, ...]()
+    for source, parameters in fitted.items():
+        mine = problem.rows_of(source)
+        of, found_parts = _parts(problem, parameters, mine)
+        parts = np.zeros((len(asked), found_parts.shape[1])) if not parts.size else parts
+        parts[mine] = found_parts[mine]
+    return LeftOut(asked, parts, of, problem.measured, fitted)
+
+
+def _parts(problem: FitProblem, parameters: Parameters, mine: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """Seconds by part of the rows that are ``mine``."""
+    out: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+    for case, members in problem.cases:
+        if not mine[members].any():
+            continue
+        device, constants = with_parameters(case.device, case.constants, parameters)
+        time = estimate(replace(case, constants=constants, device=device)).time
+        names, found = tuple(time), columns(time, len(members))
+        out = np.zeros((len(mine), len(names))) if out is None else out
+        out[members] = found
+    assert out is not None, "a source has rows"
+    return names, out
+
+
+def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 40) -> Widths:
+    """The widths of step times under which the misses are most likely."""
+
+    def widths(logarithms: np.ndarray) -> Widths:
+        return replace(start, **dict(zip(LEARNT, np.exp(np.clip(logarithms, -7, 2)).tolist())))
+
+    def cost(logarithms: np.ndarray) -> float:
+        return -sum(each.some.evidence(widths(logarithms)) for each in missed)
+
+    first = np.log([max(getattr(start, name), 0.02) for name in LEARNT])
+    return widths(minimize(cost, first, method="L-BFGS-B", options={"maxiter": rounds}).x)
+
+
+def memory_widths(tables: Sequence[str], start: Widths) -> Widths:
+    """The same for peaks of memory: one error of a machine and its trainer, and one of each layout."""
+    cases = [case for table in tables for case in _peaks(table)]
+    if not cases:
+        return start
+    ratios = np.log([case.row.peak_bytes / one.reported_bytes for case, one in zip(cases, predict_rows(cases)) if case.row.peak_bytes])
+    keys = np.array([hash((case.row["source"], case.row["hardware"], case.row["trainer"])) for case in cases])
+
+    def cost(logarithms: np.ndarray) -> float:
+        common, own = np.exp(np.clip(logarithms, -7, 1))
+        groups = [ratios[keys == key] for key in set(keys.tolist())]
+        return -sum(_log_normal(each, np.full((len(each), len(each)), common**2), own) for each in groups)
+
+    common, own = np.exp(minimize(cost, np.log([0.1, 0.06]), method="L-BFGS-B").x)
+    return replace(start, memory=float(common), memory_layout=float(own))
+
+
+def _peaks(table: str) -> list[TableCase]:
+    files, found = hardware_files(), []
+    for row in read(table):
+        try:
+            found += [table_case(row, files)] if row.peak_bytes and not row["oom"] else []
+        except Unanswerable:
+            continue
+    return found
+
+
+def coverage(missed: Sequence[Missed], widths: Widths) -> None:
+    """How many measurements lie inside of their 80 % interval, with widths learnt from all other sources."""
+    inside = {}
+    for each in missed:
+        levels = each.levels(likeliest([other for other in missed if other is not each], widths, rounds=4))
+        inside[each.source] = (levels > 0.1) & (levels < 0.9)
+        print(
+            f"{len(levels):5d} rows  {inside[each.source].mean():6.1%} inside  {each.distance.mean():4.1f} doublings away  {short(each.source)}"
+        )
+    rows = np.concatenate(list(inside.values()))
+    print(
+        f"inside of the 80 % interval: {rows.mean():.1%} of rows, {np.mean([i.mean() for i in inside.values()]):.1%} with each source counted once"
+    )
+
+
+def known_cells(case: TableCase) -> dict[str, Any]:
+    """What distances are measured by, and what a reader wants to know of a run."""
+    words = {
+        "source": short(case.row["source"]),
+        "hardware": case.row["hardware"],
+        "precision": case.precision,
+        "trainer": case.trainer.name,
+    }
+    return words | cells_of(case.device, case.shape, case.layout, case.row["gpus"])
+
+
+def written_known(cells: Sequence[Mapping[str, Any]], ratios: np.ndarray) -> Iterator[list[Any]]:
+    """Lines of runs such that every run is ``NEAR`` one of them: each the first that none before is near."""
+    places, kept = Places.of(cells), np.zeros(0, dtype=int)
+    for i, (one, ratio) in enumerate(zip(cells, ratios, strict=True)):
+        if not len(kept) or places.rows(np.array([i])).apart(places.rows(kept), with_layouts=True).min() > NEAR:
+            kept = np.append(kept, i)
+            yield [*(one[name] for name in KNOWN[:-1]), f"{np.expm1(ratio):.3f}"]
+
+
+def document(widths: Widths, found: LeftOut) -> str:
+    """conf/uncertainty.yaml."""
+    shares = found.parts / found.parts.sum(axis=1, keepdims=True)
+    largest = np.quantile(shares, MEASURED_PART, axis=0)
+    lines = [
+        "# How far predictions are off where nothing was measured before: standard deviations of log(measured / predicted). Written by",
+        "# 'python -m benchmarks.spreads TABLE.csv ... --write' from runs whose source was left out of the fit of the constants;",
+        "# launcher/config/uncertainty.py says what each means. kind: learnt, or set (by hand, from what is written behind it).",
+        f"# {len(found.cases):,} runs of {len(found.fitted)} sources.",
+        "widths:",
+    ]
+    reasons = {
+        "noise": "repeats of one configuration differ by 0.1 to 1.2 %",
+        "transfer": "no table has the same layout on fewer nodes; twice the step of one doubling of replicas",
+    }
+    for name, value in dataclasses.asdict(widths).items():
+        kind = f'kind: set, source: "{reasons[name]}"' if name in reasons else "kind: learnt"
+        lines.append(f"  {name}: {{value: {value:.3g}, {kind}}}")
+    lines.append(
+        "# the largest share of a step that each part had in known runs (their 95 % quantile): beyond it a prediction rests on no measurement"
+    )
+    lines.append("parts:")
+    lines += [f"  {name}: {value:.3f}" for name, value in zip(found.names, largest)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("tables", metavar="TABLE.csv", nargs="+")
+    arguments.add_argument(
+        "--check", action="store_true", help="also the coverage of each source with widths learnt from the others (minutes)"
+    )
+    arguments.add_argument("--write", action="store_true", help="write conf/uncertainty.yaml and conf/known_runs.csv")
+    given = arguments.parse_args()
+    found = left_out(given.tables)
+    missed = found.missed()
+    seen = float(np.quantile([each.distance.mean() for each in missed], FARTHEST))
+    widths = replace(memory_widths(given.tables, likeliest(missed, shipped_widths())), seen=seen)
+    text = document(widths, found)
+    print(text, end="")
+    if given.check:
+        coverage(missed, widths)
+    if given.write:
+        (conf_dir() / "uncertainty.yaml").write_text(text)
+        with (conf_dir() / "known_runs.csv").open("w", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(KNOWN)
+            lines.writerows(written_known([known_cells(case) for case in found.cases], found.ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""How far predictions are off, as it was learnt: conf/uncertainty.yaml."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from launcher.config.compose import conf_dir
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Standard deviations of log(measured / predicted) where nothing was measured before, and lengths over which they hold together."""
+
+    common: float  # one error for all layouts of a machine and its trainer
+    part: float  # one error for each time part (matrix products, bubble, gradient reduction ...)
+    layout: float  # what no part explains and similar layouts share
+    rough: float  # and what no other layout shares
+    reach: float  # distance over which layouts are similar, in doublings of a degree or a size
+    scale: float  # machines differ in how large part, layout and rough are: standard deviation of the logarithm of their common factor
+    seen: float  # doublings from the nearest other known run within which all this was learnt: beyond, it grows in proportion
+    memory: float  # one error of the predicted memory for all layouts of a machine and its trainer
+    memory_layout: float  # and one for each layout
+    noise: float  # of a measured step time
+    transfer: float  # of a step time on fewer nodes as one of the full size
+
+
+@cache
+def uncertainty_file() -> dict[str, Any]:
+    """conf/uncertainty.yaml: ``widths``, and ``parts``: the largest share of a step that each time part had in known runs."""
+    import yaml
+
+    return dict(yaml.safe_load((conf_dir() / "uncertainty.yaml").read_text()))
+
+
+@cache
+def shipped_widths() -> Widths:
+    """Those of conf/uncertainty.yaml."""
+    return Widths(**{name: float(entry["value"]) for name, entry in uncertainty_file()["widths"].items()})
+
+
+def widths_on(learnt: Mapping[str, Any]) -> Widths:
+    """The shipped widths with what was learnt of a machine (``HardwareConfig.learnt``)."""
+    own = {name: float(value) for name, value in learnt.get("widths", {}).items()}
+    return dataclasses.replace(shipped_widths(), **own)
+
+
+def widened(widths: Widths, distance: float) -> Widths:
+    """The same for a question ``distance`` doublings away from all known runs: beyond those seen, errors grow in proportion."""
+    factor = max(1.0, distance / widths.seen)
+    wider = {name: factor * getattr(widths, name) for name in ("common", "part", "layout", "rough")}
+    return dataclasses.replace(widths, **wider)
+
+
+@cache
+def known_runs() -> tuple[dict[str, str], ...]:
+    """conf/known_runs.csv: some of the runs that the widths were learnt from."""
+    with (conf_dir() / "known_runs.csv").open(newline="") as file:
+        return tuple(csv.DictReader(file))

@@ -1,0 +1,99 @@
+"""The runs that the cost model was checked against, as few lines that lie near all of them (conf/known_runs.csv), and which are nearest to a
+prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from launcher.config.uncertainty import known_runs
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.shape import Shape
+from launcher.cost.uncertainty import KIND
+from trainer.spec.schema import RECOMPUTE
+
+KNOWN = (
+    *("source", "hardware", "tflops", "precision", "trainer", "layers", "hidden", "seq", "gpus"),
+    *("tensor", "pipeline", "micro_batch", "recompute", "missed"),
+)
+"""Columns: ``tflops`` is the device's 16-bit peak, ``missed`` is measured / predicted - 1 with the source left out of the fit."""
+SIZES = ("tflops", "layers", "hidden", "seq", "gpus")
+DEGREES = ("tensor", "pipeline", "micro_batch")
+OTHER = 2.0
+"""Distance between two number formats or trainers, in doublings of a size."""
+WIDTHS = {"fp16": "bf16"}
+"""Number formats of one width are one."""
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A line, and how far it is from what was asked, in doublings."""
+
+    cells: Mapping[str, Any]
+    distance: float
+
+
+def asked_cells(case: Case, place: int) -> dict[str, Any]:
+    """What distances are measured by, of layout ``place`` of a question."""
+    layout, shape = case.table[place], case.shape
+    ranks = int(layout["tensor"]) * int(layout["pipeline"]) * int(layout["data"]) * int(layout["context"])
+    words = {"precision": case.precision, "trainer": case.trainer.name}
+    return words | cells_of(case.device, shape, layout, ranks)
+
+
+def cells_of(device: Device, shape: Shape, layout: Any, gpus: int) -> dict[str, Any]:
+    """Sizes of device and model, and the degrees of a layout."""
+    sizes: dict[str, Any] = {"layers": int(shape.layers), "hidden": int(shape.hidden), "seq": int(shape.seq), "gpus": gpus}
+    sizes |= {"tflops": round(device.peak("bf16") / 1e12, 2)}
+    return sizes | {name: int(layout[name]) for name in DEGREES} | {"recompute": RECOMPUTE[int(layout["recompute"])]}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where runs lie."""
+
+    machines: np.ndarray  # (n, f) sizes of device and model, in doublings
+    layouts: np.ndarray  # (n, g) degrees, in doublings
+    words: np.ndarray  # (n, 2) number format and trainer
+
+    @classmethod
+    def of(cls, runs: Sequence[Mapping[str, Any]]) -> Places:
+        """The places of cells."""
+        machines = np.log2([[float(run[name]) for name in SIZES] for run in runs])
+        degrees = np.log2([[float(run[name]) for name in DEGREES] for run in runs])
+        kinds = np.array([[KIND * RECOMPUTE.index(str(run["recompute"])) / 2] for run in runs])
+        words = np.array([[WIDTHS.get(run["precision"], run["precision"]), run["trainer"]] for run in runs])
+        return cls(machines, np.concatenate([degrees, kinds], axis=1), words)
+
+    def rows(self, index: np.ndarray) -> Places:
+        return Places(self.machines[index], self.layouts[index], self.words[index])
+
+    def apart(self, other: Places, with_layouts: bool = False) -> np.ndarray:
+        """(n, m) distances in doublings; without layouts those of machine, trainer and model alone."""
+        from scipy.spatial.distance import cdist
+
+        squares = cdist(self.machines, other.machines) ** 2
+        squares += OTHER**2 * (self.words[:, None, :] != other.words[None, :, :]).sum(axis=2)
+        return np.sqrt(squares + (cdist(self.layouts, other.layouts) ** 2 if with_layouts else 0.0))
+
+
+def distance_of(case: Case) -> float:
+    """Doublings from the machine, trainer, number format and model of a question to those of the nearest known run."""
+    return float(Places.of([asked_cells(case, 0)]).apart(_known_places()).min())
+
+
+def nearest_runs(case: Case, place: int, count: int = 3) -> list[KnownRun]:
+    """The known runs nearest to layout ``place`` of a question, the layout included."""
+    far = Places.of([asked_cells(case, place)]).apart(_known_places(), with_layouts=True)[0]
+    return [KnownRun(known_runs()[i], float(far[i])) for i in np.argsort(far, kind="stable")[:count]]
+
+
+@cache
+def _known_places() -> Places:
+    return Places.of(known_runs())

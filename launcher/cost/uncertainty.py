@@ -1,0 +1,242 @@
+"""How far a prediction may be off: a distribution of log(measured / predicted), one for all layouts of a question together. Pure numpy.
+
+    log(measured / predicted) of layout i = a + s (sum over time parts k of share_ik c_k + l(layout_i) + r_i),   share_ik = part_ik / step time_i
+
+``a`` is the common error of machine and trainer: it moves every layout alike, so that one measured run nearly removes it. What stands in
+brackets is the error of one layout against another, on which ranking hangs: one correction c_k for each part of the step, a smooth function
+l of the layout for what no part explains, and r, which no other layout shares. All are Gaussian with zero mean (Gaussian process
+regression; Rasmussen & Williams 2006, section 2.2). How large the bracket is differs from machine to machine by a factor s, which is
+log-normal; integrals over it are sums over the nodes of Gauss-Hermite quadrature, so that a distribution is a mixture of few Gaussians
+with one weight each (hierarchical model; Gelman et al., Bayesian Data Analysis, chapter 5). Where measured trials scatter more than was
+expected, the weights move to the wide ones.
+
+The widths are data, conf/uncertainty.yaml, learnt from runs whose source was left out of every fit (``python -m benchmarks.spreads``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import logsumexp, ndtr, ndtri
+
+from launcher.config.uncertainty import Widths
+from launcher.cost.parts import Parts
+from trainer.spec.schema import RECOMPUTE, SCHEDULES
+
+KIND = 1.5
+"""Distance between two kinds of recomputation or schedules, in doublings of a degree."""
+NODES = 7
+"""Sizes of ``s`` over which is summed."""
+SEED = 20260101
+"""Of all draws: the same question has the same answer."""
+CONTENDERS = 400
+"""Layouts that are drawn jointly: those most likely to win. What the rest adds is summed up (union bound)."""
+DRAWS = 4096
+LOW, HIGH = 0.1, 0.9
+"""The ends of an 80 % interval."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the error of a prediction depends on; arrays over layouts."""
+
+    shares: np.ndarray  # (n, k) of the step time, by part
+    place: np.ndarray  # (n, f) where the layout lies, in doublings
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def rows(self, index: np.ndarray | Sequence[int]) -> Traits:
+        """Some of them."""
+        return Traits(self.shares[index], self.place[index])
+
+
+def columns(parts: Parts, count: int) -> np.ndarray:
+    """Time parts as a matrix (layouts, parts). A part that is never negative but for rounding stays so."""
+    return np.maximum(np.stack([np.broadcast_to(seconds, (count,)) for seconds in parts.values()], axis=1), 0.0)
+
+
+def coordinates(table: np.ndarray) -> np.ndarray:
+    """Where layouts lie, so that what no part of the time explains is learnt for similar ones: doublings of degrees, kinds apart."""
+    log = {name: np.log2(table[name]) for name in ("tensor", "pipeline", "virtual_pipeline", "micro_batch")}
+    log |= {name: np.log2(table[name]) / 4 for name in ("params", "grads", "optimizer")}
+    kinds = [KIND * (table["recompute"] == i) / np.maximum(table["recompute_every"], 1) for i in range(1, len(RECOMPUTE))]
+    kinds += [KIND * (table["schedule"] == i) for i in range(len(SCHEDULES))]
+    return np.stack([*log.values(), *kinds, table["sequence_parallel"].astype(float)], axis=1)
+
+
+def sizes() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights (NODES,) of an integral over a standard normal variable."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    return nodes, weights / weights.sum()
+
+
+def between(widths: Widths, one: Traits, other: Traits) -> np.ndarray:
+    """(n, m) covariance of the errors of layouts against each other, for s = 1, without what no other layout shares."""
+    squares = (one.place**2).sum(axis=1)[:, None] + (other.place**2).sum(axis=1)[None, :]
+    distance = np.maximum(squares - 2 * one.place @ other.place.T, 0.0)
+    smooth = widths.layout**2 * np.exp(-distance / (2 * widths.reach**2))
+    return np.asarray(widths.part**2 * one.shares @ other.shares.T + smooth)
+
+
+def own_variance(widths: Widths, traits: Traits) -> np.ndarray:
+    """(n,) the diagonal of ``between`` with what no other layout shares."""
+    return np.asarray(widths.part**2 * (traits.shares**2).sum(axis=1) + widths.layout**2 + widths.rough**2)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A distribution of log step time for each layout: a Gaussian for each size of ``s``."""
+
+    weights: np.ndarray  # (k,)
+    means: np.ndarray  # (k, n)
+    spreads: np.ndarray  # (k, n)
+
+    @property
+    def mean(self) -> np.ndarray:
+        return np.asarray(self.weights @ self.means)
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Standard deviation."""
+        second = self.weights @ (self.spreads**2 + self.means**2)
+        return np.sqrt(np.maximum(second - self.mean**2, 1e-12))
+
+    def below(self, logarithm: np.ndarray | float) -> np.ndarray:
+        """(n,) probability that a layout takes less than exp(``logarithm``) seconds."""
+        return np.asarray(self.weights @ ndtr((logarithm - self.means) / self.spreads))
+
+    def quantile(self, probability: float) -> np.ndarray:
+        """(n,) seconds below which a layout stays with ``probability``: by Newton's method, held inside of what the widest node allows."""
+        widest = abs(ndtri(probability)) * self.spreads.max(axis=0) + np.ptp(self.means, axis=0)
+        low, high = self.mean - widest, self.mean + widest
+        value = self.mean + ndtri(probability) * self.spread
+        for _ in range(12):
+            z = (value - self.means) / self.spreads
+            density = self.weights @ (normal_pdf(z) / self.spreads)
+            off = self.weights @ ndtr(z) - probability
+            value = np.clip(value - off / np.maximum(density, 1e-9), low, high)
+        return np.asarray(np.exp(value))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A measured run: the layout's number among those asked about (-1: none of them) and log(measured / predicted)."""
+
+    index: int
+    shares: np.ndarray
+    place: np.ndarray
+    ratio: float
+    noise: float
+
+
+@dataclass
+class TimeSurrogate:
+    """What is believed of the step times of ``traits``, predicted to take ``seconds``."""
+
+    seconds: np.ndarray
+    traits: Traits
+    widths: Widths
+    seen: list[Observation] = field(default_factory=list)
+
+    def observe(self, index: int, parts: np.ndarray, seconds: float, noise: float = 0.0, full: bool = True) -> None:
+        """Layout ``index``, whose predicted ``parts`` add up to a prediction, took ``seconds``, give or take ``noise``; on all nodes or
+        fewer."""
+        ratio = float(np.log(seconds / parts.sum()))
+        least = self.widths.noise if full else self.widths.transfer
+        self.seen.append(Observation(index, parts / parts.sum(), self.traits.place[index], ratio, max(least, noise)))
+
+    def posterior(self) -> Mixture:
+        """The distribution of every layout's true log step time (a measurement adds its noise)."""
+        nodes, weights = sizes()
+        factors = np.exp(2 * self.widths.scale * nodes)
+        own, log = own_variance(self.widths, self.traits), np.log(self.seconds)
+        if not self.seen:
+            spreads = np.sqrt(self.widths.common**2 + factors[:, None] * own)
+            return Mixture(weights, np.broadcast_to(log, spreads.shape), spreads)
+        gram, cross, ratios = self._gram(), self._cross(np.arange(len(self.traits))), self._ratios()
+        found = [self._node(factor, gram, cross, own, ratios) for factor in factors]
+        evidence = np.log(weights) + [one[0] for one in found]
+        return Mixture(np.exp(evidence - logsumexp(evidence)), log + np.stack([m for _, m, _ in found]), np.stack([s for *_, s in found]))
+
+    def draws(self, rows: np.ndarray, count: int = DRAWS) -> np.ndarray:
+        """(count, rows) joint draws of the true log step times of some layouts, always the same."""
+        nodes, _ = sizes()
+        believed, random = self.posterior(), np.random.default_rng(SEED)
+        some = self.traits.rows(rows)
+        prior = between(self.widths, some, some) + np.diag(np.full(len(rows), self.widths.rough**2))
+        drawn = []
+        for node, share, mean in zip(nodes, _counts(believed.weights, count), believed.means[:, rows], strict=True):
+            factor = np.exp(2 * self.widths.scale * node)
+            covariance = self.widths.common**2 + factor * prior
+            if self.seen:
+                gram, cross = self._both(factor, self._gram(), self._cross(rows))
+                covariance = covariance - cross @ np.linalg.solve(gram, cross.T)
+            root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows)))
+            drawn.append(mean + random.standard_normal((share, len(rows))) @ root.T)
+        return np.concatenate(drawn)
+
+    def _node(
+        self, factor: float, gram: np.ndarray, cross: np.ndarray, own: np.ndarray, ratios: np.ndarray
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        """Log evidence, means (n,) and spreads (n,) for one size of ``s``."""
+        gram, cross = self._both(factor, gram, cross)
+        solved = np.linalg.solve(gram, np.column_stack([ratios[:, None], cross.T]))
+        variance = self.widths.common**2 + factor * own - np.einsum("nm,mn->n", cross, solved[:, 1:])
+        evidence = -0.5 * (ratios @ solved[:, 0] + np.linalg.slogdet(gram)[1])
+        return float(evidence), cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-12))
+
+    def _both(self, factor: float, gram: np.ndarray, cross: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Covariances between measured runs, and of all layouts with them, for one size of ``s``."""
+        noise = np.diag([one.noise**2 for one in self.seen])
+        return self.widths.common**2 + factor * gram + noise, self.widths.common**2 + factor * cross
+
+    def _gram(self) -> np.ndarray:
+        some, index = self._known(), np.array([one.index for one in self.seen])
+        same = (index[:, None] == index[None, :]) & (index >= 0)[:, None] | np.eye(len(index), dtype=bool)
+        return between(self.widths, some, some) + self.widths.rough**2 * same
+
+    def _cross(self, rows: np.ndarray) -> np.ndarray:
+        index = np.array([one.index for one in self.seen])
+        return between(self.widths, self.traits.rows(rows), self._known()) + self.widths.rough**2 * (rows[:, None] == index[None, :])
+
+    def _known(self) -> Traits:
+        return Traits(np.array([one.shares for one in self.seen]), np.array([one.place for one in self.seen]))
+
+    def _ratios(self) -> np.ndarray:
+        return np.array([one.ratio for one in self.seen])
+
+
+def _counts(weights: np.ndarray, count: int) -> np.ndarray:
+    """Whole numbers in proportion to ``weights`` that add up to ``count``."""
+    ends = np.round(np.cumsum(weights) * count).astype(int)
+    return np.diff(ends, prepend=0)
+
+
+def fitting(fits: np.ndarray, widths: Widths, count: int = DRAWS) -> np.ndarray:
+    """(count, n) draws of which layouts fit into memory, each with its probability ``fits``; where the memory of one is predicted too low,
+    that of the others is likely to be, too."""
+    random = np.random.default_rng(SEED + 1)
+    shared = widths.memory**2 / (widths.memory**2 + widths.memory_layout**2)
+    error = np.sqrt(shared) * random.standard_normal((count, 1)) + np.sqrt(1 - shared) * random.standard_normal((count, len(fits)))
+    return np.asarray(error < ndtri(np.clip(fits, 0.0, 1.0)))
+
+
+def fastest(surrogate: TimeSurrogate, fits: np.ndarray) -> np.ndarray:
+    """(n,) probability that each layout fits and is the fastest of those that do; 0 for those that have no part in the draws."""
+    believed = surrogate.posterior()
+    chance = fits * believed.below(float(believed.mean[fits >= 0.5].min()) if (fits >= 0.5).any() else float(believed.mean.min()))
+    rows = np.sort(np.argsort(-chance, kind="stable")[:CONTENDERS])
+    times = np.where(fitting(fits[rows], surrogate.widths), surrogate.draws(rows), np.inf)
+    any_fits = np.isfinite(times).any(axis=1)
+    won = np.bincount(times.argmin(axis=1)[any_fits], minlength=len(rows)) / len(times)
+    out = np.zeros(len(fits))
+    out[rows] = won
+    return out
+
+
+def normal_pdf(z: np.ndarray) -> np.ndarray:
+    """Standard normal density."""
+    return np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
