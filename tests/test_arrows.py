@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers")
+HEAVY = ("torch", "gguf", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers")
 
 TRAINER = {
     "spec": (),

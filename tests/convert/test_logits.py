@@ -188,6 +188,6 @@ def test_the_program_converts_both_ways_and_says_how_to_train_on(tmp_path: Path,
     said = capsys.readouterr().out
     assert f"run.checkpoint.dir={tmp_path / 'd'} {overrides(model)}" in said and "model.tied=true" in said
     assert main(["export", str(folder), str(tmp_path / "hf")]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'hf'} exists already; give a folder that does not\n"
+    assert capsys.readouterr().err == f"error: {tmp_path / 'hf'} exists already; give another name\n"
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "x")]) == 2
     assert "is no checkpoint and holds none" in capsys.readouterr().err

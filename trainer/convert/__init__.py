@@ -1,5 +1,5 @@
-"""Weights out of and into a run, in the Hugging Face layout: ``python -m trainer.convert``."""
+"""Weights out of and into a run, as Hugging Face folders and GGUF files: ``python -m trainer.convert``."""
 
-from trainer.convert.huggingface import export_weights, import_weights
+from trainer.convert.huggingface import export_gguf, export_weights, import_weights
 
-__all__ = ["export_weights", "import_weights"]
+__all__ = ["export_gguf", "export_weights", "import_weights"]

@@ -1,4 +1,4 @@
-"""``python -m trainer.convert export CHECKPOINT FOLDER`` and ``... import FOLDER CHECKPOINTS``."""
+"""``python -m trainer.convert export CHECKPOINT FOLDER|FILE.gguf`` and ``... import FOLDER|FILE.gguf CHECKPOINTS``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.spec import ConfigError, ModelConfig
+from trainer.spec.corpus import TOKENIZER
+
+GGUF = ".gguf"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -15,11 +18,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     import torch
 
-    from trainer.convert.huggingface import export_weights, import_weights
+    from trainer.convert import export_gguf, export_weights, import_weights
 
     try:
         if arguments.direction == "export":
-            export_weights(arguments.source, arguments.target, getattr(torch, arguments.dtype), arguments.tokenizer)
+            tokenizer, dtype = _tokenizer(arguments.tokenizer), _dtype(arguments)
+            if arguments.target.suffix == GGUF:
+                export_gguf(arguments.source, arguments.target, dtype, tokenizer)
+            else:
+                export_weights(arguments.source, arguments.target, getattr(torch, dtype), tokenizer)
             print(f"exported {arguments.source} to {arguments.target}")
         else:
             model = import_weights(arguments.source, arguments.target)
@@ -30,6 +37,23 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _dtype(arguments: argparse.Namespace) -> str:
+    """The type of the weights; ``ConfigError`` if the form of the target does not have it."""
+    allowed = ("float16", "q8_0") if arguments.target.suffix == GGUF else ("float32", "bfloat16", "float16")
+    if arguments.dtype not in (None, *allowed):
+        raise ConfigError(
+            f"--dtype={arguments.dtype} is none of {', '.join(allowed)}, which {arguments.target.name} may have; use one of these"
+        )
+    return str(arguments.dtype or allowed[0])
+
+
+def _tokenizer(path: Path | None) -> Path | None:
+    file = path / TOKENIZER if path is not None and path.is_dir() else path
+    if file is not None and not file.is_file():
+        raise ConfigError(f"--tokenizer={path} is no tokenizer.json and holds none; give one, or a prepared corpus")
+    return file
+
+
 def overrides(model: ModelConfig) -> str:
     """The overrides that describe ``model`` on a command line."""
     default = asdict(ModelConfig())
@@ -38,16 +62,16 @@ def overrides(model: ModelConfig) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.convert", description="Weights in the Hugging Face layout, out of and into a run."
+        prog="trireme convert", description="Weights as a Hugging Face folder or a GGUF file, out of and into a run."
     )
     directions = parser.add_subparsers(dest="direction", required=True)
-    out = directions.add_parser("export", help="a checkpoint to a Hugging Face folder")
+    out = directions.add_parser("export", help="a checkpoint to a Hugging Face folder, or to one GGUF file")
     out.add_argument("source", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a folder of them (the newest is taken)")
-    out.add_argument("target", type=Path, metavar="FOLDER", help="a folder that does not exist yet")
-    out.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="type of the weights")
-    out.add_argument("--tokenizer", type=Path, help="tokenizer.json to include (from a prepared corpus)")
-    into = directions.add_parser("import", help="a Hugging Face folder to the checkpoint of step 0")
-    into.add_argument("source", type=Path, metavar="FOLDER", help="config.json and .safetensors files of a GPT-2, LLaMA or BLOOM model")
+    out.add_argument("target", type=Path, metavar="FOLDER|FILE.gguf", help="what does not exist yet; its ending says the form")
+    out.add_argument("--dtype", help="type of the weights: float32 (default), bfloat16, float16; GGUF: float16 (default), q8_0")
+    out.add_argument("--tokenizer", type=Path, help="tokenizer.json, or a prepared corpus (default: next to the checkpoint)")
+    into = directions.add_parser("import", help="a Hugging Face folder or a GGUF file to the checkpoint of step 0")
+    into.add_argument("source", type=Path, metavar="FOLDER|FILE.gguf", help="weights of a GPT-2, LLaMA or BLOOM model")
     into.add_argument("target", type=Path, metavar="CHECKPOINTS", help="the run.checkpoint.dir of the run that starts from it")
     return parser
 

@@ -5,11 +5,12 @@ Tensors are converted one at a time, so neither direction needs the model in mem
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,13 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
+from trainer.convert import gguf
 from trainer.convert.rules import rules
+from trainer.convert.tokenizer import GENERATION, ends_beside, find_tokenizer, from_gguf, write_files
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
 from trainer.spec.artifacts import newest_checkpoint
+from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import write_json
 from trainer.spec.model_files import read_model, to_config
 
@@ -39,50 +43,101 @@ COMPUTED = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq|self_attent
 def export_weights(
     checkpoint: Path, target: Path, dtype: torch.dtype = torch.float32, tokenizer: Path | None = None
 ) -> ResolvedModelConfig:
-    """Write ``target``: config.json, the weights as safetensors in ``dtype``, and the tokenizer file if one is given.
+    """Write the folder ``target``: config.json, the weights as safetensors in ``dtype``, generation settings, and the tokenizer's files.
 
-    ``checkpoint`` is one checkpoint, or a folder of them (the newest is taken). ``ConfigError`` if it cannot be read or its
-    model has no Hugging Face layout, or if ``target`` exists.
+    ``checkpoint`` is one checkpoint, or a folder of them (the newest is taken). The tokenizer is the one that lies there unless another is
+    given. ``ConfigError`` if it cannot be read or its model has no Hugging Face layout, or if ``target`` exists; then nothing is left.
     """
+    with _made(checkpoint, target) as (work, model, reader):
+        work.mkdir()
+        tokenizer = tokenizer or find_tokenizer(checkpoint)
+        write_files(work, tokenizer, model.seq, ends_beside(checkpoint))
+        ends = json.loads((work / GENERATION).read_text())
+        write_json(work / "config.json", to_config(model) | ends | {"torch_dtype": str(dtype).removeprefix("torch.")})
+        _write_tensors(work, _exported(reader, model, dtype))
+    return model
+
+
+def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenizer: Path | None = None) -> ResolvedModelConfig:
+    """Write the file ``target`` with matrices as ``dtype`` (float16 or q8_0) and the tokenizer; otherwise as ``export_weights``."""
+    with _made(checkpoint, target) as (work, model, reader):
+        gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer or find_tokenizer(checkpoint))
+    return model
+
+
+@contextmanager
+def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelConfig, Reader]]:
+    """A hidden place that becomes ``target`` when all is written, and otherwise goes; the model, and what reads the checkpoint."""
     found = _find(checkpoint)
     if target.exists():
-        raise ConfigError(f"{target} exists already; give a folder that does not")
+        raise ConfigError(f"{target} exists already; give another name")
+    work = target.with_name(f".{target.name}.partial")
     try:
         manifest = read_manifest(found)
-        model = resolve_model(from_dict(ModelConfig, manifest["model"], "model."))
-        config = to_config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
-        work = target.with_name(f".{target.name}.partial")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        write_json(work / "config.json", config)
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, work / "tokenizer.json")
-        _write_tensors(work, _exported(Reader(found.path, manifest), model, dtype))
+        _remove(work)
+        work.parent.mkdir(parents=True, exist_ok=True)
+        yield work, resolve_model(from_dict(ModelConfig, manifest["model"], "model.")), Reader(found.path, manifest)
         work.rename(target)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
-    except OSError as error:
-        raise ConfigError(f"cannot export to {target}: {error.strerror or error} ({error.filename})") from None
-    return model
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot export to {target}: {reason}; make room or give permission there, or name another place") from None
+    finally:
+        _remove(work)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
-    """Write the model in the Hugging Face folder ``source`` as the checkpoint of step 0 in the folder ``target``.
+    """Write the model in ``source``, a Hugging Face folder or a GGUF file, as the checkpoint of step 0 in the folder ``target``.
 
-    A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. ``ConfigError`` if the folder cannot be read,
-    lacks tensors, has some that no rule takes, or if ``target`` has checkpoints.
+    A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. The tokenizer comes along where it can be read.
+    ``ConfigError`` if the source cannot be read, lacks tensors, has some that no rule takes, or if ``target`` has checkpoints.
     """
-    model = read_model(source)
-    folder = Folder(target, run="import", attempt=0, token=uuid.uuid4().hex[:12])
+    folder, there = Folder(target, run="import", attempt=0, token=uuid.uuid4().hex[:12]), target.exists()
     if folder.found():
         raise ConfigError(f"{target} has checkpoints already; give another folder")
-    with ExitStack() as stack:
-        tensors = _Tensors(source, stack)
-        folder.enter()
-        write_rank(folder.workspace(0), 0, _imported(tensors, model))
-        tensors.check_all_used()
-        folder.commit(0, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=60)
+    done = False
+    try:
+        with ExitStack() as stack:
+            model, tensors = _open(source, stack)
+            folder.enter()
+            write_rank(folder.workspace(0), 0, _imported(tensors, model))
+            tensors.check_all_used()
+            _take_tokenizer(tensors, target, model)
+            folder.commit(0, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=60)
+        done = True
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(f"cannot import to {target}: {error}; make room or give permission there, or name another folder") from None
+    finally:
+        if not done:
+            shutil.rmtree(folder.workspace(0) if there else target, ignore_errors=True)
     return model
+
+
+def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, _Tensors | gguf.File]:
+    """The model in a folder or a GGUF file, and its tensors."""
+    if source.suffix != ".gguf":
+        return read_model(source), _Tensors(source, stack)
+    file = gguf.File(source)
+    return file.model, file
+
+
+def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path, model: ResolvedModelConfig) -> None:
+    """Put tokenizer and generation settings next to the checkpoint."""
+    if isinstance(tensors, gguf.File):
+        known, ends = from_gguf(tensors.fields), tensors.fields.get("tokenizer.ggml.eos_token_id")
+        if known is not None:
+            write_json(target / TOKENIZER, known)
+    else:
+        found, ends = find_tokenizer(tensors.source), ends_beside(tensors.source)
+        if found is not None:
+            shutil.copyfile(found, target / TOKENIZER)
+    if ends is not None:
+        write_files(target, None, model.seq, ends)
 
 
 def read_weights(source: Path) -> tuple[ResolvedModelConfig, Iterator[tuple[str, Tensor]]]:
@@ -149,12 +204,12 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
 
 
-def _imported(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[PieceSnapshot]:
+def _imported(tensors: _Tensors | gguf.File, model: ResolvedModelConfig) -> Iterator[PieceSnapshot]:
     for name, weight in _joined(tensors, model):
         yield PieceSnapshot(whole(name, weight.shape), {"weight": weight.flatten()})
 
 
-def _joined(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
+def _joined(tensors: _Tensors | gguf.File, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
     """Name and tensor of each of our parameters; ``ConfigError`` if the folder's do not fill them."""
     expected = shapes(model)
     for rule in rules(model):
@@ -162,7 +217,9 @@ def _joined(tensors: _Tensors, model: ResolvedModelConfig) -> Iterator[tuple[str
         parts = [tensors.take(name).to(torch.float32) for name in rule.theirs]
         if sum(part.numel() for part in parts) != whole(rule.ours, shape).numel:
             got = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(rule.theirs, parts))
-            raise ConfigError(f"{tensors.source}: {got} do not fill {rule.ours} {list(shape)}; config.json does not describe these weights")
+            raise ConfigError(
+                f"{tensors.source}: {got} do not fill {rule.ours} {list(shape)}; the model that it describes has other weights"
+            )
         yield rule.ours, rule.join(parts, shape).contiguous()
 
 

@@ -20,7 +20,7 @@ ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
 def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
     """``config.json`` of a resolved model; ``ConfigError`` if the family's architecture there cannot express it."""
     _check_expressible(model)
-    common = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32"}
+    common = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied}
     return {"gpt": _gpt2, "llama": _llama, "bloom": _bloom}[model.family](model) | common
 
 

@@ -1,0 +1,126 @@
+"""GGUF files are read back as what was written, by ourselves and by transformers; folders and files carry their tokenizer."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tests.convert.test_logits import MODELS, SMALL, checkpoint, loaded, logits, ours, tokens
+from trainer.convert import export_gguf, export_weights, huggingface, import_weights
+from trainer.convert.__main__ import main
+from trainer.data.prepare import prepare
+from trainer.spec import ConfigError, DataConfig, ModelConfig, resolve_model
+
+pytest.importorskip("gguf", reason="GGUF files are not tested: pip install -e '.[gguf]'")
+SHAPES = {
+    "gpt": MODELS["gpt"],
+    "llama": MODELS["llama"],
+    "llama grouped tied": MODELS["llama grouped tied"],
+    "bloom": MODELS["bloom"],
+}
+TEXT = "def f(x):\n    return 'über', 1234  # <|endoftext|> \t\U0001f680"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("text")
+    (root / "a.txt").write_text(TEXT * 50 + "the quick brown fox " * 100)
+    prepare(DataConfig(source=str(root), path=str(root / "corpus"), vocab=300), False)
+    return root / "corpus"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "q8_0"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_file_is_read_back_with_equal_logits_by_ourselves_and_by_transformers(name: str, dtype: str, tmp_path: Path) -> None:
+    model = resolve_model(SHAPES[name])
+    network = ours(model, seed=1)
+    export_gguf(checkpoint(network, model, tmp_path / "c"), tmp_path / "m.gguf", dtype)
+    again = import_weights(tmp_path / "m.gguf", tmp_path / "d")
+    ids = tokens(model.vocab)
+    mine = logits(loaded(tmp_path / "d", again), ids)
+    export_weights(tmp_path / "c", tmp_path / "hf")
+    shape = AutoConfig.from_pretrained(tmp_path / "hf")  # of a GPT-2 in GGUF transformers does not read positions and vocabulary
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", config=shape, dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, mine, rtol=1e-4, atol=1e-4)
+    difference = (mine - logits(network, ids)).abs().max() / logits(network, ids).abs().max()
+    assert difference < (1e-3 if dtype == "float16" else 5e-2)
+
+
+def test_import_of_what_was_exported_has_the_rounded_weights_bit_for_bit(tmp_path: Path) -> None:
+    for number, name in enumerate(SHAPES):
+        model = resolve_model(SHAPES[name])
+        network = ours(model, seed=2)
+        export_gguf(checkpoint(network, model, tmp_path / f"c{number}"), tmp_path / f"{number}.gguf")
+        back = loaded(tmp_path / f"d{number}", import_weights(tmp_path / f"{number}.gguf", tmp_path / f"d{number}"))
+        for (parameter, a), (_, b) in zip(network.named_parameters(), back.named_parameters()):
+            vector = a.dim() == 1 or "bias" in parameter or "positions" in parameter
+            assert torch.equal(a if vector else a.half().float(), b), (name, parameter)
+
+
+def test_folder_and_file_carry_the_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    model = resolve_model(ModelConfig(family="llama", **(SMALL | {"vocab": 304})))  # type: ignore[arg-type]
+    root = checkpoint(ours(model, seed=1), model, tmp_path / "c")
+    shutil.copy(corpus / "tokenizer.json", root)
+    export_weights(root, tmp_path / "hf")
+    export_gguf(root, tmp_path / "m.gguf")
+    import_weights(tmp_path / "m.gguf", tmp_path / "d")
+    import_weights(tmp_path / "hf", tmp_path / "e")
+    known = Tokenizer.from_file(str(corpus / "tokenizer.json"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = TEXT.replace("<|endoftext|>", "")
+    assert theirs(text)["input_ids"] == known.encode(text).ids
+    assert theirs.decode(theirs(text)["input_ids"]) == text and theirs.eos_token == "<|endoftext|>"
+    settings = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").generation_config
+    assert settings.eos_token_id == theirs.eos_token_id == known.token_to_id("<|endoftext|>")
+    for place in ("d", "e"):
+        again = Tokenizer.from_file(str(tmp_path / place / "tokenizer.json"))
+        assert again.encode(TEXT).ids == known.encode(TEXT).ids and again.decode(again.encode(text).ids) == text
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device that is always full takes the place of a full disk."""
+    model = resolve_model(MODELS["llama"])
+    root = checkpoint(ours(model, seed=1), model, tmp_path / "c")
+
+    def full(tensors: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(huggingface, "save_file", full)
+    with pytest.raises(ConfigError, match=r"cannot export to .*hf: No space left on device; make room"):
+        export_weights(root, tmp_path / "hf")
+    monkeypatch.setattr(huggingface, "write_rank", lambda folder, *_: full(None, folder / "x"))
+    export_gguf(root, tmp_path / "m.gguf")
+    with pytest.raises(ConfigError, match=r"cannot import to .*d: .*No space left on device"):
+        import_weights(tmp_path / "m.gguf", tmp_path / "d")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "m.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["import", "torn.gguf", "d"], "torn.gguf cannot be read as GGUF"),
+        (["import", "none.gguf", "d"], "none.gguf cannot be read as GGUF"),
+        (["export", "c", "m.gguf", "--dtype", "float32"], "--dtype=float32 is none of float16, q8_0, which m.gguf may have"),
+        (["export", "c", "hf", "--tokenizer", "none"], "--tokenizer=none is no tokenizer.json and holds none"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = resolve_model(MODELS["llama"])
+    checkpoint(ours(model, seed=1), model, tmp_path / "c")
+    Path("torn.gguf").write_bytes(b"GGUF\x03\x00\x00")
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not Path("d").exists() and not Path("hf").exists() and not Path("m.gguf").exists()

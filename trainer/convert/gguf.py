@@ -1,0 +1,142 @@
+"""Weights as one GGUF file, the form of llama.cpp, and back. The names and values are those of the Hugging Face layout but for three things:
+
+- GPT-2's matrices are [out, in] there, BLOOM's and GPT-2's queries, keys and values stand one after another,
+- LLaMA's query and key rows are ordered for rotary pairs (2i, 2i + 1) in place of (i, i + d/2),
+- matrices are F16 or Q8_0 (blocks of 32 with one scale), vectors F32.
+
+The package ``gguf`` (extra ``gguf``) knows the file, the names of tensors, and all quantised types that can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.convert.tokenizer import gguf_fields
+from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
+
+DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
+ARCHITECTURES = {"gpt": "gpt2", "llama": "llama", "bloom": "bloom"}
+LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length", "seq": "context_length",
+           "heads": "attention.head_count", "kv_heads": "attention.head_count_kv"}  # fmt: skip
+BLOCK = 32
+"""Numbers that share a scale in Q8_0."""
+
+
+def library() -> Any:
+    """The package; ``ConfigError`` if it is not installed."""
+    try:
+        import gguf
+    except ImportError:
+        raise ConfigError("GGUF files need one more package: pip install 'gguf>=0.17'") from None
+    return gguf
+
+
+def write_file(path: Path, model: ResolvedModelConfig, tensors: Iterable[tuple[str, Tensor]], dtype: str, tokenizer: Path | None) -> None:
+    """``tensors`` by their Hugging Face names. ``OSError`` if it cannot be written."""
+    gguf = library()
+    architecture, kind = ARCHITECTURES[model.family], gguf.GGMLQuantizationType[DTYPES[dtype]]
+    if model.activation == "squared_relu":
+        raise ConfigError("model.activation=squared_relu cannot be exported: GGUF has no such GPT-2; export a Hugging Face folder")
+    writer = gguf.GGUFWriter(path, architecture, use_temp_file=False)
+    try:
+        for ours, theirs in LENGTHS.items():
+            writer.add_uint32(f"{architecture}.{theirs}", getattr(model, ours))
+        rms = "_rms" if model.family == "llama" else ""
+        writer.add_float32(f"{architecture}.attention.layer_norm{rms}_epsilon", model.norm_eps)
+        writer.add_uint32(f"{architecture}.vocab_size", model.vocab)
+        if model.family == "llama":
+            writer.add_rope_dimension_count(model.hidden // model.heads)
+            writer.add_rope_freq_base(model.rope_theta)
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{DTYPES[dtype]}"])
+        for add, value in gguf_fields(tokenizer, model.vocab) if tokenizer is not None else ():
+            getattr(writer, add)(value)
+        for name, tensor in tensors:
+            values = arranged(name, tensor, model).float().numpy()
+            form = gguf.GGMLQuantizationType.F32 if values.ndim == 1 or "wpe" in name else kind
+            if form.name == "Q8_0" and values.shape[-1] % BLOCK:
+                form = gguf.GGMLQuantizationType.F16
+            writer.add_tensor(name_there(name, model), gguf.quantize(values, form), raw_dtype=form)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+def name_there(name: str, model: ResolvedModelConfig) -> str:
+    """GGUF's name of a tensor of the Hugging Face layout."""
+    gguf = library()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[ARCHITECTURES[model.family].upper()], model.layers)
+    known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.removeprefix("transformer.")))
+    return str(next(filter(None, known)))
+
+
+def arranged(name: str, tensor: Tensor, model: ResolvedModelConfig, back: bool = False) -> Tensor:
+    """A tensor of the Hugging Face layout as GGUF has it, or the other way round."""
+    if model.family == "gpt" and name.endswith(("attn.c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return tensor.t().contiguous()
+    if model.family == "bloom" and ".query_key_value." in name:
+        outer = (3, model.heads) if back else (model.heads, 3)
+        return tensor.reshape(*outer, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
+    if model.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        heads, half = (model.heads if "q_proj" in name else model.kv_heads), model.hidden // model.heads // 2
+        pairs = (half, 2) if back else (2, half)
+        return tensor.reshape(heads, *pairs, -1).transpose(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+class File:
+    """A GGUF file: its ``model``, its ``fields`` and its tensors by their Hugging Face names. ``ConfigError`` if it cannot be read."""
+
+    def __init__(self, source: Path):
+        self.source, self.gguf = source, library()
+        try:
+            reader = self.gguf.GGUFReader(source)
+            self.fields: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+        except (OSError, ValueError, IndexError, KeyError) as error:
+            raise ConfigError(f"{source} cannot be read as GGUF: {error}; give a whole .gguf file") from None
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.model = _model(self.fields, "output.weight" not in self.tensors, source)
+        self.used: set[str] = set()
+
+    def take(self, name: str) -> Tensor:
+        """The tensor of that name, fp32, in the order of the Hugging Face layout."""
+        theirs = name_there(name, self.model)
+        if theirs not in self.tensors:
+            raise ConfigError(f"{self.source} has no tensor {theirs}; it is incomplete or of another architecture")
+        self.used.add(theirs)
+        stored = self.tensors[theirs]
+        values = np.array(self.gguf.dequantize(stored.data, stored.tensor_type), dtype=np.float32)
+        return arranged(name, torch.from_numpy(values.reshape(stored.shape.tolist()[::-1])), self.model, back=True)
+
+    def check_all_used(self) -> None:
+        """Refuse weights that would be left out."""
+        left = sorted(set(self.tensors) - self.used - {"rope_freqs.weight"})
+        if left:
+            raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")
+
+
+def _model(fields: Mapping[str, Any], tied: bool, source: Path) -> ResolvedModelConfig:
+    architecture = fields.get("general.architecture")
+    family = next((ours for ours, theirs in ARCHITECTURES.items() if theirs == architecture), None)
+    if family is None:
+        raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(ARCHITECTURES.values())}")
+    if (scaling := fields.get(f"{architecture}.rope.scaling.type", "none")) != "none":
+        raise ConfigError(f"{source}: rope.scaling.type={scaling!r} cannot be imported; only unscaled rotary positions are trained here")
+    try:
+        lengths = {ours: int(fields[f"{architecture}.{theirs}"]) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
+    except KeyError as error:
+        raise ConfigError(f"{source} has no field {error.args[0]}, which such a model needs") from None
+    vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
+    eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family == 'llama' else ''}_epsilon", 1e-5)
+    kv_heads = int(fields.get(f"{architecture}.{LENGTHS['kv_heads']}") or lengths["heads"])
+    rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
+    eps = float(np.format_float_scientific(np.float32(eps), unique=True))  # what was written, not its nearest float
+    facts = {"family": family, "vocab": int(vocab), "tied": tied, "norm_eps": eps, "rope_theta": rope, "kv_heads": kv_heads}
+    return resolve_model(from_dict(ModelConfig, facts | lengths, "model."))
