@@ -43,6 +43,15 @@ def seconds(value: float | None) -> str:
     return f"{_three(value / scale)} {unit}"
 
 
+def interval(ends: tuple[float, float] | None) -> str:
+    """``1.02-1.31 s``, in one unit; ``-`` when unknown."""
+    if ends is None:
+        return "-"
+    low, high = ends
+    scale, unit = next(((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if high >= scale), (1e-6, "µs"))
+    return f"{_three(low / scale)}-{_three(high / scale)} {unit}"
+
+
 def spread(value: float | None, median: float | None) -> str:
     """The interquartile range as a share of the median: ``±1.2 %`` is half of it to either side."""
     return "" if value is None or not median else f"±{50 * value / median:.1f} %"

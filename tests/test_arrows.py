@@ -75,7 +75,7 @@ COST = {
     "model": ("inputs", "time", "memory", "parts"),
     "uncertainty": ("parts",),
     "known": ("inputs", "uncertainty"),
-    "prediction": ("inputs", "memory", "model", "calibration"),
+    "prediction": ("inputs", "memory", "model", "calibration", "known", "uncertainty"),
     "timeline": ("inputs", "time", "model"),
 }
 """Rooms of the cost model: what is asked, then seconds, then bytes."""

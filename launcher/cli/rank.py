@@ -23,7 +23,8 @@ DESCRIPTION = """\
 Trials that ran to the end come first, by median step time after warm-up. "=" marks trials that the measurements cannot tell
 from the best: the intervals of their medians overlap. An interval lies between two of the measured steps that enclose the median
 with 83 % confidence (order statistics), so that two that do not overlap differ at the 95 % level; of three steps or fewer it is
-their range. Trials that failed, were stopped or are under way follow; why, and what was pruned, stands below the table.
+their range. Next to a predicted step time stands
+the interval in which 80 % of such predictions lie. Trials that failed, were stopped or are under way follow; why, and what was pruned, stands below the table.
 A terminal that is too narrow for all columns shows the most important ones; --json has everything.
 """
 
@@ -98,6 +99,7 @@ def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column
         Column("step time", [labels.seconds(m.step_time_s) for m in trials], right=True),
         Column("spread", [labels.spread(m.step_time_spread_s, m.step_time_s) for m in trials], keep=1, right=True),
         Column("predicted", [labels.seconds(m.predicted_step_time_s) for m in trials], keep=3, right=True),
+        Column("80 %", [labels.interval(m.predicted_interval_s) for m in trials], keep=5, right=True),
         Column("error", [labels.percent(error, signed=True) for error in errors], keep=4, right=True),
         Column("tokens/s", [labels.amount(m.tokens_per_s) for m in trials], keep=5, right=True),
         Column("memory", [labels.memory(m.peak_memory_bytes) for m in trials], keep=5, right=True),
@@ -106,6 +108,7 @@ def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column
     ]
     known = {"predicted": any(m.predicted_step_time_s for m in trials), "MFU": any(m.mfu for m in trials)}
     known["error"] = known["predicted"]
+    known["80 %"] = any(m.predicted_interval_s for m in trials)
     return [column for column in made if known.get(column.name, True)]
 
 

@@ -168,7 +168,8 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome, layouts
     """What a search found, as ``--json`` prints it: the ranking, predicted against measured, what it cost and what the grid would have."""
     from launcher.planning.layout_names import name_of
 
-    rows = []
+    rows, chances = [], found.policy.fastest()
+    low, high = found.policy.time.posterior().interval
     for index in found.policy.ranking():
         record = [r for trial, r, _ in found.trials if trial.index == index][-1]
         rows.append(
@@ -178,6 +179,8 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome, layouts
                 "full_size": index in found.policy.verified,
                 "predicted_s": float(candidates.candidates.seconds[index]),
                 "corrected_s": found.policy.believed(index),
+                "interval_s": [float(low[index]), float(high[index])],
+                "fastest": float(chances[index]),
                 "trial": record.id,
             }
         )
@@ -209,11 +212,20 @@ def show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = wide_console()
-    made = Table("#", "layout", "step", "predicted", "error", "size", "trial", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table("#", "layout", "step", "predicted", "error", "fastest", "size", "trial", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, row in enumerate(result["ranking"], 1):
         error = percent(error_of(row["predicted_s"], row["step_time_s"]), signed=True)
         size = "full" if row["full_size"] else "scaled up"
-        made.add_row(str(place), row["layout"], seconds(row["step_time_s"]), seconds(row["predicted_s"]), error, size, row["trial"])
+        made.add_row(
+            str(place),
+            row["layout"],
+            seconds(row["step_time_s"]),
+            seconds(row["predicted_s"]),
+            error,
+            percent(row["fastest"]),
+            size,
+            row["trial"],
+        )
     console.print(made)
     for row in result["failed"]:
         console.print(f"{row['trial']}  {row['layout']}: {row['reason']} {row['detail']}".rstrip(), markup=False)

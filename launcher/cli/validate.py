@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Predicts every row of a table of measured training runs and prints, per source, how far off step time and peak memory are, how well the
-layouts of a sweep are ranked, and whether shortages of memory are foreseen. Rows that say too little are counted with the reason.
+layouts of a sweep are ranked, how many measured times lie in the 80 % interval of the predicted ones, and whether shortages of memory are foreseen. Rows that say too little are counted with the reason.
 
 The table has canonical columns, every cell explicit, "unknown" where a source does not say; 'trireme validate --columns' lists them all.
 'trireme rank --csv FILE' writes the trials of a sweep in that form; 'python -m benchmarks.published RAW.csv FILE' turns tables as they were
@@ -64,6 +64,11 @@ def main(argv: list[str]) -> int:
         print(json.dumps({**figures, "sources": sources_, "not predicted": unanswered(judged)}, indent=2, allow_nan=False))
     else:
         show({**sources, "all": everything, **selections}, arguments.sweeps)
+        covered = [each.coverage for each in sources.values() if each.coverage is not None]
+        if covered:
+            print(
+                f"inside of the 80 % interval: {percent(everything.coverage)} of rows, {percent(sum(covered) / len(covered))} with each source counted once"
+            )
         for reason, count in unanswered(judged).most_common():
             print(f"{plural(count, 'row')} not predicted: {reason}")
     return 0 if everything.predicted else 1
@@ -149,14 +154,14 @@ def show(summaries: dict[str, Summary], with_sweeps: bool) -> None:
         console.print(_sweeps(summaries["all"]))
 
 
-TIME = ("rows", "asked", "timed", "median error", "p90", "bias", "sweeps", "rank corr.", "regret")
+TIME = ("rows", "asked", "timed", "median error", "p90", "bias", "in 80 %", "sweeps", "rank corr.", "regret")
 MEMORY = ("told", "out", "precision", "recall", "F1", "AUC by bytes", "AUC by share", "peaks", "median error")
 
 
 def _times(each: Summary) -> list[str] | None:
     cells = [str(each.rows), str(each.predicted)]
     time = each.time
-    cells += [str(time.count), _percent(time.median), _percent(time.p90), f"{time.bias:.2f}"] if time else [""] * 4
+    cells += [str(time.count), _percent(time.median), _percent(time.p90), f"{time.bias:.2f}", _percent(each.coverage)] if time else [""] * 5
     return cells + ([str(len(each.sweeps)), _number(each.correlation), _percent(each.regret)] if each.sweeps else [""] * 3)
 
 

@@ -9,14 +9,17 @@ import numpy as np
 from launcher.config.schema import ClusterConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import OWN, profile
+from launcher.config.uncertainty import Widths, widened, widths_on
 from launcher.cost.calibration import measured
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.inputs.shape import Shape
+from launcher.cost.known import distance_of
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
+from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
 from trainer.spec import LayoutConfig, ModelConfig, RunConfig
 
 
@@ -31,6 +34,7 @@ class Prediction:
     flops: float  # model FLOPs of a step (nothing recomputed), all ranks
     ranks: int
     peak: float  # FLOP/s of one device at this precision
+    interval_s: tuple[float, float]  # 80 % of step times lie between
 
     @property
     def step_time_s(self) -> float:
@@ -76,6 +80,7 @@ class CostModel:
     def __init__(self, cluster: ClusterConfig, trainer: TrainerProfile | None = None, constants: Constants | None = None):
         hardware = cluster.hardware
         self.trainer = trainer or profile(OWN)
+        self.learnt = hardware.learnt
         self.constants = constants or SHIPPED.on(hardware.constants)
         self.device = Device.of(hardware, cluster.gpus_per_node)
         if hardware.calibration:
@@ -84,11 +89,15 @@ class CostModel:
     def predict(self, model: ModelConfig, layout: LayoutConfig, run: RunConfig) -> Prediction:
         """Step time and memory of one layout whose ``data`` degree is known."""
         case = self.case(model, to_table([layout]), run)
-        return explain(estimate(case, layout.stage_layers), 0, case)
+        return explain(estimate(case, layout.stage_layers), 0, case, self.widths(case))
 
     def predict_table(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Estimate:
         """All layouts of ``table`` (``launcher.cost.inputs.layouts``) at once."""
         return estimate(self.case(model, table, run))
+
+    def widths(self, case: Case) -> Widths:
+        """How far predictions of ``case`` may be off: as learnt of this machine, wider where it is unlike all known runs."""
+        return widened(widths_on(self.learnt), distance_of(case))
 
     def case(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Case:
         """The question behind a prediction: ``model`` under each layout of ``table``, trained as ``run`` says."""
@@ -113,16 +122,21 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerPr
     return replace(trainer, kernels=kernels, memory=replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20))
 
 
-def explain(result: Estimate, row: int, case: Case) -> Prediction:
+def explain(result: Estimate, row: int, case: Case, widths: Widths) -> Prediction:
     """One row of an estimate as a ``Prediction``."""
     layout = case.table[row]
     ranks = int(layout["tensor"]) * int(layout["pipeline"]) * int(layout["context"]) * int(layout["data"])
+    time = {name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.time.items()}
+    parts = columns({name: np.array([value]) for name, value in time.items()}, 1)
+    traits = Traits(parts / parts.sum(), coordinates(case.table[row : row + 1]))
+    low, high = TimeSurrogate(parts.sum(axis=1), traits, widths).posterior().interval
     return Prediction(
-        time={name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.time.items()},
+        time=time,
         memory={name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.memory.items()},
         fits=float(result.fits[row]),
         capacity=case.device.memory,
         flops=float(case.shape.model_flops() * case.global_batch),
         ranks=ranks,
         peak=case.device.peak(case.precision),
+        interval_s=(float(low[0]), float(high[0])),
     )

@@ -95,6 +95,11 @@ class Mixture:
     spreads: np.ndarray  # (k, n)
 
     @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) seconds that a layout stays above, and below: 80 % lie between."""
+        return self.quantile(LOW), self.quantile(HIGH)
+
+    @property
     def mean(self) -> np.ndarray:
         return np.asarray(self.weights @ self.means)
 

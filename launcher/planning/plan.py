@@ -12,14 +12,13 @@ import numpy as np
 
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SpaceConfig
-from launcher.config.uncertainty import Widths, widened, widths_on
+from launcher.config.uncertainty import Widths
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_layout, to_table
-from launcher.cost.known import distance_of
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
-from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest
+from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates, fastest
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
 from trainer.spec import ConfigError, LayoutConfig
@@ -53,16 +52,9 @@ class Plan:
     @cached_property
     def chances(self) -> np.ndarray:
         """Probability that a layout fits and is the fastest of all that do, per layout."""
-        return fastest(self._surrogate(np.arange(len(self.seconds))), self.estimate.fits)
-
-    def believed(self, rows: Sequence[int] | np.ndarray) -> Mixture:
-        """The distribution of the step times of some layouts."""
-        return self._surrogate(np.asarray(rows, dtype=int)).posterior()
-
-    def _surrogate(self, rows: np.ndarray) -> TimeSurrogate:
-        parts = columns(self.estimate.time, len(self.seconds))[rows]
-        traits = Traits(parts / self.seconds[rows, None], coordinates(self.space.table[rows]))
-        return TimeSurrogate(self.seconds[rows], traits, self.widths)
+        parts = columns(self.estimate.time, len(self.seconds))
+        traits = Traits(parts / self.seconds[:, None], coordinates(self.space.table))
+        return fastest(TimeSurrogate(self.seconds, traits, self.widths), self.estimate.fits)
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -84,7 +76,7 @@ class Plan:
         return to_layout(self.space.table[row])
 
     def prediction(self, row: int) -> Prediction:
-        return explain(self.estimate, row, self.case)
+        return explain(self.estimate, row, self.case, self.widths)
 
     def find(self, layout: LayoutConfig) -> int | None:
         """The row of ``layout``, or None when it is not in the space."""
@@ -103,10 +95,10 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     """
     found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
     found = narrowed(found, wanted or {})
-    case = CostModel(config.cluster, config.trainer).case(config.model, found.table, config.run)
+    cost = CostModel(config.cluster, config.trainer)
+    case = cost.case(config.model, found.table, config.run)
     predicted = estimate(case)
-    widths = widened(widths_on(config.cluster.hardware.learnt), distance_of(case))
-    return Plan(found, case, predicted, judge(found.table, predicted), widths)
+    return Plan(found, case, predicted, judge(found.table, predicted), cost.widths(case))
 
 
 def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:

@@ -42,6 +42,7 @@ class Measurement:
     peak_memory_bytes: int | None = None  # of the rank that needs most
     mfu: float | None = None
     predicted_step_time_s: float | None = None
+    predicted_interval_s: tuple[float, float] | None = None  # 80 % of such predictions hold
     predicted_memory_bytes: int | None = None
     place: int | None = None  # 1 = fastest; None = not measured to the end
     tied_with_best: bool = False
@@ -56,6 +57,8 @@ class Measurement:
             object.__setattr__(self, name, None if value is None else int(value))
         if self.step_time_spread_s != 0:
             object.__setattr__(self, "step_time_spread_s", positive(self.step_time_spread_s))
+        if not all(map(positive, self.predicted_interval_s or (0,))):
+            object.__setattr__(self, "predicted_interval_s", None)
         low, high = self.step_time_interval_s or (math.inf, 0.0)
         if self.step_time_s is None or not 0 < low <= self.step_time_s <= high < MOST:
             object.__setattr__(self, "step_time_interval_s", None)
@@ -70,6 +73,11 @@ class Measurement:
             "layout": dict(self.layout),
             "overrides": list(self.overrides),
         }
+
+
+def pair(value: Any) -> tuple[float, float] | None:
+    """Two ends of an interval; ``None`` for anything else that a file may hold."""
+    return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else None
 
 
 def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
@@ -91,6 +99,7 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
         peak_memory_bytes=result.get("peak_memory_bytes"),
         mfu=result.get("mfu"),
         predicted_step_time_s=predicted.get("step_time_s"),
+        predicted_interval_s=pair(predicted.get("interval_s")),
         predicted_memory_bytes=predicted.get("memory_bytes"),
         dir=None if record.status is Status.PRUNED else str(record.directory),
         overrides=tuple(record.overrides),

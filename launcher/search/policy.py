@@ -22,7 +22,7 @@ from scipy.special import ndtr
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.cost.thresholds import NEVER_TRIED
-from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fitting, normal_pdf
+from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastest, fitting, normal_pdf
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate
 from trainer.spec import Reason
@@ -206,6 +206,10 @@ class Policy:
     def believed(self, index: int) -> float:
         """Step time of a candidate by the corrected model."""
         return float(np.exp(self.time.posterior().mean[index]))
+
+    def fastest(self) -> np.ndarray:
+        """(n,) probability that each candidate is the fastest of those that fit."""
+        return fastest(self.time, self.memory.fits())
 
     def grid_gpu_hours(self, steps: int, world_size: int) -> float:
         """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model and the starts measured."""

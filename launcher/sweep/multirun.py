@@ -171,7 +171,12 @@ def _point(overrides: Sequence[str], config: Config) -> Point:
         return Point(tuple(overrides), None, _too_large(config, prediction), reason=Reason.OUT_OF_MEMORY)
     if prediction is None:
         return Point(tuple(overrides), config)
-    predicted = {"step_time_s": prediction.step_time_s, "memory_bytes": prediction.memory_bytes, "parts": prediction.time}
+    predicted = {
+        "step_time_s": prediction.step_time_s,
+        "interval_s": list(prediction.interval_s),
+        "memory_bytes": prediction.memory_bytes,
+        "parts": prediction.time,
+    }
     return Point(tuple(overrides), config, predicted=predicted)
 
 

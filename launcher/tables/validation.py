@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
+from launcher.config.uncertainty import widths_on
 from launcher.cost.thresholds import FITS
+from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.metrics import Errors, Verdicts, correlation, regret
@@ -32,6 +36,7 @@ class Judged:
     case: TableCase | None
     prediction: RowPrediction | None
     reason: str  # why there is no prediction
+    inside: bool | None = None  # whether the measured step time lies in the 80 % interval of the predicted one
 
     @property
     def step_seconds(self) -> float | None:
@@ -69,6 +74,7 @@ class Summary:
     memory: Errors | None
     verdicts: Verdicts | None
     sweeps: tuple[RankedSweep, ...]
+    coverage: float | None  # of measured step times, how many lie in the 80 % interval of the predicted one
 
     @property
     def correlation(self) -> float | None:
@@ -92,7 +98,27 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trai
         except Unanswerable as why:
             reasons[row.number] = str(why)
     predicted = dict(zip(found, predict_rows(list(found.values()))))
-    return [Judged(row, found.get(row.number), predicted.get(row.number), reasons.get(row.number, "")) for row in rows]
+    inside = dict(zip(found, _inside(list(found.values()), list(predicted.values()), hardware)))
+    return [
+        Judged(row, found.get(row.number), predicted.get(row.number), reasons.get(row.number, ""), inside.get(row.number)) for row in rows
+    ]
+
+
+def _inside(cases: Sequence[TableCase], predicted: Sequence[RowPrediction], hardware: dict[str, HardwareConfig]) -> list[bool | None]:
+    """Whether each measured step time lies in the 80 % interval of the predicted one, as a new run of its machine would have it."""
+    found: list[bool | None] = [None] * len(cases)
+    for name in {case.row["hardware"] for case in cases}:
+        rows = [i for i, case in enumerate(cases) if case.row["hardware"] == name and case.row.step_seconds]
+        if not rows:
+            continue
+        parts = np.array([columns({k: np.array([v]) for k, v in predicted[i].time.items()}, 1)[0] for i in rows])
+        seconds = parts.sum(axis=1)
+        layouts = np.array([cases[i].layout for i in rows], dtype=cases[rows[0]].layout.dtype)
+        traits = Traits(parts / seconds[:, None], coordinates(layouts))
+        low, high = TimeSurrogate(seconds, traits, widths_on(hardware[name].learnt)).posterior().interval
+        for place, i in enumerate(rows):
+            found[i] = bool(low[place] <= (cases[i].row.step_seconds or 0.0) <= high[place])
+    return found
 
 
 def summary(judged: Sequence[Judged]) -> Summary:
@@ -101,7 +127,10 @@ def summary(judged: Sequence[Judged]) -> Summary:
     times = [(j.prediction.step_time_s, j.step_seconds) for j in known if j.prediction and j.step_seconds]
     sizes = [(j.prediction.reported_bytes, j.peak_bytes) for j in known if j.prediction and j.peak_bytes]
     flags = [told for j in known if (told := _verdict(j)) is not None]
-    return Summary(len(judged), len(known), Errors.of(times), Errors.of(sizes), Verdicts.of(flags) if flags else None, tuple(sweeps(known)))
+    inside = [j.inside for j in known if j.inside is not None]
+    verdicts = Verdicts.of(flags) if flags else None
+    coverage = statistics.fmean(inside) if inside else None
+    return Summary(len(judged), len(known), Errors.of(times), Errors.of(sizes), verdicts, tuple(sweeps(known)), coverage)
 
 
 def _verdict(judged: Judged) -> tuple[bool, bool, float, float] | None:

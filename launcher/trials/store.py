@@ -43,7 +43,7 @@ class Point:
     overrides: tuple[str, ...]
     config: Config | None
     error: str | None = None
-    predicted: dict[str, Any] | None = None  # {"step_time_s", "memory_bytes", "parts"}
+    predicted: dict[str, Any] | None = None  # {"step_time_s", "interval_s", "memory_bytes", "parts"}
     reason: Reason = Reason.CONFIGURATION  # of a pruned point
     stage: StageRun | None = None  # of a pipeline's trial: what it takes and makes
     needs: tuple[str, ...] = ()  # trials that have to be done before it starts
