@@ -147,7 +147,7 @@ class Engine:
         """Optimizer step number ``step``, from 0. ``stop`` asks all ranks to stop after it; ``watch`` counts activations."""
         self.recorder.begin()
         with self.recorder.span("data"):
-            batch = self._batch(step)
+            batch = self.batch_of(self.dataset, self.samples, step)
         self.state.counted = self.activations.track if watch else None
         with self.activations.watching() if watch else contextlib.nullcontext():
             losses = self._gradients(batch)
@@ -163,13 +163,14 @@ class Engine:
         self.state.begin(self.micro_batches)
         return self.pipeline.step(batch)
 
-    def _batch(self, step: int) -> TokenBatch:
-        """This replica's rows of the global batch; without a tensor on ranks that have neither embedding nor head."""
+    def batch_of(self, dataset: Dataset, start: int, step: int = 0) -> TokenBatch:
+        """This replica's rows of the global batch that begins with sample ``start``; without a tensor on ranks that have neither embedding
+        nor head."""
         size = self.config.layout.micro_batch
         count = self.micro_batches * size
         first, rows = self.groups.at.data * count, None
         if any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks):
-            array = torch.from_numpy(self.dataset.batch(self.samples + first, count))
+            array = torch.from_numpy(dataset.batch(start + first, count))
             rows = array.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
         return TokenBatch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
 

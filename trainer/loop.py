@@ -22,6 +22,7 @@ import torch
 from trainer.checkpoint import Checkpoints, DataOrder
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
+from trainer.data.dataset import open_held_out
 from trainer.engine import Engine, StepResult
 from trainer.launch.failure import NonFinite
 from trainer.launch.rank_env import RankEnv
@@ -31,6 +32,7 @@ from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, to_di
 from trainer.spec.files import finite
 from trainer.spec.flops import model_flops
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
+from trainer.validation import Validation, whole_batches
 
 GARBAGE_STEPS = 50
 """Steps between garbage collections, which all ranks run at the same time."""
@@ -42,9 +44,13 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
     dataset = open_dataset(config.data, config.model, config.run.seed)
+    if (held_out := open_held_out(config.data, config.model) if config.run.eval_every else None) is not None:
+        whole_batches(config, held_out)
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
     world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
-    status = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag, finish).run()
+    run = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag, finish)
+    run.held_out = None if held_out is None else Validation(run.engine, held_out)
+    status = run.run()
     world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
     return status
 
@@ -125,6 +131,7 @@ class TrainingRun:
             run = identity(config, out)
             self.checkpoints = Checkpoints(settings, root, self.world, config.model, order, run, attempt, config.run.timeout_s)
         self.history = History()
+        self.held_out: Validation | None = None
 
     def run(self) -> Status:
         """The remaining steps, checkpoints and the result."""
@@ -183,6 +190,7 @@ class TrainingRun:
         history.grad_norms.append(result.grad_norm)
         history.step_times_s.append(seconds)
         history.splits.append(self.engine.recorder.split())
+        validated = self._validated(step + 1)
         if not self.leads:
             return
         line = {
@@ -194,12 +202,23 @@ class TrainingRun:
             "step_time_s": seconds,
             "tokens_per_s": self.engine.tokens_per_step / seconds,
             "time": time.time(),
+            **validated,
         }
         self.out.mkdir(parents=True, exist_ok=True)
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps(finite(line)) + "\n")
         done = f"step {step + 1}/{self.config.run.steps}"
         print(f"{done}  loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  {seconds:.3f} s", flush=True)
+
+    def _validated(self, steps: int) -> dict[str, float | None]:
+        """Figures on held-out text, where they are due."""
+        run = self.config.run
+        if self.held_out is None or (steps % run.eval_every and steps != run.steps):
+            return {}
+        sums = self.held_out.first(run.eval_batches)
+        if self.leads:
+            print(f"step {steps}/{run.steps}  validation loss {sums.loss:.4f}", flush=True)
+        return {"validation_loss": sums.loss, "validation_bits_per_byte": sums.bits_per_byte}
 
     def _write_result(self, status: Status) -> None:
         """``result.json``, from what all ranks measured."""

@@ -100,6 +100,24 @@ def test_the_loss_of_every_layout_is_that_of_the_plain_network_on_held_out_text(
         assert found["read_in_training"] is False
 
 
+@pytest.mark.parametrize("layout", [{}, {"tensor": 2, "pipeline": 2}, LAYOUTS[4]], ids=["one", "tensor pipeline", "sharded recomputed"])
+def test_validation_during_training_changes_nothing_and_is_that_of_the_checkpoint(
+    farm: Farm, corpus: DataConfig, layout: dict[str, Any]
+) -> None:
+    config = run(corpus, "gpt", **layout)
+    config["run"] |= {"checkpoint": {"every": 6}}
+    plain = farm.train(config, ranks(layout)).checked()
+    config["run"] |= {"eval_every": 4, "eval_batches": 2}
+    validated = farm.train(config, ranks(layout)).checked()
+    assert validated.result["losses"] == plain.result["losses"] and validated.result["grad_norms"] == plain.result["grad_norms"]
+    lines = [json.loads(line) for line in (validated.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "validation_loss" in line] == [4, 6]
+    for finished in (plain, validated):
+        found = evaluated(farm, corpus, "gpt", finished.directory / "checkpoints", steps=2)
+        assert lines[-1]["validation_loss"] == pytest.approx(found["loss"], rel=1e-10)
+        assert lines[-1]["validation_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-10)
+
+
 def test_what_is_held_out_is_not_trained_on(corpus: DataConfig) -> None:
     from trainer.data.dataset import open_dataset, open_held_out
 

@@ -85,6 +85,7 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_batch(config)
     _check_sharding(config.layout)
     check_tracking_uri(config.tracking.uri)
+    _check_validation(config)
     if config.run.warmup_steps >= config.run.steps:
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
@@ -202,6 +203,15 @@ def _check_batch(config: TrainConfig) -> None:
         raise ConfigError(
             f"run.global_batch={batch} is not divisible by layout.micro_batch={layout.micro_batch} x layout.data={layout.data} = {unit}; "
             f"use a multiple of {unit}, such as {max(unit, round(batch / unit) * unit)}"
+        )
+
+
+def _check_validation(config: TrainConfig) -> None:
+    data, every = config.data, config.run.eval_every
+    if every and config.run.task == "train" and (data.kind != "corpus" or not data.held_out):
+        raise ConfigError(
+            f"run.eval_every={every} has no text to validate on: data.kind={data.kind}, data.held_out={data.held_out:g}; "
+            "set data.held_out, such as 0.02, or run.eval_every=0"
         )
 
 

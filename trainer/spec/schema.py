@@ -152,6 +152,8 @@ class RunConfig:
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
     global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1, maximum=MOST)
+    eval_every: int = key(0, "steps between validations on the text that data.held_out keeps back; 0 = none", minimum=0)
+    eval_batches: int = key(8, "a validation reads this many batches of global_batch sequences, or all there are", minimum=1)
     seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
     precision: str = key("fp32", "fp32, fp64, bf16 or fp16 (the last two with fp32 master weights and reductions)", choices=PRECISIONS)
     device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))

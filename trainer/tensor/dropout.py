@@ -80,6 +80,8 @@ class HiddenDropout(nn.Module):
         self.p, self.site, self.noise, self.region = p, site, noise, region
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
         parts = self.region.group.size if self.region.sequence_sharded else 1
         first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
         sequence = torch.arange(first, first + x.shape[0], device=x.device)
@@ -96,6 +98,8 @@ class ShardedAttentionDropout(nn.Module):
         self.p, self.site, self.noise, self.heads, self.total = p, site, noise, heads, total
 
     def forward(self, weights: Tensor) -> Tensor:
+        if not self.training:
+            return weights
         device, length = weights.device, weights.shape[-1]
         heads = torch.arange(self.heads.start, self.heads.stop, device=device)
         along = torch.arange(length, device=device)

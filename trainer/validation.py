@@ -1,0 +1,77 @@
+"""The loss of the weights that an engine holds now, on held-out text: the forward part of a step, without dropout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trainer.data.dataset import HeldOut
+from trainer.engine import Engine
+from trainer.measure.meter import Recorder
+from trainer.pipeline.forward import ForwardPipeline
+from trainer.spec import ConfigError, ResolvedTrainConfig
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over some targets: the sum of ``-ln p``, their number, and their bytes as text."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+
+    @property
+    def loss(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nats / math.log(2) / self.bytes if self.bytes else None
+
+
+def whole_batches(config: ResolvedTrainConfig, text: HeldOut) -> int:
+    """Batches of ``run.global_batch`` sequences in the text; ``ConfigError`` if there is not one."""
+    found = text.windows // config.run.global_batch
+    if not found:
+        raise ConfigError(
+            f"run.global_batch={config.run.global_batch} is more than the {text.windows} sequences of model.seq={config.model.seq} "
+            f"that data.path={config.data.path} has to evaluate on; lower run.global_batch, or raise data.held_out"
+        )
+    return found
+
+
+class Validation:
+    """Reads ``text`` in batches of the engine's size, in the order of the text. Nothing of a training changes by it."""
+
+    def __init__(self, engine: Engine, text: HeldOut):
+        self.engine, self.text = engine, text
+        self.pipeline = ForwardPipeline.of(engine.pipeline, Recorder(engine.clock, engine.world.ledger))
+        self.bytes_of = torch.from_numpy(text.token_bytes()).to(engine.device)
+
+    def first(self, batches: int) -> Sums:
+        """Of the first ``batches`` batches, or all."""
+        there = whole_batches(self.engine.config, self.text)
+        return sum((self.batch(number) for number in range(min(batches, there))), Sums())
+
+    def batch(self, number: int) -> Sums:
+        """Of one batch, over all ranks. Collective."""
+        engine = self.engine
+        for chunk in self.pipeline.chunks:
+            chunk.model.eval()
+        batch = replace(engine.batch_of(self.text, number * engine.config.run.global_batch), weight=1.0)
+        losses = self.pipeline.losses_of(batch)
+        for chunk in self.pipeline.chunks:
+            chunk.model.train()
+        own: Tensor = torch.zeros(2, dtype=torch.float64, device=engine.device)
+        if losses and engine.groups.tensor.index == 0 and batch.rows is not None:
+            own[0] = torch.stack(losses).double().sum()
+            own[1] = self.bytes_of[batch.rows[:, 1:]].sum()
+        engine.world.group.all_reduce(own).wait()
+        nats, size = own.tolist()
+        return Sums(nats, engine.tokens_per_step, int(size))
