@@ -44,7 +44,10 @@ CASES = [
     (["model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.context=2"], "layout.context=2 can be planned but not trained yet; use 1"),
     (["run.warmup_steps=10"], "run.warmup_steps=10 leaves no step of run.steps=10 to measure; use 9 or less"),
-    (["run.eval_every=5"], "run.eval_every=5 has no text to validate on: data.kind=corpus, data.held_out=0; set data.held_out, such as 0.02"),
+    (
+        ["run.eval_every=5"],
+        "run.eval_every=5 has no text to validate on: data.kind=synthetic, data.held_out=0; set data.held_out, such as 0.02",
+    ),
     (["tracking.uri='http://me:secret@host:5000'"], "tracking.uri contains a user name or password"),
     (["layout.tensor='"], 'cannot read "layout.tensor=\'" as KEY=VALUE'),
     (["run.seed=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
