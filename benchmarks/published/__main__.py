@@ -2,7 +2,7 @@
 
     python -m benchmarks.published RAW.csv CANONICAL.csv
 
-Rows keep their order and number. What a source does not say is filled with what its documentation, its notes or common use say, and
+Tables of training, of static batches (input_len) and of served load (isl) are told apart by their columns. Rows keep their order and number. What a source does not say is filled with what its documentation, its notes or common use say, and
 listed in the column ``assumed``; what nothing says is ``unknown``. Sources that are not known here pass with ``trainer=unknown``.
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.published.convert import canonical
-from benchmarks.published.raw import read
+from benchmarks.published.convert import converted
 from launcher.tables.canonical import write
 from trainer.spec import ConfigError
 
@@ -26,8 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("canonical", metavar="CANONICAL.csv")
     given = parser.parse_args(argv)
     try:
-        rows = [canonical(row) for row in read(given.raw)]
-        write(given.canonical, rows)
+        rows, columns = converted(given.raw)
+        write(given.canonical, rows, columns)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from benchmarks.published import inference
 from benchmarks.published.layout import layout_cells
 from benchmarks.published.machine import machine_cells
 from benchmarks.published.model import model_cells
-from benchmarks.published.raw import RawRow
+from benchmarks.published.raw import RawRow, read
 from benchmarks.published.sources import Source, source_of
 from benchmarks.published.step_time import step_seconds
 from launcher.cost.inputs.shape import Shape
-from launcher.tables.canonical import COLUMNS, MeasuredRun, Unanswerable, written
+from launcher.tables.canonical import COLUMNS, MeasuredRun, TableColumn, Unanswerable, header, written
 from launcher.tables.cases import shape_of
+from launcher.tables.inference import COLUMNS as REQUESTS
 
 STATED_BY = {
     "heads": "heads", "kv_heads": "kv_heads", "vocab": "vocab", "ffn": "ffn", "family": "arch", "tensor": "tp", "pipeline": "pp",
@@ -24,6 +27,16 @@ STATED_BY = {
 """Columns that are assumed where the published column is blank."""
 BY_NAME = ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers", "latent_queries", "latent_keys")
 """Columns of mixtures of experts: from public model cards, by the model's name."""
+
+
+def converted(path: str | Path) -> tuple[list[dict[str, Any]], Mapping[str, TableColumn]]:
+    """The canonical rows of a raw table of any of the three forms, told apart by their columns, and what those are. ``ConfigError`` where it
+    cannot be read."""
+    names = set(header(path))
+    for form, cells in ((inference.SERVED, inference.of_served), (inference.BATCHES, inference.of_batches)):
+        if {form[0], form[-1], form[-4]} <= names:
+            return [cells(row) for row in read(path, form)], REQUESTS
+    return [canonical(row) for row in read(path)], COLUMNS
 
 
 def canonical(row: RawRow) -> dict[str, Any]:

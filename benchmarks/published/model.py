@@ -35,7 +35,7 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
     hidden, llama = cells["hidden"], arch != "gpt"
     experts, inner = _experts(row) if arch == "moe" else (Experts(0, 0, 0), None)
     if hidden:
-        cells["heads"] = cells["heads"] or _likely_heads(hidden)
+        cells["heads"] = cells["heads"] or likely_heads(hidden)
         cells["ffn"] = inner or cells["ffn"] or (64 * math.ceil(8 * hidden / 3 / 64) if llama else 4 * hidden)
     cells["kv_heads"] = cells["kv_heads"] or cells["heads"]
     cells["vocab"] = cells["vocab"] or source.vocab or (32000 if llama else 51200)
@@ -67,7 +67,7 @@ def _experts(row: RawRow) -> tuple[Experts | None, int | None]:
     return Experts(int(found.group(1)), int(found.group(2)), int(found.group(3) or inner)), inner or int(found.group(3))
 
 
-def _likely_heads(hidden: int) -> int:
+def likely_heads(hidden: int) -> int:
     """A head count that divides ``hidden`` into heads of about 128."""
     divisors = [n for n in range(1, hidden // 32 + 1) if hidden % n == 0]
     return min(divisors or [1], key=lambda n: abs(math.log(hidden / n / 128)))

@@ -99,12 +99,12 @@ class RawRow:
         return found.group(1).strip() if found else ""
 
 
-def read(path: str | Path) -> list[RawRow]:
-    """All rows of a table. ``ConfigError`` when it cannot be read or its columns are not those of the format."""
+def read(path: str | Path, required: Sequence[str] = REQUIRED) -> list[RawRow]:
+    """All rows of a table, of training unless other columns are ``required``. ``ConfigError`` when it cannot be read or its columns are not those of the format."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            _check_columns(path, reader.fieldnames)
+            _check_columns(path, reader.fieldnames, required)
             return [RawRow(number, _cells(record)) for number, record in enumerate(reader, 1)]
     except OSError as error:
         raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
@@ -112,13 +112,13 @@ def read(path: str | Path) -> list[RawRow]:
         raise ConfigError(f"cannot read the table {path}: {error}") from None
 
 
-def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
+def _check_columns(path: str | Path, columns: Sequence[str] | None, required: Sequence[str]) -> None:
     if not columns:
         raise ConfigError(f"{path} is empty; a table of measurements starts with a line of column names")
     twice = [name for name in columns if columns.count(name) > 1]
     if twice:
         raise ConfigError(f"{path} has the column {twice[0]} more than once; keep one")
-    missing = [name for name in REQUIRED if name not in columns]
+    missing = [name for name in required if name not in columns]
     if missing and len(columns) == 1 and ";" in columns[0]:
         raise ConfigError(f"{path} has semicolons between its columns; use commas")
     if missing:

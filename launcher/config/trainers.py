@@ -47,7 +47,7 @@ def _composed(name: str, own: Path | None) -> dict[str, Any]:
     if path is None:
         names = profile_names(own)
         raise ConfigError(f"trainer={name} does not exist{nearest(name, names)}; conf/trainer/ has {listed(names)}")
-    data = _read(path)
+    data = read_keys(path)
     keys: dict[str, Any] = {}
     for base in data.pop("defaults", []):
         if base != "_self_":
@@ -55,7 +55,8 @@ def _composed(name: str, own: Path | None) -> dict[str, Any]:
     return _merged(keys, data)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys of a profile's file. ``ConfigError`` for one that cannot be read."""
     import yaml
 
     try:

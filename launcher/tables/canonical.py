@@ -179,26 +179,26 @@ class MeasuredRun:
         return None if peak is None else peak * 1e9
 
 
-def read(path: str | Path) -> list[MeasuredRun]:
-    """All rows of a table. ``ConfigError`` when it cannot be read, a column is missing or a cell is not what its column allows."""
+def read(path: str | Path, columns: Mapping[str, TableColumn] = COLUMNS) -> list[MeasuredRun]:
+    """All rows of a table, of training unless other ``columns`` are given. ``ConfigError`` when it cannot be read, a column is missing or a cell is not what its column allows."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            _check_columns(path, reader.fieldnames)
-            return [MeasuredRun(number, _cells(path, number, record)) for number, record in enumerate(reader, 1)]
+            _check_columns(path, reader.fieldnames, columns)
+            return [MeasuredRun(number, _cells(path, number, record, columns)) for number, record in enumerate(reader, 1)]
     except OSError as error:
         raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read the table {path}: {error}") from None
 
 
-def write(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, TableColumn] = COLUMNS) -> None:
     """A table of ``rows``, None as ``unknown``. ``ConfigError`` when it cannot be written."""
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(COLUMNS)
-            lines.writerows([written(row[name]) for name in COLUMNS] for row in rows)
+            lines.writerow(columns)
+            lines.writerows([written(row[name]) for name in columns] for row in rows)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
@@ -215,15 +215,24 @@ def written(value: Any) -> str:
     return str(value)
 
 
-def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
+def header(path: str | Path) -> list[str]:
+    """Names of a table's columns; empty where it cannot be read."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
+
+
+def _check_columns(path: str | Path, columns: Sequence[str] | None, wanted: Mapping[str, TableColumn]) -> None:
     if not columns:
         raise ConfigError(f"{path} is empty; a table of measurements starts with a line of column names")
     if twice := [name for name in columns if columns.count(name) > 1]:
         raise ConfigError(f"{path} has the column {twice[0]} more than once; keep one")
     if len(columns) == 1 and ";" in columns[0]:
         raise ConfigError(f"{path} has semicolons between its columns; use commas")
-    if missing := [name for name in COLUMNS if name not in columns]:
-        hint = nearest(missing[0], [name for name in columns if name not in COLUMNS])
+    if missing := [name for name in wanted if name not in columns]:
+        hint = nearest(missing[0], [name for name in columns if name not in wanted])
         named = [*missing[:3], f"{len(missing) - 3} more"] if len(missing) > 4 else missing
         words = listed(named).replace(" or ", " and ")
         raise ConfigError(
@@ -231,9 +240,9 @@ def _check_columns(path: str | Path, columns: Sequence[str] | None) -> None:
         )
 
 
-def _cells(path: str | Path, number: int, record: Mapping[str, str | None]) -> dict[str, Any]:
+def _cells(path: str | Path, number: int, record: Mapping[str, str | None], columns: Mapping[str, TableColumn]) -> dict[str, Any]:
     cells = {}
-    for name, column in COLUMNS.items():
+    for name, column in columns.items():
         text = (record[name] or "").strip()
         try:
             if not text:

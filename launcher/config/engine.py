@@ -1,0 +1,52 @@
+"""An inference engine, as far as time and memory depend on it: how it batches, launches, sums up and reserves. Data: conf/engine/NAME.yaml.
+
+A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. What the facts cost is in
+conf/inference.yaml, the same for all engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.spec.schema import key
+
+BATCHING = ("static", "continuous")
+PREFILL = ("alone", "first", "mixed")
+LAUNCHES = ("python", "native", "graph")
+ALL_REDUCES = ("library", "one_shot")
+ATTENTION = ("unfused", "flash")
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What an engine keeps in device memory, and how much of it it takes."""
+
+    share: float = key(1.0, "part of the device's memory that weights, buffers and keys and values together may take", above=0)
+    of_free: bool = key(False, "the share is of what weights and buffers leave, for keys and values alone")
+    embedding_copies: int = key(1, "copies of the input embedding or head, where model.tied says that they are one", minimum=1)
+    embedding_sharded: bool = key(True, "tensor ranks share the vocabulary out")
+    kv_block: int = key(1, "tokens of a block of keys and values: a sequence takes whole blocks", minimum=1)
+    full_buffers: float = key(4, "buffers of a forward pass, in rows of model.hidden per token, that every tensor rank has whole", minimum=0)
+    split_buffers: float = key(12, "those that tensor ranks share out", minimum=0)
+    runtime_gb: float = key(1.2, "driver, libraries, communicators and the engine's own, in 1e9 bytes", minimum=0)
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """One engine."""
+
+    name: str = key("unknown", "name of the engine")
+    batching: str = key("continuous", "static: a batch begins and ends together; continuous: requests join and leave", choices=BATCHING)
+    prefill: str = key("mixed", "prompts are computed alone (static), first (decoding waits) or mixed with decoding", choices=PREFILL)
+    prefill_tokens: int = key(8192, "prompt tokens of one forward pass at most", minimum=1)
+    launch: str = key("graph", "how kernels of decoding are launched: by Python, by native code, or as one graph", choices=LAUNCHES)
+    launches_per_layer: float = key(11, "kernels of a layer in decoding", minimum=0)
+    asynchronous: bool = key(False, "the host prepares the next pass while the device computes")
+    all_reduce: str = key("one_shot", "small sums over tensor ranks: the library's, or one kernel of the engine's own", choices=ALL_REDUCES)
+    attention: str = key("flash", "attention of prompts; unfused: scores are written to memory and read again", choices=ATTENTION)
+    tensor: bool = key(True, "runs tensor-parallel")
+    pipeline: bool = key(True, "runs pipeline-parallel")
+    pipeline_tokens: int = key(0, "a pipeline's groups are halved until one has no more tokens; 0 = one group per stage", minimum=0)
+    memory: EngineMemory = key(EngineMemory, "what it keeps in memory")
+    command: str = key("", "how it is started: a line with {model}, {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
+    formats: dict[str, str] = key(dict, "its words for number formats, where they differ: {fp16: half}")

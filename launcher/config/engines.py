@@ -1,0 +1,27 @@
+"""The inference engines that are known by name: conf/engine, and a folder of the user's own."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from launcher.config.compose import group_folders
+from launcher.config.engine import EngineProfile
+from launcher.config.trainers import read_keys
+from trainer.spec import ConfigError, from_dict
+from trainer.spec.errors import listed, nearest
+
+
+@cache
+def engine(name: str, own: Path | None = None) -> EngineProfile:
+    """The profile ``name``, as ``engine=NAME`` composes it. ``ConfigError`` if there is none."""
+    path = next((p for folder in group_folders(own) if (p := folder / "engine" / f"{name}.yaml").is_file()), None)
+    if path is None:
+        names = engine_names(own)
+        raise ConfigError(f"engine={name} does not exist{nearest(name, names)}; conf/engine/ has {listed(names)}")
+    return from_dict(EngineProfile, read_keys(path), f"engine={name}: ")
+
+
+def engine_names(own: Path | None = None) -> list[str]:
+    """All that can be named."""
+    return sorted({path.stem for folder in group_folders(own) for path in (folder / "engine").glob("*.yaml")})

@@ -1,0 +1,63 @@
+"""What is asked of a plan of inference: the workload, the limits, and what may vary. Keys of the same names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Optional
+
+from launcher.config.compose import conf_dir
+from trainer.spec.schema import MOST, key
+
+FORMATS = ("fp32", "bf16", "fp16", "fp8")
+
+
+@dataclass
+class WorkloadConfig:
+    """Requests: how long they are, and how they come."""
+
+    input: int = key(512, "tokens of a prompt (the mean of those of a trace)", minimum=1, maximum=MOST)
+    output: int = key(128, "tokens generated per request", minimum=1, maximum=MOST)
+    batch: Optional[int] = key(None, "static batches of so many requests per replica; null = see concurrency and rate", minimum=1, maximum=MOST)
+    concurrency: Optional[int] = key(None, "requests in flight over all replicas: one that ends is followed by the next", minimum=1, maximum=MOST)
+    rate: Optional[float] = key(None, "requests per second over all replicas, arriving at random; batch, concurrency and rate null = all sizes of serving.batch are compared", above=0)
+    trace: Optional[str] = key(None, "CSV file with columns arrival (s), input, output: lengths and rate are those of its requests")
+
+
+@dataclass
+class SlaConfig:
+    """Limits that a plan has to keep. Times are means."""
+
+    latency_ms: Optional[float] = key(None, "time of a request at most", above=0)
+    ttft_ms: Optional[float] = key(None, "time to the first token at most", above=0)
+    tpot_ms: Optional[float] = key(None, "time per further token at most", above=0)
+    throughput: Optional[float] = key(None, "requests per second at least, over all replicas", above=0)
+    devices: Optional[int] = key(None, "devices at most", minimum=1)
+    cost: Optional[float] = key(None, "price of a million generated tokens at most, by serving.device_hour", above=0)
+
+
+@dataclass
+class ServingConfig:
+    """What may vary, and what a device costs."""
+
+    weights: str = key("bf16", "number format of the weights", choices=FORMATS)
+    kv: str = key("bf16", "number format of keys and values", choices=FORMATS)
+    tensor: list[int] = key(list, "tensor degrees that are compared; empty = all powers of two that divide the heads", minimum=1)
+    pipeline: list[int] = key(list, "pipeline degrees that are compared; empty = all powers of two that divide the layers", minimum=1)
+    batch: list[int] = key(lambda: [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512], "requests in flight per replica that are compared", minimum=1)
+    device_hour: float = key(2.0, "price of a device for an hour", above=0)
+    checkpoint: str = key("MODEL", "what the rendered commands serve: a folder or name that the engine understands")
+
+
+@cache
+def inference_entries() -> dict[str, dict[str, Any]]:
+    """The constants of inference as they ship (conf/inference.yaml), by name: value, default, spread, kind and source."""
+    import yaml
+
+    entries: dict[str, dict[str, Any]] = yaml.safe_load((conf_dir() / "inference.yaml").read_text())
+    return entries
+
+
+def inference_values() -> dict[str, float]:
+    """Values by name."""
+    return {name: float(entry["value"]) for name, entry in inference_entries().items()}

@@ -1,0 +1,105 @@
+"""One question about inference: a model, many layouts with their batches, lengths, a device, an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from launcher.config.engine import EngineProfile
+from launcher.cost.inference.constants import INFERENCE, LIGHT, InferenceConstants
+from launcher.cost.inputs.constants import SHIPPED, Constants
+from launcher.cost.inputs.device import BYTES, Device
+from launcher.cost.inputs.groups import PlacedGroup
+from launcher.cost.inputs.shape import Array, Shape
+
+SERVING_DTYPE = np.dtype([("tensor", "i4"), ("pipeline", "i4"), ("replicas", "i4"), ("batch", "i4")])
+"""A layout of a served model: ranks of a replica, replicas, and requests in flight per replica."""
+
+
+@dataclass(frozen=True)
+class InferenceCase:
+    """``table`` is (layouts,) of ``SERVING_DTYPE``; ``input``, ``output`` and the sizes of ``shape`` are numbers, or (layouts,)."""
+
+    shape: Shape
+    table: np.ndarray
+    input: Array
+    output: Array
+    device: Device
+    engine: EngineProfile
+    weights: str = "bf16"
+    kv: str = "bf16"
+    constants: InferenceConstants = INFERENCE
+    network: Constants = SHIPPED  # of collectives: links, network, and sends
+
+    @cached_property
+    def tensor(self) -> np.ndarray:
+        return self.table["tensor"].astype(float)
+
+    @cached_property
+    def pipeline(self) -> np.ndarray:
+        return self.table["pipeline"].astype(float)
+
+    @cached_property
+    def replicas(self) -> np.ndarray:
+        return self.table["replicas"].astype(float)
+
+    @cached_property
+    def batch(self) -> np.ndarray:
+        """Requests in flight per replica."""
+        return self.table["batch"].astype(float)
+
+    @cached_property
+    def tensor_group(self) -> PlacedGroup:
+        return PlacedGroup.of(self.device, self.tensor, 1)
+
+    @cached_property
+    def stages_apart(self) -> np.ndarray:
+        """Whether neighbouring stages are in different link domains."""
+        return self.tensor * self.pipeline > self.device.domain
+
+    @property
+    def width(self) -> float:
+        """Bytes of an activation element."""
+        return max(BYTES[self.weights], 2)
+
+    @property
+    def vectors(self) -> str:
+        """Number format of attention and head: low-precision weights leave them in 16 bits."""
+        return "bf16" if self.weights in ("fp8", "fp4") else self.weights
+
+    @cached_property
+    def layer_parameters(self) -> Array:
+        """Matrix parameters of a layer."""
+        return self.shape.attention_parameters + self.shape.mlp_parameters
+
+    @cached_property
+    def kv_per_token(self) -> np.ndarray:
+        """Bytes of keys and values per token and layer on one rank: heads are copied where there are more ranks than heads."""
+        return 2 * np.maximum(self.shape.kv_heads / self.tensor, 1) * self.shape.head_width * BYTES[self.kv]
+
+    @property
+    def context(self) -> Array:
+        """Tokens that a decoded token sees on average."""
+        return self.input + self.output / 2
+
+    def at_light(self) -> InferenceCase:
+        """The same at the speed of light."""
+        device = dataclasses.replace(self.device, sustained=self.device.peaks)
+        return dataclasses.replace(self, device=device, constants=self.constants.on(LIGHT), network=self.network.on(FAST))
+
+
+def group(case: InferenceCase, tokens: Array) -> np.ndarray:
+    """Requests of one of the groups that fill a pipeline, of ``tokens`` each: a stage's share of the batch if that is whole, halved while a
+    group has more than ``pipeline_tokens`` tokens and an even number of requests."""
+    size, most = case.batch, case.engine.pipeline_tokens
+    size = np.where(size % case.pipeline == 0, size / case.pipeline, size)
+    while most and np.any(large := (size * tokens > most) & (size % 2 == 0) & (size > 1)):
+        size = np.where(large, size / 2, size)
+    return np.where(case.pipeline > 1, size, case.batch)
+
+
+FAST = {"link": 1.0, "network": 1.0, "launch": 0.0, "crowd": 0.0, "ramp": 0.0}
+"""Collectives at the speed of light."""

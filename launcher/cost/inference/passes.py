@@ -1,0 +1,110 @@
+"""Seconds of one forward pass through all layers, by part.
+
+A layer of ``T`` tokens takes the longer of reading its weights (n w / t bytes) and computing its products (2 n T / t operations), its
+attention (of prompts: computed; of running requests: keys and values read), reads and writes of activations, two sums over the tensor
+ranks, and the launching of its kernels. A product of few rows computes on a whole tile: its rows count ``short_rows`` more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from launcher.cost.inference.case import InferenceCase
+from launcher.cost.inputs.device import BYTES
+from launcher.cost.inputs.shape import Array
+from launcher.cost.parts import ATTENTION, HOST, MATRICES, POINTWISE, TENSOR, Parts, scale
+from launcher.cost.time import collectives
+
+HEAD, SAMPLING, TRANSFERS = "head", "sampling", "pipeline transfers"
+
+
+class Load(NamedTuple):
+    """What a pass works on: ``prompts`` of ``length`` tokens each, and ``running`` requests with ``context`` tokens behind them; numbers,
+    or (layouts,)."""
+
+    prompts: Array = 0.0
+    length: Array = 0.0
+    running: Array = 0.0
+    context: Array = 0.0
+
+    @property
+    def tokens(self) -> Array:
+        return self.prompts * self.length + self.running
+
+
+def forward(case: InferenceCase, load: Load) -> Parts:
+    """Seconds of a pass through all stages in turn, the head left out."""
+    one = {
+        MATRICES: products(case, load.tokens),
+        ATTENTION: prompt_attention(case, load) + cached_attention(case, load),
+        POINTWISE: pointwise(case, load.tokens),
+        TENSOR: np.where(load.tokens > 0, 2 * all_reduce(case, load.tokens), 0.0),
+        HOST: np.where(load.tokens > 0, launching(case), 0.0),
+    }
+    return scale(one, case.shape.layers) | {TRANSFERS: transfers(case, load.tokens)}
+
+
+def products(case: InferenceCase, tokens: Array) -> np.ndarray:
+    """Seconds of a layer's weight products."""
+    c, n = case.constants, case.layer_parameters / case.tensor
+    read = n * BYTES[case.weights] / (case.device.bandwidth * c.weights_bandwidth)
+    computed = 2 * n * (tokens + c.short_rows) / (case.device.rate(case.weights) * c.matrix)
+    return np.where(tokens > 0, np.maximum(read, computed), 0.0)
+
+
+def prompt_attention(case: InferenceCase, load: Load) -> Array:
+    """Seconds of a layer's attention over prompts: half of the scores in one kernel, all of them written to memory without."""
+    c, s = case.constants, case.shape
+    scores = load.prompts * load.length**2 * s.heads / case.tensor
+    work = 4 * scores * s.head_width
+    if case.engine.attention == "flash":
+        return work / 2 / (case.device.peak(case.vectors) * c.flash)
+    moved = c.score_passes * scores * case.width / (case.device.bandwidth * case.network.bandwidth)
+    return work / (case.device.rate(case.vectors) * c.flash) + moved
+
+
+def cached_attention(case: InferenceCase, load: Load) -> Array:
+    """Seconds to read the keys and values of running requests."""
+    return load.running * load.context * case.kv_per_token / (case.device.bandwidth * case.constants.kv_bandwidth)
+
+
+def pointwise(case: InferenceCase, tokens: Array) -> Array:
+    """Seconds of norms, biases, residuals and activations: twelve reads or writes of the residual stream, which every tensor rank has
+    whole, four of the queries and four of what each matrix of the MLP makes or takes, of which it has its part."""
+    s = case.shape
+    elements = 12 * s.hidden + (4 * s.query_width + 2 * s.mlp_matrices * s.ffn) / case.tensor
+    return tokens * elements * case.width * case.constants.pointwise / (case.device.bandwidth * case.network.bandwidth)
+
+
+def all_reduce(case: InferenceCase, tokens: Array) -> np.ndarray:
+    """Seconds to sum the activations of ``tokens`` over the tensor ranks: a start, a tree of hops, and the ring's volume at its rate."""
+    group, device, c = case.tensor_group, case.device, case.constants
+    start = c.one_shot if case.engine.all_reduce == "one_shot" else c.library
+    tree = np.log2(np.maximum(group.near, 1)) * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
+    volume = 2 * (group.size - 1) / group.size * tokens * case.shape.hidden * case.width
+    return np.where(group.size > 1, start + c.hops * tree + volume / collectives.bus(device, case.network, group), 0.0)
+
+
+def launching(case: InferenceCase) -> float:
+    """Seconds of a layer's launches that the device waits for."""
+    if case.device.host:
+        return 0.0
+    return case.engine.launches_per_layer * float(getattr(case.constants, f"kernel_{case.engine.launch}"))
+
+
+def transfers(case: InferenceCase, tokens: Array) -> np.ndarray:
+    """Seconds to hand activations from stage to stage, through all of them."""
+    payload = tokens * case.shape.hidden * case.width
+    one = collectives.send(case.device, case.network, case.stages_apart, payload)
+    return np.where((case.pipeline > 1) & (np.asarray(tokens) > 0), (case.pipeline - 1) * one, 0.0)
+
+
+def choosing(case: InferenceCase, sequences: Array) -> Parts:
+    """Seconds of the head and of the choice of one token for each of ``sequences``."""
+    s, c, size = case.shape, case.constants, max(BYTES[case.weights], 2)  # the head has 16 bits where the others have fewer
+    read = s.vocab * s.hidden * size / case.tensor / (case.device.bandwidth * c.weights_bandwidth)
+    computed = 2 * s.vocab * s.hidden * sequences / case.tensor / case.device.rate(case.vectors)
+    chosen = sequences * s.vocab * 4 * c.logit_passes / case.device.bandwidth + c.token * sequences
+    return {HEAD: np.maximum(read, computed), SAMPLING: chosen}

@@ -1,0 +1,138 @@
+"""Time of requests and throughput of a served model: static batches, a closed loop of requests in flight, open arrivals.
+
+Static: a batch is read, then decoded token by token; with a pipeline it is cut into groups that follow each other. Continuous: requests
+join and leave, so that each token of a running request also waits for a share of the prompts of those that join. With b running requests
+b/o of them begin in every step, so that in the mean a step takes
+
+    decode(b, i + o/2) + staggered b/o prefill(i)
+
+(Little's law; the prompts that are read together with a request's own are not waited for). Open arrivals at rate r: the b with b = r times
+the time that a request stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.cost.inference import memory
+from launcher.cost.inference.case import InferenceCase, group
+from launcher.cost.inference.passes import Load, choosing, forward
+from launcher.cost.inputs.shape import Array
+from launcher.cost.parts import Parts, add, scale, total
+
+BUBBLE, SCHEDULING, OTHERS, QUEUE = "pipeline bubble", "scheduling", "prompts of other requests", "queue"
+
+
+@dataclass(frozen=True)
+class InferenceEstimate:
+    """Arrays over layouts. ``prompt`` are the seconds to the first token by part, ``step`` those of each further one; ``prompt_light``
+    and ``step_light`` the same at the speed of light. ``memory`` are bytes of the fullest rank by part, ``room`` the requests that fit."""
+
+    prompt: Parts
+    step: Parts
+    prompt_light: Parts
+    step_light: Parts
+    memory: Parts
+    fits: np.ndarray
+    room: np.ndarray
+    running: np.ndarray  # requests of a replica that are decoded together
+    output: Array
+    arriving: np.ndarray  # requests in flight of a replica, those that wait among them
+    replicas: np.ndarray
+
+    @property
+    def ttft(self) -> np.ndarray:
+        """Seconds to the first token."""
+        return np.asarray(total(self.prompt))
+
+    @property
+    def tpot(self) -> np.ndarray:
+        """Seconds per further token."""
+        return np.asarray(total(self.step))
+
+    @property
+    def latency(self) -> np.ndarray:
+        """Seconds of a request."""
+        return np.asarray(self.ttft + (self.output - 1) * self.tpot)
+
+    @property
+    def throughput(self) -> np.ndarray:
+        """Requests per second over all replicas."""
+        return np.asarray(self.replicas * self.arriving / self.latency)
+
+
+def static(case: InferenceCase) -> InferenceEstimate:
+    """Batches that begin and end together."""
+    prompt, step = _static(case)
+    light = _static(case.at_light())
+    return _estimate(case, (prompt, step), light, case.batch, case.batch, memory.fits(case, case.batch))
+
+
+def _static(case: InferenceCase) -> tuple[Parts, Parts]:
+    b, p = case.batch, case.pipeline
+    of_prompts, of_tokens = group(case, case.input), group(case, 1.0)
+    read = forward(case, Load(of_prompts, case.input))
+    turns = b / of_prompts
+    prompt = scale(read, np.maximum(turns, p) / p) | {BUBBLE: total(read) * (turns + p - 1 - np.maximum(turns, p)) / p}
+    step = scale(forward(case, Load(running=of_tokens, context=case.context)), np.maximum(b / of_tokens, p) / p)
+    chosen = choosing(case, b)
+    return add(prompt, chosen, {SCHEDULING: case.constants.request + np.zeros_like(b)}), add(step, chosen)
+
+
+def closed(case: InferenceCase) -> InferenceEstimate:
+    """``batch`` requests in flight per replica: one that ends is followed by the next. Those beyond the room wait."""
+    room = memory.room(case)
+    running = np.clip(case.batch, 1.0, np.maximum(room, 1.0))
+    prompt, step = _running(case, running)
+    stay = total(prompt) + (case.output - 1) * total(step)
+    prompt[QUEUE] = (case.batch / running - 1) * stay
+    return _estimate(case, (prompt, step), _running(case.at_light(), running), running, case.batch, memory.fits(case, 1.0))
+
+
+def opened(case: InferenceCase, rate: Array) -> InferenceEstimate:
+    """Requests arrive at ``rate`` per second over all replicas. Where they are more than a replica serves, ``fits`` is 0."""
+    room, each = np.maximum(memory.room(case), 1.0), rate / case.replicas
+    low, high = np.zeros_like(room), room
+    for _ in range(40):
+        middle = (low + high) / 2
+        prompt, step = _running(case, middle)
+        enough = middle >= each * (total(prompt) + (case.output - 1) * total(step))
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    prompt, step = _running(case, high)
+    stay = total(prompt) + (case.output - 1) * total(step)
+    busy = np.minimum(each * total(prompt), 0.999)
+    prompt[QUEUE] = busy * total(prompt) / (2 * (1 - busy))  # Pollaczek and Khinchine: prompts of equal length, one after the other
+    kept = np.where(room * 1.001 >= each * stay, 1.0, 0.0)
+    light = _running(case.at_light(), high)
+    estimate = _estimate(case, (prompt, step), light, high, high, memory.fits(case, np.ceil(high)) * kept)
+    return estimate
+
+
+def _running(case: InferenceCase, running: np.ndarray) -> tuple[Parts, Parts]:
+    """The parts of a first and of a further token while ``running`` requests of a replica are decoded."""
+    c, engine, p = case.constants, case.engine, case.pipeline
+    each = np.maximum(running / np.minimum(p, np.maximum(running, 1.0)), 1.0)
+    decoding = Load(running=each, context=case.context)
+    step = add(forward(case, decoding), choosing(case, each))
+    together = np.clip(engine.prefill_tokens / case.input, 1.0, np.maximum(each, 1.0))
+    prompts = Load(together, case.input)
+    if engine.prefill == "mixed":
+        mixed = forward(case, Load(together, case.input, each, case.context))
+        further, share = total(mixed) - total(forward(case, decoding)), c.staggered
+    else:
+        further, share = total(forward(case, prompts)), c.staggered * c.waves
+    further = further + total(choosing(case, together))
+    begun = running / together / case.output * np.maximum(1 - together / np.maximum(running, 1.0), 0.0)
+    host = c.step * (1 - c.step_hidden if engine.asynchronous else 1.0) + np.zeros_like(p)
+    step |= {OTHERS: share * begun * further / p, SCHEDULING: host}
+    first = add(forward(case, Load(np.ones_like(p), case.input)), choosing(case, np.ones_like(p)))
+    return first | {SCHEDULING: host + total(step) / 2}, step
+
+
+def _estimate(
+    case: InferenceCase, found: tuple[Parts, Parts], light: tuple[Parts, Parts], running: np.ndarray, arriving: np.ndarray, fits: np.ndarray
+) -> InferenceEstimate:
+    sizes = memory.needed(case, running)
+    return InferenceEstimate(*found, *light, sizes, fits, memory.room(case), running, case.output, arriving, case.replicas)

@@ -1,0 +1,214 @@
+"""Tables of measured inference in canonical columns: read, predicted, compared with the cost model.
+
+One line per measurement. ``static`` rows are judged by the latency of a batch, the others by the time per further token, since the time
+to the first one is mostly that of the load generator's queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.config.engine import EngineProfile
+from launcher.config.engines import engine
+from launcher.config.schema import HardwareConfig
+from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.shape import Shape
+from launcher.cost.thresholds import FITS
+from launcher.tables import canonical
+from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
+from launcher.tables.metrics import Errors, Verdicts
+from launcher.tables.predictions import stacked
+from trainer.spec.schema import RATED
+
+MODES = ("static", "closed", "open")
+_SHARED = ("source", "model", "family", "layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "tied")
+_MACHINE = ("hardware", "gpus_per_node")
+COLUMNS: dict[str, TableColumn] = {
+    **{name: canonical.COLUMNS[name] for name in (*_SHARED, *_MACHINE)},
+    **{
+        column.name: column
+        for column in (
+            TableColumn("engine", "profile of the engine, a file of conf/engine", "text"),
+            TableColumn("mode", "static batches, a closed loop of requests in flight, or open arrivals", "word", MODES),
+            TableColumn("tensor", "tensor-parallel ranks"),
+            TableColumn("pipeline", "pipeline ranks"),
+            TableColumn("replicas", "copies of the model"),
+            TableColumn("batch", "requests in flight per replica; open: unknown"),
+            TableColumn("rate", "open: requests per second over all replicas", "number"),
+            TableColumn("input", "tokens of a prompt", "number"),
+            TableColumn("output", "tokens generated per request", "number"),
+            TableColumn("weights", "number format of the weights", "word", RATED),
+            TableColumn("kv", "number format of keys and values", "word", RATED),
+            TableColumn("latency_ms", "milliseconds of a request", "number"),
+            TableColumn("ttft_ms", "milliseconds to the first token", "number"),
+            TableColumn("tpot_ms", "milliseconds per further token", "number"),
+            TableColumn("oom", "the device had too little memory", "flag"),
+            canonical.COLUMNS["assumed"],
+        )
+    },
+}
+NEEDED = ("hardware", "tensor", "pipeline", "batch", "input", "output")
+"""What a source has to say itself for its row to count as fully described."""
+
+
+@dataclass(frozen=True)
+class JudgedRequest:
+    """One row, what is predicted of it, or the reason why nothing is."""
+
+    row: MeasuredRun
+    latency_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    fits: float | None = None
+    memory_bytes: float | None = None
+    capacity: float | None = None
+    reason: str = ""
+
+    @property
+    def pair(self) -> tuple[float, float] | None:
+        """(predicted, measured) seconds of what the row is judged by."""
+        name = "latency" if self.row["mode"] == "static" else "tpot"
+        measured, predicted = self.row[f"{name}_ms"], getattr(self, f"{name}_s")
+        return None if measured is None or predicted is None or self.row["oom"] else (predicted, measured / 1e3)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the source says itself what the prediction rests on most."""
+        stated = not any(self.row[name] is None or name in self.row.assumed for name in NEEDED)
+        return stated and self.row["layers"] is not None and self.row["hidden"] is not None
+
+
+@dataclass(frozen=True)
+class RequestSummary:
+    """Figures of a selection of rows; ``median`` has every model count the same, however many rows it has."""
+
+    rows: int
+    predicted: int
+    errors: Errors | None
+    median: float | None
+    verdicts: Verdicts | None
+
+
+def read(path: str | Path) -> list[MeasuredRun]:
+    """All rows of a table. ``ConfigError`` as ``canonical.read``."""
+    return canonical.read(path, COLUMNS)
+
+
+def is_inference(path: str | Path) -> bool:
+    """Whether a table is of inference, by its columns."""
+    return {"tpot_ms", "engine"} <= set(canonical.header(path))
+
+
+def shape_of(row: MeasuredRun) -> Shape:
+    """The model of a row."""
+    family = row.known("family")
+    names = ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab")
+    llama = family == "llama"
+    return Shape(**{name: row.known(name) for name in names}, seq=1, gated=llama, tied=bool(row["tied"]), biases=not llama)
+
+
+def cases(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> tuple[list[tuple[InferenceCase, list[int]]], dict[int, str]]:
+    """The rows as few cases, each with the positions of its rows; and the reasons of those that cannot be predicted."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    parts: dict[int, tuple[Shape, Device, EngineProfile]] = {}
+    reasons: dict[int, str] = {}
+    for position, row in enumerate(rows):
+        try:
+            parts[position] = _parts(row, hardware)
+            key = _kind(row, *parts[position][:2])
+        except Unanswerable as why:
+            reasons[position] = str(why)
+            continue
+        groups[key].append(position)
+    return [(_case([rows[i] for i in members], [parts[i] for i in members]), members) for members in groups.values()], reasons
+
+
+def _kind(row: MeasuredRun, shape: Shape, device: Device) -> tuple[Any, ...]:
+    """Rows of one kind are predicted together."""
+    return (row["mode"], repr(device), row["engine"], row["weights"], row["kv"], shape.gated, shape.tied, shape.biases)
+
+
+def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape, Device, EngineProfile]:
+    shape = shape_of(row)
+    for name in ("input", "output", "tensor", "pipeline", "mode", "weights", "rate" if row["mode"] == "open" else "batch"):
+        row.known(name)
+    name = row.known("hardware")
+    if name not in hardware:
+        raise Unanswerable(f"hardware {name} is not described")
+    if row.known("tensor") > shape.heads or row.known("pipeline") > shape.layers:
+        raise Unanswerable("more ranks than heads or layers")
+    return shape, Device.of(hardware[name], row.known("gpus_per_node")), engine(row.known("engine"))
+
+
+def _case(rows: list[MeasuredRun], parts: list[tuple[Shape, Device, EngineProfile]]) -> InferenceCase:
+    table = np.array([(r["tensor"], r["pipeline"], r["replicas"] or 1, r["batch"] or 1) for r in rows], SERVING_DTYPE)
+    lengths = {name: np.array([float(r[name]) for r in rows]) for name in ("input", "output")}
+    shape, (_, device, profile) = stacked([part[0] for part in parts]), parts[0]
+    weights, kv = rows[0]["weights"], rows[0]["kv"] or "bf16"
+    return InferenceCase(shape, table, lengths["input"], lengths["output"], device, profile, weights, kv)
+
+
+def estimated(case: InferenceCase, rows: Sequence[MeasuredRun]) -> InferenceEstimate:
+    """What is predicted of the rows of a case."""
+    if rows[0]["mode"] == "open":
+        return opened(case, np.array([r["rate"] for r in rows]))
+    return static(case) if rows[0]["mode"] == "static" else closed(case)
+
+
+def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> list[JudgedRequest]:
+    """Every row with its prediction, or the reason why it has none."""
+    known, reasons = cases(rows, hardware)
+    found = {position: JudgedRequest(rows[position], reason=why) for position, why in reasons.items()}
+    for case, members in known:
+        made = estimated(case, [rows[i] for i in members])
+        memory = sum(made.memory.values())
+        columns = np.stack(np.broadcast_arrays(made.latency, made.ttft, made.tpot, made.fits, memory), axis=1)
+        for place, position in enumerate(members):
+            latency, ttft, tpot, fits, needed = map(float, columns[place])
+            found[position] = JudgedRequest(rows[position], latency, ttft, tpot, fits, needed, case.device.memory)
+    return [found[i] for i in range(len(rows))]
+
+
+def summary(judged: Sequence[JudgedRequest]) -> RequestSummary:
+    """All figures of a selection."""
+    timed = [(j.row["model"], pair) for j in judged if (pair := j.pair)]
+    told = [flag for j in judged if (flag := _verdict(j)) is not None]
+    models = [model for model, _ in timed]
+    median = weighted_median([abs(p / m - 1) for _, (p, m) in timed], models) if timed else None
+    predicted = sum(j.latency_s is not None for j in judged)
+    return RequestSummary(len(judged), predicted, Errors.of([pair for _, pair in timed]), median, Verdicts.of(told) if told else None)
+
+
+def _verdict(judged: JudgedRequest) -> tuple[bool, bool, float, float] | None:
+    oom, fits, needed = judged.row["oom"], judged.fits, judged.memory_bytes
+    if oom is None or fits is None or needed is None:
+        return None
+    return fits < FITS, oom, needed, needed / (judged.capacity or np.inf)
+
+
+def weighted_median(errors: Sequence[float], models: Sequence[Any]) -> float:
+    """The median where all rows of a model together weigh as much as those of any other."""
+    counts = Counter(models)
+    order = np.argsort(errors, kind="stable")
+    weights = np.cumsum([1 / counts[models[i]] for i in order])
+    return float(np.asarray(errors)[order][np.searchsorted(weights, weights[-1] / 2)])
+
+
+def by_model(judged: Sequence[JudgedRequest]) -> dict[str, RequestSummary]:
+    """Figures of each model, in order of appearance."""
+    groups: dict[str, list[JudgedRequest]] = defaultdict(list)
+    for j in judged:
+        groups[j.row["model"] or "(no model)"].append(j)
+    return {model: summary(members) for model, members in groups.items()}
+
+
+def unanswered(judged: Sequence[JudgedRequest]) -> Counter[str]:
+    """How many rows have no prediction, by reason."""
+    return Counter(j.reason for j in judged if j.reason)
