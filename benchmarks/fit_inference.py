@@ -114,13 +114,15 @@ def without_each(problem: RequestFit) -> dict[str, Values]:
     return {model: solve(problem, [model], near) for model in dict.fromkeys(problem.models)}
 
 
-def left_out(problem: RequestFit, fits: dict[str, Values]) -> dict[str, float]:
-    """Median error of each model with the constants fitted to all others; under ``all`` that of all, weighing the same."""
+def left_out(problem: RequestFit, fits: dict[str, Values], only: Sequence[str] = ()) -> dict[str, float]:
+    """Median error of each model, or of those of ``only``, with the constants fitted to all others; under ``all`` that of these, weighing
+    the same."""
     unseen, models = np.empty(len(problem.rows)), np.array(problem.models)
     for model, values in fits.items():
         unseen[models == model] = problem.errors(values)[models == model]
-    found = {model: float(np.median(np.abs(np.expm1(unseen[models == model])))) for model in fits}
-    return found | {"all": median_error(unseen, problem.models)}
+    asked = np.isin(models, list(only or fits))
+    found = {model: float(np.median(np.abs(np.expm1(unseen[models == model])))) for model in fits if model in (only or fits)}
+    return found | {"all": median_error(unseen[asked], models[asked].tolist())}
 
 
 def main() -> None:

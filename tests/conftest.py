@@ -32,6 +32,7 @@ TAKE_LONG = (
     *("test_any_override_list.py", "test_doctor.py", "test_published.py", "test_unseen.py", "test_search.py", "test_search_commands.py"),
     *("test_plan_command.py", "test_recipes.py", "test_replay.py", "test_size.py", "test_policy.py", "test_report.py", "test_tables.py"),
     *("test_preparation.py", "test_silent_places.py", "test_kubernetes_entry.py", "test_named_files.py", "test_damage.py"),
+    "test_inference_tables.py",
 )
 
 

@@ -73,6 +73,7 @@ COST = {
     "time": ("inputs", "parts"),
     "memory": ("inputs", "time", "parts"),
     "calibration": ("inputs", "time"),
+    "inference": ("inputs", "time", "parts"),
     "model": ("inputs", "time", "memory", "parts"),
     "uncertainty": ("parts",),
     "known": ("inputs", "uncertainty"),

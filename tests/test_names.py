@@ -7,11 +7,12 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.config.engines import engine, engine_names
 from launcher.config.hardware import shipped_hardware
 from launcher.config.trainers import OWN, profile, profile_names
 
 ROOT = Path(__file__).resolve().parent.parent
-RAW = sorted((ROOT / "benchmarks" / "published" / "data").glob("*.csv"))
+RAW = sorted((ROOT / "benchmarks" / "published").glob("*data/*.csv"))
 
 
 def names() -> set[str]:
@@ -19,8 +20,9 @@ def names() -> set[str]:
     rows = [row for path in RAW for row in csv.DictReader(path.open())]
     devices = {word for stem, device in shipped_hardware().items() if not device.host for word in (stem, device.name)}
     trainers = {word for name in profile_names() for word in (name, profile(name).name)}
-    sources = {row["source"].split(" (")[0] for row in rows} | {row["model"] for row in rows}
-    return {word.lower() for word in devices | trainers | sources} - {OWN, "unknown", ""}
+    engines = {word for name in engine_names() for word in (name, engine(name).name)}
+    sources = {row.get("source", "").split(" (")[0] for row in rows} | {row.get("model") or row["model_path"] for row in rows}
+    return {word.lower() for word in devices | trainers | engines | sources} - {OWN, "unknown", ""}
 
 
 def literals(path: Path) -> Iterator[str]:

@@ -32,7 +32,7 @@ layouts of a sweep are ranked, how many measured times lie in the 80 % interval 
 
 The table has canonical columns, every cell explicit, "unknown" where a source does not say; 'trireme validate --columns' lists them all.
 'trireme rank --csv FILE' writes the trials of a sweep in that form; 'python -m benchmarks.published RAW.csv FILE' turns tables as they were
-published into it, with a column that lists every assumption. trainer=NAME predicts all rows as if measured with that trainer.
+published into it, with a column that lists every assumption. Tables of inference (latency, time per token) are told by their columns. trainer=NAME predicts all rows as if measured with that trainer.
 
 example:
   trireme validate measured.csv --out predictions.csv
@@ -46,12 +46,15 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     from launcher.config.hardware import hardware_files
     from launcher.tables.canonical import read
+    from launcher.tables.inference import is_inference
     from launcher.tables.validation import by_source, judge, summary, unanswered
 
     out = arguments.out
-    table = read(arguments.table)
     if out is not None and check_file(out, "--out") == Path(arguments.table).resolve():
         raise ConfigError(f"--out={out} is the table itself, whose measurements would be lost; name another file")
+    if is_inference(arguments.table):
+        return inference(arguments)
+    table = read(arguments.table)
     judged = judge(table, hardware_files(), trainer=trainer_of(arguments))
     check_units(judged)
     if out is not None:
@@ -74,12 +77,25 @@ def main(argv: list[str]) -> int:
     return 0 if everything.predicted else 1
 
 
+def inference(arguments: argparse.Namespace) -> int:
+    """The same for a table of inference."""
+    from launcher.cli.validate_inference import validate
+
+    if arguments.overrides or arguments.sweeps:
+        given = arguments.overrides[0] if arguments.overrides else "--sweeps"
+        raise ConfigError(f"{given} has no meaning for a table of inference, whose rows name their engine; leave it out")
+    return validate(arguments.table, arguments.out, arguments.json)
+
+
 def print_columns() -> int:
     """What a table holds."""
     from launcher.tables.canonical import COLUMNS
+    from launcher.tables.inference import COLUMNS as REQUESTS
 
-    for column in COLUMNS.values():
-        print(f"{column.name:22}{column.allowed}: {column.doc}")
+    for title, columns in (("training:", COLUMNS), ("\ninference:", REQUESTS)):
+        print(title)
+        for column in columns.values():
+            print(f"{column.name:22}{column.allowed}: {column.doc}")
     return 0
 
 

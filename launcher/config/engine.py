@@ -47,6 +47,7 @@ class EngineProfile:
     tensor: bool = key(True, "runs tensor-parallel")
     pipeline: bool = key(True, "runs pipeline-parallel")
     pipeline_tokens: int = key(0, "a pipeline's groups are halved until one has no more tokens; 0 = one group per stage", minimum=0)
+    pipeline_drains: bool = key(False, "the tokens of all groups are chosen before any group continues: the pipeline empties at every token")
     memory: EngineMemory = key(EngineMemory, "what it keeps in memory")
     command: str = key("", "how it is started: a line with {model}, {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
     formats: dict[str, str] = key(dict, "its words for number formats, where they differ: {fp16: half}")

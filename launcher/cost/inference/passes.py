@@ -17,6 +17,8 @@ from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ATTENTION, HOST, MATRICES, POINTWISE, TENSOR, Parts, scale
 from launcher.cost.time import collectives
 
+CASTS = 4
+"""Kernels of a layer that bring the inputs of products into 8 or 4 bits."""
 HEAD, SAMPLING, TRANSFERS = "head", "sampling", "pipeline transfers"
 
 
@@ -39,7 +41,7 @@ def forward(case: InferenceCase, load: Load) -> Parts:
     one = {
         MATRICES: products(case, load.tokens),
         ATTENTION: prompt_attention(case, load) + cached_attention(case, load),
-        POINTWISE: pointwise(case, load.tokens),
+        POINTWISE: pointwise(case, load.tokens) + casting(case, load.tokens),
         TENSOR: np.where(load.tokens > 0, 2 * all_reduce(case, load.tokens), 0.0),
         HOST: np.where(load.tokens > 0, launching(case), 0.0),
     }
@@ -78,6 +80,15 @@ def pointwise(case: InferenceCase, tokens: Array) -> Array:
     return tokens * elements * case.width * case.constants.pointwise / (case.device.bandwidth * case.network.bandwidth)
 
 
+def casting(case: InferenceCase, tokens: Array) -> Array:
+    """Seconds to bring the inputs of the four products into the format of low-precision weights."""
+    s = case.shape
+    if BYTES[case.weights] >= 2:
+        return 0.0 * tokens
+    elements = 2 * s.hidden + (s.query_width + s.ffn) / case.tensor
+    return tokens * elements * case.network.cast_bytes / (case.device.bandwidth * case.network.bandwidth)
+
+
 def all_reduce(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds to sum the activations of ``tokens`` over the tensor ranks: a start, a tree of hops, and the ring's volume at its rate."""
     group, device, c = case.tensor_group, case.device, case.constants
@@ -91,7 +102,8 @@ def launching(case: InferenceCase) -> float:
     """Seconds of a layer's launches that the device waits for."""
     if case.device.host:
         return 0.0
-    return case.engine.launches_per_layer * float(getattr(case.constants, f"kernel_{case.engine.launch}"))
+    casts = 0 if BYTES[case.weights] >= 2 else CASTS
+    return (case.engine.launches_per_layer + casts) * float(getattr(case.constants, f"kernel_{case.engine.launch}"))
 
 
 def transfers(case: InferenceCase, tokens: Array) -> np.ndarray:

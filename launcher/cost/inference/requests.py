@@ -73,12 +73,19 @@ def static(case: InferenceCase) -> InferenceEstimate:
 def _static(case: InferenceCase) -> tuple[Parts, Parts]:
     b, p = case.batch, case.pipeline
     of_prompts, of_tokens = group(case, case.input), group(case, 1.0)
-    read = forward(case, Load(of_prompts, case.input))
-    turns = b / of_prompts
-    prompt = scale(read, np.maximum(turns, p) / p) | {BUBBLE: total(read) * (turns + p - 1 - np.maximum(turns, p)) / p}
-    step = scale(forward(case, Load(running=of_tokens, context=case.context)), np.maximum(b / of_tokens, p) / p)
+    prompt = through(forward(case, Load(of_prompts, case.input)), b / of_prompts, p, True)
+    decoded = forward(case, Load(running=of_tokens, context=case.context))
+    step = through(decoded, b / of_tokens, p, case.engine.pipeline_drains)
     chosen = choosing(case, b)
     return add(prompt, chosen, {SCHEDULING: case.constants.request + np.zeros_like(b)}), add(step, chosen)
+
+
+def through(one: Parts, groups: Array, stages: np.ndarray, drains: bool) -> Parts:
+    """Seconds of ``groups`` that follow each other through a pipeline, by those of ``one`` through all its stages: as many turns of a
+    stage as there are groups, or stages if those are more; where it empties, the last group's way through the others comes on top."""
+    turns = np.maximum(groups, stages) / stages
+    idle = (groups + stages - 1) / stages - turns if drains else 0.0
+    return scale(one, turns) | {BUBBLE: total(one) * idle}
 
 
 def closed(case: InferenceCase) -> InferenceEstimate:
@@ -128,7 +135,7 @@ def _running(case: InferenceCase, running: np.ndarray) -> tuple[Parts, Parts]:
     host = c.step * (1 - c.step_hidden if engine.asynchronous else 1.0) + np.zeros_like(p)
     step |= {OTHERS: share * begun * further / p, SCHEDULING: host}
     first = add(forward(case, Load(np.ones_like(p), case.input)), choosing(case, np.ones_like(p)))
-    return first | {SCHEDULING: host + total(step) / 2}, step
+    return first | {SCHEDULING: host + total(step) / 2, QUEUE: np.zeros_like(host)}, step
 
 
 def _estimate(
