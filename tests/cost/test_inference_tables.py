@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
+from benchmarks.history.inference import MARKS, PAGE, TABLES, figures, newest, with_block
 from benchmarks.published.convert import converted
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.canonical import write
@@ -34,3 +36,15 @@ def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
     path.write_text("source,model\na,b\n")
     with pytest.raises(ConfigError, match="has no column"):
         read(path)
+
+
+def test_the_figures_in_the_documentation_are_those_of_the_newest_record_of_the_shipped_tables() -> None:
+    text = PAGE.read_text()
+    assert all(mark in text for mark in MARKS) and with_block(text, newest()) == text
+    assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in TABLES} == {table["sha256"] for table in newest()["tables"]}
+
+
+def test_a_record_is_what_the_cost_model_says_of_its_tables() -> None:
+    for recorded, again in zip(newest()["tables"], figures(leave_out=False)):
+        for key in ("timed", "median", "p90", "bias"):
+            assert recorded["all"][key] == pytest.approx(again["all"][key], abs=1e-4)
