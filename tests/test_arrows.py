@@ -35,7 +35,8 @@ TRAINER = {
     "generate": ("spec", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
     "stage": ("spec", "launch", "data"),
     "health": ("launch",),
-    "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate", "generate", "stage"),
+    "observe": ("spec", "launch"),
+    "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate", "generate", "stage", "observe"),
     "fork_server": ("spec", "__main__"),
     "testing": ("spec", "launch", "__main__", "fork_server"),
 }

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trainer.launch.failure import classify, root_cause, write_failure
+from trainer.launch.failure import TrainerFailure, classify, root_cause, write_failure
 from trainer.launch.rank_env import RankEnv, discover
 from trainer.measure.forwarder import forwarding
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, load, resolve
@@ -74,6 +74,11 @@ def _run(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fin
         from trainer.generate.job import generate_on_ranks
 
         return generate_on_ranks(config, env, out, attempt)
+    if config.command is not None:
+        from trainer.observe import observe
+
+        with forwarding(config, env.rank, out):
+            return observe(config, env, out, attempt)
     from trainer.loop import train  # torch is imported only for a valid configuration
 
     with forwarding(config, env.rank, out):
@@ -85,7 +90,7 @@ def _fail(error: Exception, env: RankEnv, out: Path, attempt: int) -> int:
     failure = classify(error)
     write_failure(out, attempt, env.rank, failure)
     wrong_input = isinstance(error, ConfigError)
-    if wrong_input:
+    if wrong_input or isinstance(error, TrainerFailure):
         print(f"error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(error)

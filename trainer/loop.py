@@ -26,12 +26,12 @@ from trainer.data.dataset import open_held_out
 from trainer.engine import Engine, StepResult
 from trainer.launch.failure import NonFinite
 from trainer.launch.rank_env import RankEnv
-from trainer.measure.meter import mean_split, spread, stragglers
+from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, to_dict
 from trainer.spec.files import finite
-from trainer.spec.flops import model_flops
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
+from trainer.spec.summary import rates, spread
 from trainer.validation import Validation, whole_batches
 
 GARBAGE_STEPS = 50
@@ -246,7 +246,7 @@ class TrainingRun:
                 "step_times_s": history.step_times_s,
                 "step_time_s": step_time,
                 "step_time_spread_s": step_spread,
-                **self._rates(step_time),
+                **rates(config, step_time, self.world.size, self.engine.recomputed_flops()),
                 "step_split_s": mean_split([r["split"] for r in ranks]),
                 "peak_memory_bytes": max(r["peak"] for r in ranks),
                 "memory": fullest["memory"],
@@ -260,21 +260,6 @@ class TrainingRun:
                 "hosts": sorted({r["host"] for r in ranks}),
             },
         )
-
-    def _rates(self, step_time: float) -> dict[str, float | None]:
-        """Throughput, and the share of the peak: MFU counts the model's FLOPs, HFU also those of recomputation."""
-        config = self.config
-        if not step_time:
-            return {"tokens_per_s": 0.0, "tflops_per_gpu": 0.0, "mfu": None, "hfu": None}
-        flops = model_flops(config.model, config.run.global_batch)
-        executed = flops + self.engine.recomputed_flops()
-        per_rank, peak = 1e12 * step_time * self.world.size, config.run.peak_tflops
-        return {
-            "tokens_per_s": self.engine.tokens_per_step / step_time,
-            "tflops_per_gpu": flops / per_rank,
-            "mfu": flops / per_rank / peak if peak else None,
-            "hfu": executed / per_rank / peak if peak else None,
-        }
 
     def _own_measurements(self) -> dict[str, Any]:
         measured = self.history.splits[self.config.run.warmup_steps :] or self.history.splits

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.config.command import command_of
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
 from launcher.config.schema import Config
-from trainer.spec import ConfigError
+from launcher.config.trainer import LaunchProfile
+from trainer.spec import ConfigError, TrainConfig
 from trainer.spec import resolve as resolve_run
 from trainer.spec.corpus import check_corpus
 from trainer.spec.read import SECTION
@@ -23,7 +25,14 @@ def resolve(config: Config) -> Config:
         peak = config.cluster.hardware.peak_tflops.get(run.run.precision)
         run = dataclasses.replace(run, run=dataclasses.replace(run.run, peak_tflops=peak))
     run = resolve_run(run, config.cluster.world_size)
-    return dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run)})
+    resolved = dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name != "command"})
+    command_of(resolved)
+    return resolved
+
+
+def run_of(config: Config) -> TrainConfig:
+    """What the ranks of a resolved run read: its configuration, and the command of a trainer that is not ours."""
+    return dataclasses.replace(config.train_config(), command=command_of(config))
 
 
 def check_launchable(config: Config) -> None:
@@ -40,8 +49,10 @@ def locate_data(config: Config) -> Config:
     a Slurm job cannot be given what the run reads and writes.
 
     The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Pods have the corpus from a volume, or
-    prepare it themselves.
+    prepare it themselves. Another trainer has data of its own; its program is found instead.
     """
+    if config.trainer.launch is not None and not config.trainer.embedded:
+        return _locate_script(config, config.trainer.launch)
     if config.cluster.backend == "kubernetes":
         from launcher.config.kubernetes import check_cluster, locate_in_pods
 
@@ -50,6 +61,17 @@ def locate_data(config: Config) -> Config:
     if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
         return _locate_in_container(config)
     return _locate_corpus(config, [])
+
+
+def _locate_script(config: Config, launch: LaunchProfile) -> Config:
+    """The user's program by its absolute path, where the ranks run on this machine's files."""
+    inside = config.cluster.backend == "kubernetes" or (config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none")
+    if launch.script is None or inside:
+        return config
+    path = Path(os.path.abspath(launch.script))
+    if not path.is_file():
+        raise ConfigError(f"trainer.launch.script={launch.script} does not exist; give the path of your program")
+    return dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, launch=dataclasses.replace(launch, script=str(path))))
 
 
 def _locate_in_container(config: Config) -> Config:

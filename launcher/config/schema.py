@@ -123,5 +123,5 @@ class Config:
     dry_run: Optional[str] = key(None, "print what would be submitted and stop: client, or server to ask the API server as well (--dry-run)", choices=("client", "server"))
 
     def train_config(self) -> TrainConfig:
-        """The part that the trainer reads."""
+        """The part that the embedded trainer reads."""
         return TrainConfig(self.model, self.layout, self.data, self.optimizer, self.run, self.tracking)

@@ -8,9 +8,9 @@ trainers of today usually do. The profile of this project's own trainer is ``tri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
-from trainer.spec.schema import key
+from trainer.spec.schema import REPORTS, STARTS, key
 
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash1", "flash2")
 POINTWISE = ("eager", "fused", "compiled")
@@ -127,9 +127,22 @@ class OverlapProfile:
 
 @dataclass(frozen=True)
 class LaunchProfile:
-    """How trials of a trainer are started."""
+    """How trials of a trainer are started, told and read (launcher/config/command.py). A trainer can be told what a profile mentions,
+    as ``{KEY}`` or as a key of ``options`` or ``variables``; layouts that differ from the defaults in other keys are left out."""
 
-    program: str = key("embedded", "embedded: the trainer of this project", choices=("embedded",))
+    program: str = key("embedded", "embedded: the trainer of this project; command: another one", choices=("embedded", "command"))
+    starts: str = key("rank", "the command runs once per rank, with torchrun's variables, or once per node and starts its ranks", choices=STARTS)
+    command: list[str] = key(list, "the command; {KEY} stands for a value of the run, {script} for the user's program, {folder} for that of files")
+    script: Optional[str] = key(None, "the user's program")
+    arguments: list[str] = key(list, "the user's own words, at the end of the command")
+    options: dict[str, Any] = key(dict, "further words by key: a list with {} for its value, or {VALUE: list}")
+    variables: dict[str, Any] = key(dict, "names of one's own for {NAME}: {by: KEY, values: {VALUE: ANY}}")
+    files: dict[str, Any] = key(dict, "files (.json, .yaml, .toml) that the command reads: mappings with {KEY} inside")
+    environment: dict[str, str] = key(dict, "environment variables of the command")
+    log: list[str] = key(list, "patterns that read its log; their named groups are step, loss, grad_norm, and times, rates and memory by unit")
+    reports: str = key("first", "which rank's log tells of steps", choices=REPORTS)
+    failures: dict[str, list[str]] = key(dict, "patterns of the log by the reason that they stand for")
+    success: Optional[str] = key(None, "pattern without which a run that ended with code 0 has failed; null = none is needed")
 
 
 @dataclass(frozen=True)
@@ -144,3 +157,8 @@ class TrainerProfile:
     pipeline: PipelineProfile = key(PipelineProfile, "how stages are cut and how they meet")
     overlap: OverlapProfile = key(OverlapProfile, "what is communicated, and what of it overlaps computation")
     launch: Optional[LaunchProfile] = key(None, "how trials are started; null = it can be predicted, not launched")
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it is this project's own."""
+        return self.launch is not None and self.launch.program == "embedded"

@@ -153,6 +153,6 @@ def once(case: Case, held: stages.StageShare, one: block.BlockTimes, busy: Array
 def step_overhead(case: Case) -> float:
     """Seconds per step for data, logging and scalar reductions: of this machine, if it was measured (with this project's trainer: of
     others it says nothing on a GPU); a small one does less of it, and so does a trainer that reads nothing back."""
-    if case.device.measured is not None and (case.device.host or case.trainer.launch is not None):
+    if case.device.measured is not None and (case.device.host or case.trainer.embedded):
         return case.device.measured.step_s
     return (0.1 if case.device.host or not case.trainer.overlap.reads_every_step else 1.0) * case.constants.step

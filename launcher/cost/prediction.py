@@ -115,7 +115,7 @@ def predict(
 
 def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:
     """The embedded trainer as ``run`` configures it; any other trainer as it is."""
-    if trainer.launch is None:
+    if not trainer.embedded:
         return trainer
     compiled = not device.host if run.compile is None else run.compile  # as trainer.pipeline.compile decides
     kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from launcher.backends.contract import Backend, BackendError
 from launcher.backends.pool import Backends
+from launcher.config.rules import run_of
 from launcher.config.schema import Config
 from launcher.trials.identity import trial_id
 from launcher.trials.job import Job
@@ -53,7 +54,7 @@ def _job(config: Config) -> Job:
     identifier = trial_id(config)
     directory = Store(config.sweep.dir).trials / identifier
     size = world_size_of(config.layout), config.sweep.max_parallel or 0
-    return Job(identifier, config.sweep.name or "dry-run", 0, directory, config.cluster, *size, to_dict(config.train_config()))
+    return Job(identifier, config.sweep.name or "dry-run", 0, directory, config.cluster, *size, to_dict(run_of(config)))
 
 
 def _comment(text: str) -> None:

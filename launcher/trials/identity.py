@@ -15,14 +15,17 @@ import hashlib
 import json
 from typing import Any
 
+from launcher.config.rules import run_of
 from launcher.config.schema import Config
 from trainer.spec import to_dict
 
 
 def trial_id(config: Config) -> str:
     """12 hexadecimal digits; ``config`` must be resolved, so that a value given and the same value derived agree."""
-    content = to_dict(config.train_config())
+    content = to_dict(run_of(config))
     del content["tracking"]
+    if content["command"] is None:
+        del content["command"]
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
     return digest({**content, "cluster": place})

@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from launcher.config.rules import run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.trials.identity import digest, trial_id
 from launcher.trials.owner import owned
@@ -153,7 +154,7 @@ class Store:
         """
         if point.config is None:
             return self._pruned(point.overrides, point.reason, point.error or "")
-        train = owned(point.config.train_config(), self.root)
+        train = owned(run_of(point.config), self.root)
         record = self.load(point.trial)
         cluster = cluster_of(record, point.config.cluster)
         fresh = record.created is None

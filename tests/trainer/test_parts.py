@@ -9,12 +9,12 @@ import math
 import pytest
 import torch
 
-from trainer.measure.meter import spread
 from trainer.models.layers import Init
 from trainer.pipeline.recompute import chosen_blocks
 from trainer.spec import LayoutConfig, ModelConfig, OptimizerConfig
 from trainer.spec.flops import model_flops, recomputed_flops
 from trainer.spec.rules import resolve_model
+from trainer.spec.summary import spread
 from trainer.state.loss_scale import FIRST, GROWTH_STEPS, LossScale
 from trainer.state.optimizer import learning_rate
 from trainer.state.parameters import BLOCK, ParameterRecord, initial_value

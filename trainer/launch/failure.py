@@ -38,6 +38,14 @@ class CheckpointError(RuntimeError):
         self.reason = reason
 
 
+class TrainerFailure(RuntimeError):
+    """The command of a trainer that is not ours did not do its work, for ``reason``."""
+
+    def __init__(self, reason: Reason, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why one rank ended."""
@@ -54,7 +62,7 @@ def classify(error: BaseException) -> Failure:
     kind = type(error).__name__
     if isinstance(error, ConfigError):
         return Failure(Reason.CONFIGURATION, message)
-    if isinstance(error, CheckpointError):
+    if isinstance(error, (CheckpointError, TrainerFailure)):
         return Failure(error.reason, message)
     if isinstance(error, CommunicationError):
         return Failure(Reason.COMMUNICATION, message, error.collective)

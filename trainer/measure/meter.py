@@ -108,14 +108,6 @@ class Recorder:
         return events
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Median and interquartile range; the range of fewer than two values is 0."""
-    if len(values) < 2:
-        return (values[0] if values else 0.0), 0.0
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return middle, high - low
-
-
 def stragglers(worked: Sequence[float], peers: Sequence[int]) -> list[int]:
     """Ranks that work more than ``SLOWER`` times as long as the median of their peers, those with the same entry in ``peers``.
 

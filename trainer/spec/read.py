@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import json
 import math
 import os
 import types
@@ -104,28 +106,41 @@ def load(path: str | Path) -> TrainConfig:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The content of a file, an empty mapping if there is none. ``ConfigError`` if it cannot be read."""
+    """The content of a file, an empty mapping if there is none. ``ConfigError`` if it cannot be read.
+
+    JSON is YAML too, and read without a YAML library, which the environment of another trainer may lack.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
     import yaml
 
     try:
-        data = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+        data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
     return data if data is not None else {}
 
 
 def save(config: Any, path: str | Path) -> None:
-    """Write a configuration as YAML that ``load`` reads back equal. Atomic: a reader never sees a part of it."""
+    """Write a configuration as text that ``load`` reads back equal. Atomic: a reader never sees a part of it."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(as_text(config if isinstance(config, dict) else to_dict(config)))
+    temporary.replace(path)
+
+
+def as_text(config: Mapping[str, Any]) -> str:
+    """A run as YAML; that of another trainer as JSON (``read_yaml`` says why)."""
+    if config.get("command"):
+        return json.dumps(config, indent=1) + "\n"
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text several times faster, where it is built
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    data = config if isinstance(config, dict) else to_dict(config)
-    temporary.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False))
-    temporary.replace(path)
+    return str(yaml.dump(dict(config), Dumper=dumper, sort_keys=False))
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -12,8 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of, unplaced
 from launcher.backends.kubernetes.client import PATIENCE, Client, plainly
@@ -32,6 +30,7 @@ from launcher.config.schema import ClusterConfig
 from launcher.trials.job import Handle, Job, JobState
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.files import read_json
+from trainer.spec.read import as_text
 from trainer.spec.records import RESULT, attempt_of, outcome_of
 
 _EVENTS_PATH = "api/v1/namespaces/{namespace}/events"
@@ -122,7 +121,7 @@ class KubernetesBackend(Backend):
 
     def render(self, job: Job) -> Request:
         """The manifests. ``kubectl apply -f`` takes them; the launcher adds to each that the Service owns it."""
-        config = yaml.safe_dump(dict(job.config or {}), sort_keys=False) if job.config is not None else job.config_path.read_text()
+        config = as_text(job.config) if job.config is not None else job.config_path.read_text()
         return Request(job, to_text(render(job, check_cluster(job.cluster), config)))
 
     def validate(self, request: Request) -> str:

@@ -130,15 +130,14 @@ class Node:
         if self.told_to_end:
             return STOPPED
         os.makedirs(self.out, exist_ok=True)
-        metrics = Growing(os.path.join(self.out, METRICS)) if 0 in self.ranks else None
+        metrics = Growing(os.path.join(self.out, METRICS))  # grows in the pod of the rank that reports
         readers = [self.start(rank) for rank in self.ranks]
         codes = self.wait(metrics)
         for reader in readers:
             reader.join()
         self.explain(codes)
         self.pass_on_remark()
-        if metrics:
-            metrics.send(rest=True)
+        metrics.send(rest=True)
         self.send_files()
         self.write_termination_message()
         return max(codes.values()) if self.first_failure is None else self.first_failure
@@ -170,13 +169,12 @@ class Node:
         reader.start()
         return reader
 
-    def wait(self, metrics: Growing | None) -> dict[int, int]:
+    def wait(self, metrics: Growing) -> dict[int, int]:
         """Exit codes by rank. A rank that fails gives its peers a moment to say why, then all are ended."""
         since = 0.0
         while True:
             codes = {rank: process.poll() for rank, process in self.processes.items()}
-            if metrics:
-                metrics.send()
+            metrics.send()
             ended = {rank: code for rank, code in codes.items() if code is not None}
             bad = [128 - code if code < 0 else code for code in ended.values() if code not in (0, STOPPED)]
             if bad and self.first_failure is None:
@@ -208,10 +206,8 @@ class Node:
                     json.dump({**content, "message": self.remark}, stream)
 
     def send_files(self) -> None:
-        """This pod's failures, and from rank 0's pod the timeline and at last the result."""
-        names = [FAILURE.format(rank=rank) for rank in self.ranks]
-        if 0 in self.ranks:
-            names += [TIMELINE, RESULT]
+        """This pod's failures, and from the pod of the rank that reports the timeline and at last the result."""
+        names = [*(FAILURE.format(rank=rank) for rank in self.ranks), TIMELINE, RESULT]
         for name in names:
             path = os.path.join(self.out, name)
             if os.path.exists(path) and (name == TIMELINE or current(path, self.attempt)):
@@ -219,7 +215,7 @@ class Node:
 
     def write_termination_message(self) -> None:
         """What the pod's status keeps when its log is out of reach: the result without its series, or the first failure."""
-        result = [os.path.join(self.out, RESULT)] if 0 in self.ranks else []
+        result = [os.path.join(self.out, RESULT)]
         failures = sorted(glob.glob(os.path.join(glob.escape(self.out), FAILURE.format(rank="*"))))
         path = next((path for path in result + failures if current(path, self.attempt)), None)
         if path is None:

@@ -1,0 +1,214 @@
+"""What a trial of another trainer runs: a launch profile with the values of one run filled in. Pure but for the script's digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import Config
+from launcher.config.trainer import LaunchProfile, TrainerProfile
+from trainer.spec import ConfigError, LayoutConfig, ShardingConfig, flatten, micro_batches, to_dict, world_size_of
+from trainer.spec.errors import listed, nearest
+from trainer.spec.log_reader import check_patterns
+from trainer.spec.schema import AT_RUN_TIME, CommandConfig
+
+_PLACEHOLDER = re.compile(r"\{([a-z_][a-z_.0-9]*)\}")
+SHARDED = ("layout.sharding.params", "layout.sharding.grads", "layout.sharding.optimizer")
+ZERO = "zero"
+"""Derived name: the stage of ZeRO, 0 to 3, of a sharding over all replicas."""
+ELSE = "else"
+"""In a table of words: for every other value."""
+DERIVED = ("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "tokens_per_step", ZERO)
+FREE = ("layout.data", "layout.balance", "layout.stage_layers", "layout.order")
+"""Layout keys that follow from the others, or that a trainer settles by itself."""
+
+
+def command_of(config: Config) -> CommandConfig | None:
+    """The command of a resolved run; None for this project's trainer. ``ConfigError`` for a profile or a layout that cannot be told."""
+    launch = config.trainer.launch
+    if launch is None or launch.program == "embedded":
+        return None
+    check_profile(launch)
+    refusal = next(iter(inexpressible(config.trainer, config.layout)), None)
+    if refusal:
+        raise ConfigError(f"trainer={config.trainer.name} cannot be told {refusal}; use another layout, or add it to its profile")
+    values = values_of(config)
+    words = [_text(word, values) for word in launch.command]
+    for name, told in launch.options.items():
+        words += _option(name, told, values)
+    return CommandConfig(
+        trainer=config.trainer.name,
+        starts=launch.starts,
+        words=words + [_text(word, values) for word in launch.arguments],
+        files={name: _file(name, content, values) for name, content in launch.files.items()},
+        environment={name: _text(value, values) for name, value in launch.environment.items()},
+        code=_digest(launch.script),
+        log=list(launch.log),
+        reports=launch.reports,
+        failures=dict(launch.failures),
+        success=launch.success,
+    )
+
+
+def check_profile(launch: LaunchProfile) -> None:
+    """``ConfigError`` for a profile that could never be launched or read."""
+    if not launch.command:
+        raise ConfigError("trainer.launch.command=[] starts nothing; give the words of the trainer's command")
+    if launch.script is None and any("{script}" in word for word in launch.command):
+        raise ConfigError("trainer.launch.script is not set, and the trainer's command needs it; give the path of your program")
+    check_patterns(list(launch.log), launch.failures, launch.success, "trainer.launch.")
+
+
+def values_of(config: Config) -> dict[str, Any]:
+    """What placeholders stand for: every key of the run, derived names, the profile's own variables."""
+    run, launch = config.train_config(), config.trainer.launch
+    assert launch is not None
+    values = flatten({name: value for name, value in to_dict(run).items() if name != "command"})
+    size = world_size_of(config.layout)
+    derived = (size, config.cluster.nodes, min(size, config.cluster.gpus_per_node), micro_batches(run))
+    chunk = run.model.layers // (config.layout.pipeline * config.layout.virtual_pipeline)
+    values |= dict(zip(DERIVED, (*derived, chunk, run.run.global_batch * run.model.seq, zero_stage(config.layout)), strict=True))
+    values |= {"script": launch.script, "trainer": config.trainer.name}
+    for name, choice in launch.variables.items():
+        values[name] = _chosen(f"trainer.launch.variables.{name}", choice, values)
+    return values
+
+
+def zero_stage(layout: LayoutConfig) -> int | None:
+    """0 to 3 where each state is sharded over all replicas or not at all; None for other factors."""
+    data, sharding = layout.data or 1, layout.sharding
+    factors = (sharding.params, sharding.grads, sharding.optimizer)
+    stages = {(1, 1, 1): 0, (1, 1, data): 1, (1, data, data): 2, (data, data, data): 3}
+    return stages.get(factors)
+
+
+# -- what a trainer can be told -----------------------------------------------------------------------------------------
+
+
+def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
+    """Keys that a profile can tell, each with the values that it has words for (None: any)."""
+    found: dict[str, set[str] | None] = {}
+    for name, told in launch.options.items():
+        found[name] = _words(told)
+    for choice in launch.variables.values():
+        if isinstance(choice, Mapping) and isinstance(choice.get("values"), Mapping):
+            found[str(choice.get("by"))] = _words(choice["values"])
+    everything = json.dumps([launch.command, launch.arguments, launch.files, launch.environment, launch.options])
+    for name in _PLACEHOLDER.findall(everything):
+        found.setdefault(name, None)
+    return found
+
+
+def _words(told: Any) -> set[str] | None:
+    """Values that a table of words has entries for; None for any."""
+    return set(map(yaml_word, told)) if isinstance(told, Mapping) and ELSE not in told else None
+
+
+def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
+    """Why ``layout``, resolved, cannot be told to a trainer: ``layout.pipeline=2`` for each value that its profile has no words for."""
+    if trainer.launch is None or trainer.launch.program == "embedded":
+        return []
+    told = mentioned(trainer.launch)
+    default = flatten({"layout": to_dict(LayoutConfig())})
+    out = []
+    for name, value in flatten({"layout": to_dict(layout)}).items():
+        if name in FREE or (name in SHARDED and (name in told or ZERO in told)):
+            continue
+        allowed = told.get(name, {yaml_word(default[name])})
+        if allowed is not None and yaml_word(value) not in allowed:
+            out.append(f"{name}={yaml_word(value)}")
+    if ZERO in told and not set(SHARDED) & told.keys():
+        stage, allowed = zero_stage(layout), told[ZERO]
+        if stage is None or (allowed is not None and str(stage) not in allowed):
+            out.append(f"layout.sharding={_factors(layout.sharding)}")
+    return out
+
+
+def _factors(sharding: ShardingConfig) -> str:
+    return f"{{params: {sharding.params}, grads: {sharding.grads}, optimizer: {sharding.optimizer}}}"
+
+
+def yaml_word(value: Any) -> str:
+    """A value as YAML and Hydra write it."""
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
+# -- filling in -----------------------------------------------------------------------------------------------------------
+
+
+def _text(word: str, values: Mapping[str, Any]) -> str:
+    """``word`` with every placeholder replaced but those that only a rank knows."""
+    return _PLACEHOLDER.sub(lambda match: match[0] if match[1] in AT_RUN_TIME else yaml_word(_value(match[1], values)), str(word))
+
+
+def _value(name: str, values: Mapping[str, Any]) -> Any:
+    if name not in values:
+        raise ConfigError(f"the trainer's profile uses {{{name}}}, which is not known{nearest(name, values)}; known are keys of the run (layout.tensor) and {listed((*DERIVED, 'script', *AT_RUN_TIME))}")
+    return values[name]
+
+
+def _option(name: str, told: Any, values: Mapping[str, Any]) -> list[str]:
+    """The words of one option: ``[--flag, "{}"]``, or those that belong to the key's value."""
+    value = _value(name, values)
+    if isinstance(told, Mapping):
+        told = _chosen(f"trainer.launch.options.{name}", {"by": name, "values": told}, values)
+    if not isinstance(told, (list, tuple)):
+        raise ConfigError(f"trainer.launch.options.{name}={told!r} is not a list of words; give a list, or a list for each value")
+    return [_text(str(word).replace("{}", yaml_word(value)), values) for word in told]
+
+
+def _chosen(where: str, choice: Any, values: Mapping[str, Any]) -> Any:
+    """``{by: KEY, values: {VALUE: ANY}}`` at this run's value of the key."""
+    if not isinstance(choice, Mapping) or set(choice) != {"by", "values"} or not isinstance(choice["values"], Mapping):
+        raise ConfigError(f"{where}={choice!r} is not a choice; write {{by: KEY, values: {{VALUE: what it becomes}}}}")
+    words = {yaml_word(word): found for word, found in choice["values"].items()}
+    value = yaml_word(_value(str(choice["by"]), values))
+    if value not in words and ELSE in words:
+        value = ELSE
+    if value not in words:
+        raise ConfigError(f"{where} has nothing for {choice['by']}={value}; it has {listed(words)}")
+    return words[value]
+
+
+def _data(content: Any, values: Mapping[str, Any]) -> Any:
+    """Structured ``content`` filled in. Text that is one placeholder keeps the value's type."""
+    if isinstance(content, Mapping):
+        return {str(name): _data(entry, values) for name, entry in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_data(entry, values) for entry in content]
+    if not isinstance(content, str):
+        return content
+    whole = _PLACEHOLDER.fullmatch(content)
+    return _value(whole[1], values) if whole and whole[1] not in AT_RUN_TIME else _text(content, values)
+
+
+def _file(name: str, content: Any, values: Mapping[str, Any]) -> str:
+    """A file's text by the end of its name."""
+    data = _data(content, values)
+    if Path(name).name != name:
+        raise ConfigError(f"trainer.launch.files: {name!r} is not a plain file name; files lie in {{folder}}")
+    if isinstance(data, str):
+        return data
+    if name.endswith(".json"):
+        return json.dumps(data, indent=1) + "\n"
+    if name.endswith((".yaml", ".yml")):
+        import yaml
+
+        return str(yaml.safe_dump(data, sort_keys=False))
+    if name.endswith(".toml"):
+        import tomli_w
+
+        return tomli_w.dumps(data)
+    raise ConfigError(f"trainer.launch.files: {name!r} is of no known kind; end its name in .json, .yaml or .toml, or give its text")
+
+
+def _digest(script: str | None) -> str | None:
+    """Of a program that lies here: a changed one is another trial. None where it is only in the image."""
+    try:
+        return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:12] if script else None
+    except OSError:
+        return None

@@ -1,0 +1,170 @@
+"""A trainer that is not ours is run, read and judged: right step times, right reasons, nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import compose, resolve
+from launcher.config.rules import run_of
+from launcher.config.trainer import LaunchProfile
+from trainer.spec import save
+
+LOG = [r"it (?P<step>\d+) loss (?P<loss>\S+) (?P<milliseconds>[\d.]+) ms", r"peak (?P<memory_mib>[\d.]+) MiB"]
+STEPS = "for i in range(1, 6): print(f'it {i} loss {3 / i} {100 + i} ms'); print(f'peak {i}.0 MiB')"
+
+
+def observed(
+    tmp_path: Path, program: str, *overrides: str, env: dict[str, str] | None = None, **launch: Any
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, ``result.json`` and output of ``python -m trainer`` on one rank, whose command is a Python ``program``."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    settings = {"command": ["{python}", "{script}"], "script": str(script), "log": LOG, **launch}
+    config = compose(["model=gpt_tiny", "cluster.gpus_per_node=1", "run.steps=5", "run.warmup_steps=1", *overrides])
+    profile = dataclasses.replace(config.trainer, name="fake", launch=LaunchProfile(program="command", **settings))
+    save(run_of(resolve(dataclasses.replace(config, trainer=profile))), tmp_path / "config.yaml")
+    done = subprocess.run(
+        [*RANK, str(tmp_path / "config.yaml")], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=120
+    )
+    path = tmp_path / "result.json"
+    return done.returncode, json.loads(path.read_text()) if path.exists() else {}, done.stdout + done.stderr
+
+
+RANK = [sys.executable, "-m", "trainer"]
+
+
+def test_steps_losses_times_and_memory_are_those_of_the_log(tmp_path: Path) -> None:
+    code, result, said = observed(tmp_path, STEPS)
+    assert (code, result["status"]) == (0, "done")
+    assert result["step_times_s"] == pytest.approx([0.101, 0.102, 0.103, 0.104, 0.105]) and result["step_time_s"] == pytest.approx(0.1035)
+    assert result["losses"] == pytest.approx([3, 1.5, 1, 0.75, 0.6]) and result["peak_memory_bytes"] == 5 * 2**20
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5] and "it 3 loss" in said
+    assert result["tokens_per_s"] == pytest.approx(8 * 128 / 0.1035)
+
+
+@pytest.mark.parametrize(
+    "program, reason, words",
+    [
+        ("import sys; sys.exit('CUDA out of memory. Tried to allocate 2 GiB')", "out of memory", "Tried to allocate 2 GiB"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--what'])", "configuration", "unrecognized arguments: --what"),
+        ("raise RuntimeError('it broke')", "error", "RuntimeError: it broke"),
+        ("", "configuration", "tells of 0 steps of 5"),
+        ("print('Iteration 1 finished')", "configuration", "Its last lines: Iteration 1 finished"),
+        (f"{STEPS.replace('3 / i', 'float(chr(110) + chr(97) + chr(110))')}; import time; time.sleep(100)", "numerics", "the loss of step 1 is nan"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "error", "signal SIGKILL"),
+    ],
+)  # fmt: skip
+def test_a_run_that_measured_nothing_fails_with_its_reason(tmp_path: Path, program: str, reason: str, words: str) -> None:
+    code, result, said = observed(tmp_path, program)
+    assert code == 1 and (result["status"], result["reason"]) == ("failed", reason) and words in result["message"]
+    assert "Traceback (most recent call last)" not in said or "RuntimeError: it broke" in said
+    assert json.loads((tmp_path / "failure-0.json").read_text())["reason"] == reason
+
+
+def test_a_command_that_hangs_is_ended_and_said_so(tmp_path: Path) -> None:
+    code, result, _ = observed(tmp_path, "import time; print('begun', flush=True); time.sleep(1000)", "run.timeout_s=2")
+    assert (
+        (code, result["reason"]) == (1, "communication") and "wrote nothing for 2 s" in result["message"] and "begun" in result["message"]
+    )
+
+
+def test_a_command_that_does_not_exist_is_a_configuration_error(tmp_path: Path) -> None:
+    code, result, said = observed(tmp_path, "", command=["no-such-program"])
+    assert (code, result["reason"]) == (2, "configuration") and "no-such-program cannot be run" in said and "Traceback" not in said
+
+
+def test_a_log_in_another_encoding_and_with_progress_bars_is_read(tmp_path: Path) -> None:
+    program = "import sys; out = sys.stdout.buffer\nfor i in range(1, 6): out.write(b'\\xff\\xfe 50%|##\\r' + f'it {i} loss 2.0 {i} ms\\r'.encode())"
+    code, result, _ = observed(tmp_path, program)
+    assert code == 0 and result["step_times_s"] == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005])
+
+
+def test_lines_of_other_ranks_in_between_change_nothing(tmp_path: Path) -> None:
+    """A node's command mixes the output of its ranks: their lines of the same step, and late ones of the step before."""
+    program = (
+        "for i in range(1, 6):\n print(f'it {i} loss 2.0 {i} ms')\n print(f'it {i} loss 2.0 {i} ms')\n print(f'it {i - 1} loss 9.0 999 ms')"
+    )
+    code, result, _ = observed(tmp_path, program, starts="node")
+    assert code == 0 and result["step_times_s"] == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005]) and result["losses"] == [2.0] * 5
+
+
+def test_without_a_time_in_the_log_that_between_steps_counts(tmp_path: Path) -> None:
+    program = "import time\nfor i in range(5):\n time.sleep(0.3)\n print({'loss': 1.0 + i}, flush=True)"
+    code, result, _ = observed(tmp_path, program, log=[r"'loss': (?P<loss>[\d.]+)"])
+    assert code == 0 and result["losses"] == [1, 2, 3, 4, 5] and 0.25 < result["step_time_s"] < 3
+
+
+def test_a_sign_of_success_that_is_missing_is_a_failure(tmp_path: Path) -> None:
+    code, result, _ = observed(tmp_path, STEPS, success="training finished")
+    assert (code, result["status"]) == (1, "failed") and "training finished" in result["message"]
+
+
+def test_a_signal_is_passed_on_and_the_run_counts_as_stopped(tmp_path: Path) -> None:
+    observed(tmp_path, "pass")
+    (tmp_path / "program.py").write_text(
+        "import signal, sys, time\ndef end(*_):\n print('saved', flush=True); sys.exit(0)\nsignal.signal(signal.SIGTERM, end)\n"
+        "for i in range(1, 3): print(f'it {i} loss 2.0 5 ms', flush=True)\ntime.sleep(1000)"
+    )
+    rank = subprocess.Popen([*RANK, str(tmp_path / "config.yaml"), "--attempt", "1"], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    while "it 2" not in rank.stdout.readline():
+        pass
+    rank.send_signal(signal.SIGTERM)
+    assert "saved" in rank.stdout.read() and rank.wait(60) == 75
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["reason"]) == ("stopped", "preempted") and len(result["losses"]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_that_a_command_started_outlives_its_rank(tmp_path: Path, number: signal.Signals) -> None:
+    observed(tmp_path, "pass")
+    (tmp_path / "program.py").write_text(
+        "import os, time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(1000)"
+    )
+    rank = subprocess.Popen([*RANK, str(tmp_path / "config.yaml"), "--attempt", "1"], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    child = int(rank.stdout.readline())
+    rank.send_signal(number)
+    rank.wait(60)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_files_lie_where_the_command_is_told_and_ranks_have_torchruns_variables(tmp_path: Path) -> None:
+    program = (
+        "import json, os, sys\nsettings = json.load(open(sys.argv[1]))\nassert settings == {'micro': 1, 'nested': {'words': ['8 and 8']}, 'tied': True}\n"
+        "assert os.environ['RANK'] == '0' and os.environ['WORLD_SIZE'] == '1' and os.environ['EXTRA'] == 'r0'\n" + STEPS
+    )
+    files = {
+        "settings.json": {
+            "micro": "{layout.micro_batch}",
+            "nested": {"words": ["{run.global_batch} and {run.global_batch}"]},
+            "tied": "{model.tied}",
+        }
+    }
+    command = ["{python}", "{script}", "{folder}/settings.json"]
+    code, _, said = observed(tmp_path, program, command=command, files=files, environment={"EXTRA": "r{rank}"})
+    assert code == 0, said
+
+
+def test_observation_needs_neither_torch_nor_yaml(tmp_path: Path) -> None:
+    """The environment of another trainer holds what that trainer needs, no more."""
+    observed(tmp_path, STEPS)
+    (tmp_path / "result.json").unlink()
+    hidden = "import sys; sys.modules.update(dict.fromkeys(('torch', 'yaml', 'numpy', 'hydra', 'omegaconf'))); import runpy; runpy.run_module('trainer', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", hidden, str(tmp_path / "config.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "done"

@@ -1,0 +1,297 @@
+"""A trainer that is not ours: its command is run on this rank, its log read, and the records written that ours writes.
+
+    metrics.jsonl    a line per step, by the rank whose log tells of steps
+    result.json      by that rank at the end
+    failure-R.json   by a rank whose command failed (``trainer.__main__``)
+
+Needs nothing but the standard library: the command's environment need not hold anything of this project.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.launch.failure import TrainerFailure
+from trainer.launch.rank_env import RankEnv
+from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, to_dict
+from trainer.spec.files import finite
+from trainer.spec.log_reader import COMMON_FAILURES, LogReader
+from trainer.spec.records import METRICS, RESULT, known_reason, write_outcome
+from trainer.spec.schema import AT_RUN_TIME, CommandConfig
+from trainer.spec.summary import rates, spread, tokens_per_step
+
+TAIL = 12
+"""Last lines of a log that are shown when it cannot be read."""
+GRACE_S = 20.0
+"""Seconds that a command gets to end after a signal was passed on."""
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+def observe(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
+    """Run ``config.command`` to its end. Done, or stopped by a signal; anything else is raised (``TrainerFailure``, ``ConfigError``)."""
+    command = config.command
+    assert command is not None
+    if command.starts == "node" and env.local_rank:
+        return Status.DONE  # the command of the node's first rank starts its ranks
+    folder = write_files(command, out)
+    words = filled(command.words, placeholders(env, folder))
+    record = Recording(config, out, attempt, env.world_size) if _reports(command, env) else None
+    with running(words, command, env, folder) as process:
+        last = Watch(process, config, command, record).follow()
+    if last.stopped:
+        return record.result(Status.STOPPED) if record else Status.STOPPED
+    _check_end(process.returncode, last, command, record)
+    return record.result(Status.DONE) if record else Status.DONE
+
+
+def _reports(command: CommandConfig, env: RankEnv) -> bool:
+    return env.rank == (env.world_size - 1 if command.reports == "last" and command.starts == "rank" else 0)
+
+
+# -- starting -----------------------------------------------------------------------------------------------------------
+
+
+def write_files(command: CommandConfig, out: Path) -> Path:
+    """The folder with the command's files. Every rank writes the same ones, so that none starts before they are there."""
+    folder = out / "command"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in command.files.items():
+        path = folder / name
+        partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+        partial.write_text(content)
+        partial.replace(path)
+    return folder
+
+
+def placeholders(env: RankEnv, folder: Path) -> dict[str, str]:
+    """The values of ``AT_RUN_TIME``."""
+    node = env.rank // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", env.world_size)))
+    values = (sys.executable, folder, env.rank, env.local_rank, os.environ.get("GROUP_RANK", node), env.address, env.port)
+    return dict(zip(AT_RUN_TIME, map(str, values), strict=True))
+
+
+def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """``words`` with ``{name}`` replaced where ``name`` is one of ``values``; other braces stay."""
+    return [re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), word) for word in words]
+
+
+@contextlib.contextmanager
+def running(words: Sequence[str], command: CommandConfig, env: RankEnv, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command in a session of its own, which does not outlive this block, nor this process."""
+    torchrun = {
+        "RANK": env.rank,
+        "WORLD_SIZE": env.world_size,
+        "LOCAL_RANK": env.local_rank,
+        "MASTER_ADDR": env.address,
+        "MASTER_PORT": env.port,
+    }
+    own = {name: str(value) for name, value in torchrun.items()} if command.starts == "rank" else {}
+    settings = dict(zip(command.environment, filled(list(command.environment.values()), placeholders(env, folder))))
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **own, **settings}
+    try:
+        process = subprocess.Popen(
+            words, cwd=command.workdir, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=_die_with_parent,
+        )  # fmt: skip
+    except OSError as error:
+        what = command.workdir if error.filename == command.workdir else words[0]
+        raise ConfigError(
+            f"trainer.launch.command: {what} cannot be run on {socket.gethostname()} ({error.strerror}); correct it, or install it there"
+        ) from None
+    try:
+        yield process
+    finally:
+        _end_all(process)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """Whatever the command left in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Follows the output of one command: shows it, reads it, passes signals on, and ends a command that has fallen silent."""
+
+    def __init__(self, process: subprocess.Popen[bytes], config: ResolvedTrainConfig, command: CommandConfig, record: Recording | None):
+        self.process, self.record = process, record
+        self.patience_s = config.run.timeout_s
+        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL)
+        self.failure: tuple[Reason, str] | None = None  # the first line that tells why
+        self.stopped = False
+        self.kill_at: float | None = None
+        self._why = [
+            (known_reason(name), re.compile(text))
+            for names in (command.failures, COMMON_FAILURES)
+            for name, texts in names.items()
+            for text in texts
+        ]
+        self._success = re.compile(command.success) if command.success else None
+        self.succeeded = self._success is None
+
+    def follow(self) -> Watch:
+        """Return when the command has ended and all that it wrote has been read."""
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._on_signal)
+        for line in self._lines():
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+            self._take(line)
+        self.process.wait()
+        return self
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        self.stopped, self.kill_at = True, time.monotonic() + GRACE_S
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM if number == signal.SIGTERM else number)
+
+    def _take(self, line: str) -> None:
+        self.tail.append(line)
+        if self._success and self._success.search(line):
+            self.succeeded = True
+        if self.failure is None:
+            reason = next((reason for reason, pattern in self._why if pattern.search(line)), None)
+            self.failure = (reason, line.strip()) if reason else None
+        if self.record:
+            self.record.take(line)
+
+    def _lines(self) -> Iterator[str]:
+        """Lines as they come; a carriage return ends one too (progress bars). Bytes that are no UTF-8 are replaced."""
+        assert self.process.stdout is not None
+        pipe, rest, heard = self.process.stdout.fileno(), b"", time.monotonic()
+        while True:
+            if select.select([pipe], [], [], 0.2)[0]:
+                data = os.read(pipe, 1 << 16)
+                if not data:
+                    break
+                heard = time.monotonic()
+                *lines, rest = re.split(rb"\r\n|\n|\r", rest + data)
+                yield from (line.decode(errors="replace") for line in lines)
+            elif self.process.poll() is not None:
+                break  # something that it started holds the pipe open
+            self._end_if_due(heard)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def _end_if_due(self, heard: float) -> None:
+        now = time.monotonic()
+        if self.kill_at is not None and now > self.kill_at:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if now - heard > self.patience_s:
+            raise TrainerFailure(
+                Reason.COMMUNICATION, f"the command wrote nothing for {self.patience_s:g} s and was ended; its last line: {self.last_line()}; raise run.timeout_s if it takes that long"
+            )  # fmt: skip
+
+    def last_line(self) -> str:
+        return next((line.strip() for line in reversed(self.tail) if line.strip()), "none")
+
+
+def _check_end(code: int, watch: Watch, command: CommandConfig, record: Recording | None) -> None:
+    """``TrainerFailure`` unless the command did its work."""
+    if code:
+        reason, words = watch.failure or (Reason.ERROR, watch.last_line())
+        ended = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        raise TrainerFailure(reason, f"{command.words[0]} ended with {ended}: {words}")
+    if not watch.succeeded:
+        raise TrainerFailure(
+            Reason.ERROR, f"the log has no line that matches trainer.launch.success={command.success!r}; its last line: {watch.last_line()}"
+        )
+    if record and not record.measured():
+        shown = " | ".join(line.strip() for line in watch.tail if line.strip())
+        raise TrainerFailure(
+            Reason.CONFIGURATION,
+            f"the command ended with code 0, but its log tells of {len(record.steps)} steps of {record.config.run.steps}; trainer.launch.log="
+            f"{command.log} does not fit it, or it ran fewer. Its last lines: {shown or 'none'}",
+        )
+
+
+# -- recording ----------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """The steps that a log tells of, as ``metrics.jsonl`` and ``result.json``."""
+
+    def __init__(self, config: ResolvedTrainConfig, out: Path, attempt: int, ranks: int):
+        assert config.command is not None
+        self.config, self.out, self.attempt, self.ranks = config, out, attempt, ranks
+        self.reader = LogReader(config.command.log, tokens_per_step(config), config.run.global_batch, ranks)
+        self.steps: list[dict[str, Any]] = []
+
+    def take(self, line: str) -> None:
+        if done := self.reader.take(line, time.monotonic()):
+            self._add(done)
+
+    def measured(self) -> bool:
+        """Whether steps after the warm-up were told with their times."""
+        if done := self.reader.rest():
+            self._add(done)
+        return bool(self._times())
+
+    def _add(self, step: dict[str, Any]) -> None:
+        self.steps.append(step)
+        seconds = step["step_time_s"]
+        line = {
+            "attempt": self.attempt,
+            **step,
+            "tokens_per_s": tokens_per_step(self.config) / seconds if seconds else None,
+            "time": time.time(),
+        }
+        with (self.out / METRICS).open("a") as file:
+            file.write(json.dumps(finite(line)) + "\n")
+        loss = step["loss"]
+        if loss is not None and finite(loss) is None and self.config.run.on_nonfinite == "stop":
+            raise TrainerFailure(Reason.NUMERICS, f"the loss of step {step['step']} is {loss}")
+
+    def _times(self) -> list[float]:
+        """Seconds of the steps after the warm-up. Logs count steps from 0 or from 1; the first one told is the first."""
+        first = self.steps[0]["step"] if self.steps else 0
+        return [s["step_time_s"] for s in self.steps if s["step_time_s"] is not None and s["step"] - first >= self.config.run.warmup_steps]
+
+    def result(self, status: Status) -> Status:
+        """Write ``result.json``; ``status`` again."""
+        self.measured()
+        step_time, step_spread = spread(self._times())
+        reason = Reason.PREEMPTED.value if status is Status.STOPPED else None
+        write_outcome(
+            self.out / RESULT,
+            {
+                "status": status.value,
+                "reason": reason,
+                "message": "stopped on request" if reason else "",
+                "attempt": self.attempt,
+                **{name: [step[key] for step in self.steps] for name, key in (("losses", "loss"), ("grad_norms", "grad_norm"), ("step_times_s", "step_time_s"))},
+                "step_time_s": step_time,
+                "step_time_spread_s": step_spread,
+                **rates(self.config, step_time, self.ranks, None),
+                "peak_memory_bytes": self.reader.peak_memory_bytes,
+                "world_size": self.ranks,
+                "layout": to_dict(self.config.layout),
+                "model": to_dict(self.config.model),
+                "hosts": [socket.gethostname()],
+            },
+        )  # fmt: skip
+        return status

@@ -1,0 +1,136 @@
+"""What the log of a trainer that is not ours says: patterns whose groups carry their unit, checked and applied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.spec.errors import ConfigError, listed, nearest
+from trainer.spec.outcome import Reason
+
+SECONDS = {"seconds": 1.0, "milliseconds": 1e-3}
+BYTES = {"memory_gb": 1e9, "memory_gib": 2.0**30, "memory_mb": 1e6, "memory_mib": 2.0**20}
+THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+RATES = ("tokens_per_s", "tokens_per_s_per_rank", "samples_per_s")
+GROUPS = ("step", "loss", "grad_norm", *SECONDS, *RATES, *BYTES)
+"""Names of groups in the patterns of a log. The unit is part of the name."""
+UNITLESS = {"time": listed((*SECONDS, *RATES)), "memory": listed(BYTES), "mem": listed(BYTES), "throughput": listed(RATES)}
+COMMON_FAILURES = {
+    Reason.OUT_OF_MEMORY.value: [r"CUDA out of memory", r"torch\.(cuda\.)?OutOfMemoryError", r"CUDA_ERROR_OUT_OF_MEMORY", r"HIP out of memory"],
+    Reason.HOST_MEMORY.value: [r"\bMemoryError\b", r"DefaultCPUAllocator: can't allocate memory"],
+    Reason.CONFIGURATION.value: [r"error: unrecognized arguments:", r"error: argument .*:", r"error: the following arguments are required"],
+    Reason.COMMUNICATION.value: [r"NCCL (WARN|error)", r"ncclInternalError", r"DistBackendError", r"Connection (reset|closed) by peer", r"Watchdog caught collective"],
+}  # fmt: skip
+"""What the programs say that most trainers are built on (PyTorch, NCCL, argparse). A profile's own patterns come first."""
+
+
+def check_patterns(log: list[str], failures: Mapping[str, list[str]], success: str | None, where: str) -> None:
+    """``ConfigError`` for patterns that cannot be read, that name nothing, or whose unit is missing."""
+    found: set[str] = set()
+    for index, text in enumerate(log):
+        groups = set(compiled(text, f"{where}log[{index}]").groupindex)
+        for name in sorted(groups - set(GROUPS)):
+            raise ConfigError(f"{where}log[{index}]: group {name!r} {_unknown_group(name)}")
+        if not groups:
+            raise ConfigError(
+                f"{where}log[{index}]={text!r} has no named group, so it reads nothing; use (?P<NAME>...) with {listed(GROUPS)}"
+            )
+        found |= groups
+    if not found & {"step", "loss"}:
+        raise ConfigError(
+            f"{where}log: no pattern has a group 'step' or 'loss', by which a line is known to tell of a step; add (?P<step>\\d+)"
+        )
+    for reason, patterns in failures.items():
+        if reason not in {r.value for r in Reason}:
+            raise ConfigError(
+                f"unknown key {where}failures.{reason}{nearest(reason, [r.value for r in Reason])}; use {listed(r.value for r in Reason)}"
+            )
+        for text in patterns:
+            compiled(text, f"{where}failures.{reason}")
+    if success is not None:
+        compiled(success, f"{where}success")
+
+
+def compiled(text: str, where: str) -> re.Pattern[str]:
+    """``ConfigError`` for what is no regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{where}={text!r} is not a regular expression ({error}); correct it") from None
+
+
+def _unknown_group(name: str) -> str:
+    if name in UNITLESS:
+        return f"does not say its unit; use {UNITLESS[name]}"
+    return f"is not known{nearest(name, GROUPS)}; use {listed(GROUPS)}"
+
+
+class LogReader:
+    """Steps from the lines of a log. Groups of a line without ``step`` belong to the step that was named last. Where no pattern has a
+    ``step``, every line with a loss is one."""
+
+    def __init__(self, patterns: list[str], tokens_per_step: int, sequences_per_step: int, ranks: int):
+        self._patterns = [compiled(text, "trainer.launch.log") for text in patterns]
+        self._tokens, self._sequences, self._ranks = tokens_per_step, sequences_per_step, ranks
+        self._numbered = any("step" in pattern.groupindex for pattern in self._patterns)
+        self._counted = 0
+        self._open: dict[str, Any] = {}
+        self._last: tuple[int, float] | None = None  # step that was completed last, and when its first line came
+        self.peak_memory_bytes: float | None = None
+
+    def take(self, line: str, now: float) -> dict[str, Any] | None:
+        """The step that ``line`` completes, by naming the next one: ``{"step", "loss", "grad_norm", "step_time_s"}``; values not told are None.
+
+        ``now``: seconds of a steady clock; where the log tells no time, that between the first lines of two steps counts.
+        """
+        groups: dict[str, float] = {}
+        for pattern in self._patterns:
+            if match := pattern.search(line):
+                groups |= {name: _number(text) for name, text in match.groupdict().items() if text is not None}
+        if not self._numbered and "loss" in groups:
+            self._counted += 1
+            groups["step"] = self._counted
+        done = None
+        if "step" in groups and groups["step"] != self._open.get("step"):
+            if groups["step"] < self._open.get("step", -1):
+                return None  # another rank's line, come late
+            done, self._open = self._completed(), {"at": now}
+        if self._open or "step" in groups:
+            self._open |= groups
+        return done
+
+    def rest(self) -> dict[str, Any] | None:
+        """The step that is not completed by another, at the log's end."""
+        done, self._open = self._completed(), {}
+        return done
+
+    def _completed(self) -> dict[str, Any] | None:
+        told = self._open
+        if "step" not in told:
+            return None
+        step = int(told["step"])
+        told["seconds_here"] = None if self._last is None else (told["at"] - self._last[1]) / max(step - self._last[0], 1)
+        self._last = (step, told["at"])
+        for name in BYTES.keys() & told.keys():
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0.0, told[name] * BYTES[name])
+        return {"step": step, "loss": told.get("loss"), "grad_norm": told.get("grad_norm"), "step_time_s": self._seconds(told)}
+
+    def _seconds(self, told: Mapping[str, Any]) -> float | None:
+        for name, unit in SECONDS.items():
+            if name in told:
+                return float(told[name] * unit)
+        work = {"tokens_per_s": self._tokens, "tokens_per_s_per_rank": self._tokens / self._ranks, "samples_per_s": self._sequences}
+        rates = [work[name] / told[name] for name in RATES if told.get(name)]
+        return rates[0] if rates else told["seconds_here"]
+
+
+def _number(text: str) -> float:
+    """``1,234.5``, ``11.5K``; not a number where the trainer has printed one that is none."""
+    digits, factor = text.replace(",", ""), 1.0
+    if digits[-1:] in THOUSANDS and digits[-1:]:
+        digits, factor = digits[:-1], THOUSANDS[digits[-1]]
+    try:
+        return float(digits) * factor
+    except ValueError:
+        return float("nan")
