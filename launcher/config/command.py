@@ -22,7 +22,12 @@ ZERO = "zero"
 """Derived name: the stage of ZeRO, 0 to 3, of a sharding over all replicas."""
 ELSE = "else"
 """In a table of words: for every other value."""
-DERIVED = ("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "tokens_per_step", ZERO)
+DERIVED = (
+    *("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "sequences_per_replica"),
+    *("tokens_per_step", "tokens_per_micro_batch", ZERO),
+)
+IMPLIED = {"tokens_per_micro_batch": "layout.micro_batch", "layers_per_chunk": "layout.virtual_pipeline"}
+"""Keys that derived names tell."""
 FREE = ("layout.data", "layout.balance", "layout.stage_layers", "layout.order")
 """Layout keys that follow from the others, or that a trainer settles by itself."""
 
@@ -30,7 +35,7 @@ FREE = ("layout.data", "layout.balance", "layout.stage_layers", "layout.order")
 def command_of(config: Config) -> CommandConfig | None:
     """The command of a resolved run; None for this project's trainer. ``ConfigError`` for a profile or a layout that cannot be told."""
     launch = config.trainer.launch
-    if launch is None or launch.program == "embedded":
+    if not config.trainer.foreign:
         return None
     check_profile(launch)
     refusal = next(iter(inexpressible(config.trainer, config.layout)), None)
@@ -39,7 +44,7 @@ def command_of(config: Config) -> CommandConfig | None:
     values = values_of(config)
     words = [_text(word, values) for word in launch.command]
     for name, told in launch.options.items():
-        words += _option(name, told, values)
+        words += [] if told is None else _option(name, told, values)
     return CommandConfig(
         trainer=config.trainer.name,
         starts=launch.starts,
@@ -66,24 +71,27 @@ def check_profile(launch: LaunchProfile) -> None:
 def values_of(config: Config) -> dict[str, Any]:
     """What placeholders stand for: every key of the run, derived names, the profile's own variables."""
     run, launch = config.train_config(), config.trainer.launch
-    assert launch is not None
     values = flatten({name: value for name, value in to_dict(run).items() if name != "command"})
-    size = world_size_of(config.layout)
-    derived = (size, config.cluster.nodes, min(size, config.cluster.gpus_per_node), micro_batches(run))
-    chunk = run.model.layers // (config.layout.pipeline * config.layout.virtual_pipeline)
-    values |= dict(zip(DERIVED, (*derived, chunk, run.run.global_batch * run.model.seq, zero_stage(config.layout)), strict=True))
+    layout, batch = config.layout, run.run.global_batch
+    size = world_size_of(layout)
+    derived = (
+        *(size, config.cluster.nodes, min(size, config.cluster.gpus_per_node), micro_batches(run)),
+        *(run.model.layers // (layout.pipeline * layout.virtual_pipeline), batch // (layout.data or 1)),
+        *(batch * run.model.seq, layout.micro_batch * run.model.seq, zero_stage(layout)),
+    )
+    values |= dict(zip(DERIVED, derived, strict=True))
     values |= {"script": launch.script, "trainer": config.trainer.name}
     for name, choice in launch.variables.items():
-        values[name] = _chosen(f"trainer.launch.variables.{name}", choice, values)
+        values[name] = _data(_chosen(f"trainer.launch.variables.{name}", choice, values), values)
     return values
 
 
 def zero_stage(layout: LayoutConfig) -> int | None:
     """0 to 3 where each state is sharded over all replicas or not at all; None for other factors."""
     data, sharding = layout.data or 1, layout.sharding
+    stages = [(1, 1, 1), (1, 1, data), (1, data, data), (data, data, data)]
     factors = (sharding.params, sharding.grads, sharding.optimizer)
-    stages = {(1, 1, 1): 0, (1, 1, data): 1, (1, data, data): 2, (data, data, data): 3}
-    return stages.get(factors)
+    return stages.index(factors) if factors in stages else None
 
 
 # -- what a trainer can be told -----------------------------------------------------------------------------------------
@@ -93,13 +101,14 @@ def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
     """Keys that a profile can tell, each with the values that it has words for (None: any)."""
     found: dict[str, set[str] | None] = {}
     for name, told in launch.options.items():
-        found[name] = _words(told)
+        if told is not None:
+            found[name] = _words(told)
     for choice in launch.variables.values():
         if isinstance(choice, Mapping) and isinstance(choice.get("values"), Mapping):
             found[str(choice.get("by"))] = _words(choice["values"])
-    everything = json.dumps([launch.command, launch.arguments, launch.files, launch.environment, launch.options])
+    everything = json.dumps([launch.command, launch.arguments, launch.files, launch.environment, launch.options, launch.variables])
     for name in _PLACEHOLDER.findall(everything):
-        found.setdefault(name, None)
+        found.setdefault(IMPLIED.get(name, name), None)
     return found
 
 
@@ -110,7 +119,7 @@ def _words(told: Any) -> set[str] | None:
 
 def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
     """Why ``layout``, resolved, cannot be told to a trainer: ``layout.pipeline=2`` for each value that its profile has no words for."""
-    if trainer.launch is None or trainer.launch.program == "embedded":
+    if not trainer.foreign:
         return []
     told = mentioned(trainer.launch)
     default = flatten({"layout": to_dict(LayoutConfig())})
@@ -134,6 +143,8 @@ def _factors(sharding: ShardingConfig) -> str:
 
 def yaml_word(value: Any) -> str:
     """A value as YAML and Hydra write it."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # options that take whole numbers do not take 10000.0
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 

@@ -37,7 +37,7 @@ def run_of(config: Config) -> TrainConfig:
 
 def check_launchable(config: Config) -> None:
     """``ConfigError`` for a trainer whose profile is for predictions alone."""
-    if config.trainer.launch is None:
+    if config.trainer.launch.program == "none":
         raise ConfigError(
             f"trainer.name={config.trainer.name} can be predicted (plan, size, search --replay, validate) but not launched: "
             "its profile has no launch part; use trainer=trireme to train"
@@ -51,7 +51,7 @@ def locate_data(config: Config) -> Config:
     The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Pods have the corpus from a volume, or
     prepare it themselves. Another trainer has data of its own; its program is found instead.
     """
-    if config.trainer.launch is not None and not config.trainer.embedded:
+    if config.trainer.foreign:
         return _locate_script(config, config.trainer.launch)
     if config.cluster.backend == "kubernetes":
         from launcher.config.kubernetes import check_cluster, locate_in_pods

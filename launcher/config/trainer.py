@@ -15,6 +15,7 @@ from trainer.spec.schema import REPORTS, STARTS, key
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash1", "flash2")
 POINTWISE = ("eager", "fused", "compiled")
 SELECTIVE = ("attention", "per_op", "norms", "products", "but_weights", "but_queries", "but_projections")
+PROGRAMS = ("none", "embedded", "command")
 TENSOR_OVERLAPS = ("none", "backward", "all")
 
 
@@ -130,12 +131,14 @@ class LaunchProfile:
     """How trials of a trainer are started, told and read (launcher/config/command.py). A trainer can be told what a profile mentions,
     as ``{KEY}`` or as a key of ``options`` or ``variables``; layouts that differ from the defaults in other keys are left out."""
 
-    program: str = key("embedded", "embedded: the trainer of this project; command: another one", choices=("embedded", "command"))
+    program: str = key(
+        "none", "none: it can be predicted, not launched; embedded: the trainer of this project; command: another one", choices=PROGRAMS
+    )
     starts: str = key("rank", "the command runs once per rank, with torchrun's variables, or once per node and starts its ranks", choices=STARTS)
     command: list[str] = key(list, "the command; {KEY} stands for a value of the run, {script} for the user's program, {folder} for that of files")
     script: Optional[str] = key(None, "the user's program")
     arguments: list[str] = key(list, "the user's own words, at the end of the command")
-    options: dict[str, Any] = key(dict, "further words by key: a list with {} for its value, or {VALUE: list}")
+    options: dict[str, Any] = key(dict, "further words by key: a list with {} for its value, or {VALUE: list}; null = none")
     variables: dict[str, Any] = key(dict, "names of one's own for {NAME}: {by: KEY, values: {VALUE: ANY}}")
     files: dict[str, Any] = key(dict, "files (.json, .yaml, .toml) that the command reads: mappings with {KEY} inside")
     environment: dict[str, str] = key(dict, "environment variables of the command")
@@ -144,10 +147,13 @@ class LaunchProfile:
     failures: dict[str, list[str]] = key(dict, "patterns of the log by the reason that they stand for")
     success: Optional[str] = key(None, "pattern without which a run that ended with code 0 has failed; null = none is needed")
 
+    def __hash__(self) -> int:  # tables are grouped by trainer, and lists have no hash
+        return hash((self.program, self.script, self.starts))
+
 
 @dataclass(frozen=True)
 class TrainerProfile:
-    """One trainer. A profile without ``launch`` is for predictions alone."""
+    """One trainer. Without ``launch.program`` it is for predictions alone."""
 
     name: str = key("unknown", "name of the trainer")
     kernels: KernelProfile = key(KernelProfile, "how operations are computed")
@@ -156,9 +162,14 @@ class TrainerProfile:
     recompute: RecomputeProfile = key(RecomputeProfile, "what recomputation means")
     pipeline: PipelineProfile = key(PipelineProfile, "how stages are cut and how they meet")
     overlap: OverlapProfile = key(OverlapProfile, "what is communicated, and what of it overlaps computation")
-    launch: Optional[LaunchProfile] = key(None, "how trials are started; null = it can be predicted, not launched")
+    launch: LaunchProfile = key(LaunchProfile, "how trials are started, told and read")
 
     @property
     def embedded(self) -> bool:
         """Whether it is this project's own."""
-        return self.launch is not None and self.launch.program == "embedded"
+        return self.launch.program == "embedded"
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is another program that can be launched."""
+        return self.launch.program == "command"

@@ -17,7 +17,7 @@ from trainer.spec.errors import listed
 
 def expressible(found: Space, trainer: TrainerProfile) -> Space:
     """``found`` without layouts that ``trainer`` has no words for; each counts for the first key that it lacks. ``ConfigError`` if none is left."""
-    if trainer.launch is None or trainer.embedded:
+    if not trainer.foreign:
         return found
     told = mentioned(trainer.launch)
     default = to_table([LayoutConfig(data=1)])[0]

@@ -33,7 +33,7 @@ def test_a_profile_is_the_same_for_tables_and_for_runs(name: str) -> None:
 
 def test_without_a_word_the_trainer_is_our_own_and_the_only_one_that_is_launched() -> None:
     assert compose([]).trainer == profile("trireme")
-    assert [name for name in profile_names() if profile(name).launch is not None] == ["trireme"]
+    assert [name for name in profile_names() if profile(name).embedded] == ["trireme"]
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, float]:
@@ -60,10 +60,10 @@ def test_a_trainer_of_ones_own_sizes_searches_tables_and_validates(own: Path, ca
 
 
 def test_a_trainer_that_cannot_be_launched_is_one_plain_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tool.main(["train", "trainer=megatron_core", "data=synthetic", f"sweep.dir={tmp_path}"]) == 2
+    assert tool.main(["train", "trainer=pax", "data=synthetic", f"sweep.dir={tmp_path}"]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("error: trainer.name=Megatron Core can be predicted") and printed.count("\n") == 1
-    assert tool.main(["search", "trainer=megatron_core", "data=synthetic", f"sweep.dir={tmp_path}"]) == 2
+    assert printed.startswith("error: trainer.name=Pax can be predicted") and printed.count("\n") == 1
+    assert tool.main(["search", "trainer=pax", "data=synthetic", f"sweep.dir={tmp_path}"]) == 2
     assert not list(tmp_path.iterdir())
 
 

@@ -11,6 +11,7 @@ from trainer.spec.outcome import Reason
 
 SECONDS = {"seconds": 1.0, "milliseconds": 1e-3}
 BYTES = {"memory_gb": 1e9, "memory_gib": 2.0**30, "memory_mb": 1e6, "memory_mib": 2.0**20}
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 RATES = ("tokens_per_s", "tokens_per_s_per_rank", "samples_per_s")
 GROUPS = ("step", "loss", "grad_norm", *SECONDS, *RATES, *BYTES)
@@ -85,6 +86,7 @@ class LogReader:
         ``now``: seconds of a steady clock; where the log tells no time, that between the first lines of two steps counts.
         """
         groups: dict[str, float] = {}
+        line = COLOUR.sub("", line)
         for pattern in self._patterns:
             if match := pattern.search(line):
                 groups |= {name: _number(text) for name, text in match.groupdict().items() if text is not None}
