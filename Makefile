@@ -33,7 +33,7 @@ $(VENV)/.base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@# torch first, so that the other packages' "torch" is satisfied by it and pulls in no GPU build.
 	$(BIN)/pip install --quiet $(TORCH) numpy 2>&1 | { grep -v 'is ignored' || true; }
-	$(BIN)/pip install --quiet --editable . 2>&1 | { grep -v 'is ignored' || true; }
+	$(BIN)/pip install --quiet --editable '.[train,mlflow]' 2>&1 | { grep -v 'is ignored' || true; }
 	@$(BIN)/trireme --version
 	@touch $@
 

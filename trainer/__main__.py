@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -41,7 +42,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def preload() -> None:
-    """Import all that ``main`` imports later, before a fork."""
+    """Import all that ``main`` imports later, before a fork. Another trainer's command needs none of it."""
+    if importlib.util.find_spec("torch") is None:
+        return
     for name in ("torch", "torch.distributed", "numpy", "trainer.loop", "trainer.probe"):
         importlib.import_module(name)
 

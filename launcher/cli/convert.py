@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from launcher.config.packages import need
+
 
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 2 wrong input."""
+    need("train", "converting weights")
     return subprocess.run([sys.executable, "-m", "trainer.convert", *argv]).returncode

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.config.packages import need
 from trainer.spec import ConfigError
 from trainer.spec.model_files import model_of
 from trainer.spec.stages import COMMAND, TEXT
@@ -27,6 +28,7 @@ FLAGS = ("--json", "-h", "--help")
 
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 1 the job failed, 2 wrong input."""
+    need("train", "generating text")
     words, overrides = split(argv)
     if not overrides:
         return subprocess.run([sys.executable, "-m", "trainer.generate", *argv]).returncode

@@ -27,6 +27,7 @@ VERBS = {
     "size": "choose a model size and its hyper-parameters from GPUs, days and tokens",
     "search": "find the fastest layout with few measured trials",
     "validate": "check the cost model against a table of measurements",
+    "trainers": "which trainers are known, what each can be told, and whether one understands",
     "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
 }
 

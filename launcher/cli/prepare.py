@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_intermixed_args(argv)
     flags = [flag for flag, given in (("--force", arguments.force), ("--json", arguments.json)) if given]
+    need("train", "preparing a corpus")
     run = compose(arguments.overrides).train_config()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / CONFIG

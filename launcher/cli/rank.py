@@ -82,6 +82,15 @@ def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     tied = leaders(ranked)[1:]
     if tied:
         console.print(f"= {len(tied)} more cannot be told from the best by these measurements; more steps (run.steps) may", style="dim")
+    print_list(
+        console,
+        "Does not train the same model as the others, and cannot win:",
+        [
+            (f"{m.trial}  {names[m.trial]}", f"losses of the first steps differ by {labels.percent(m.loss_gap)}")
+            for m in ranked
+            if m.other_model
+        ],
+    )
     unplaced = [m for m in trials if not m.place and m.detail]
     print_list(
         console, "Not measured to the end:", [(f"{m.trial}  {names[m.trial]}", f"{outcome(m)}: {first_line(m.detail)}") for m in unplaced]
@@ -115,7 +124,7 @@ def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column
 def outcome(m: Measurement) -> str:
     """``done``, ``failed: out of memory``."""
     if m.place:
-        return m.status.value
+        return m.status.value + (", other losses" if m.other_model else "")
     return m.status.value + (f": {m.reason.value}" if m.reason else ": no step time" if m.status is Status.DONE else "")
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
+from launcher.config.packages import need
 from launcher.interrupt import asked, leave
 from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 from launcher.tracking.names import view_name
@@ -22,6 +23,7 @@ def main(argv: list[str]) -> int:
     parser = sweep_parser("ui", "Serve the MLflow page of all sweeps on this machine until Ctrl-C, and print where it shows SWEEP.")
     parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
     arguments = parser.parse_args(argv)
+    need("mlflow", "MLflow's page")
     sweep, store = open_sweep(arguments), Store(arguments.dir)
     _port(arguments.port)  # refuses one that is taken before anything is copied
     print("bringing MLflow up to date ...", file=sys.stderr)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, requires
 
+from trainer.spec import ConfigError
+
+MODULES = {"train": ("torch", "tokenizers", "safetensors"), "mlflow": ("mlflow",), "slurm": ("submitit",), "kubernetes": ("kubernetes",)}
+"""What each extra brings, as it is imported."""
+
+
+def missing(extra: str) -> str | None:
+    """The first package of ``extra`` that is not installed; None where all are."""
+    return next((name for name in MODULES[extra] if importlib.util.find_spec(name) is None), None)
+
+
+def need(extra: str, what: str) -> None:
+    """``ConfigError`` where ``what`` cannot be done for lack of the packages of ``extra``."""
+    if name := missing(extra):
+        raise ConfigError(f"{what} needs the Python package {name!r}; run {install_command(extra)}")
+
 
 def install_command(extra: str) -> str:
-    """What installs the packages of Trireme's ``extra`` (slurm, kubernetes) in the same environment, for a shell.
+    """What installs the packages of Trireme's ``extra`` (train, mlflow, slurm, kubernetes) in the same environment, for a shell.
 
     They are named themselves: ``trireme[slurm]`` would have pip put another Trireme in place of an editable installation.
     """
@@ -22,4 +39,4 @@ def install_command(extra: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *packages])
 
 
-_OF_EXTRA = {"slurm": "submitit", "kubernetes": "kubernetes"}
+_OF_EXTRA = {"slurm": "submitit", "kubernetes": "kubernetes", "train": "torch", "mlflow": "mlflow"}

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.config.command import command_of
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
+from launcher.config.packages import need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
 from trainer.spec import ConfigError, TrainConfig
@@ -36,12 +37,14 @@ def run_of(config: Config) -> TrainConfig:
 
 
 def check_launchable(config: Config) -> None:
-    """``ConfigError`` for a trainer whose profile is for predictions alone."""
+    """``ConfigError`` for a trainer whose profile is for predictions alone, or that is not installed here."""
     if config.trainer.launch.program == "none":
         raise ConfigError(
             f"trainer.name={config.trainer.name} can be predicted (plan, size, search --replay, validate) but not launched: "
             "its profile has no launch part; use trainer=trireme to train"
         )
+    if config.trainer.embedded and config.cluster.backend == "local":
+        need("train", "training on this machine")
 
 
 def locate_data(config: Config) -> Config:

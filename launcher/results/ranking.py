@@ -6,18 +6,28 @@ stopped, failed, pruned, each with its reason.
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.results.interval import median_interval
 from trainer.spec import Reason, Status
-from trainer.spec.records import MOST, positive
+from trainer.spec.records import MOST, number, positive
 
 if TYPE_CHECKING:
     from launcher.trials.store import Record
 
+COMPARED = 5
+"""Steps whose losses are compared: later on rounding grows with every step."""
+ROUNDING, ROUNDING_16 = 1e-3, 2e-2
+"""Relative difference of losses that rounding can make in so few steps: in fp32, of which logs print four digits, and with 16-bit weights, whose
+last place is 0.4 to 0.8 %."""
+FULL_PRECISION = re.compile(r'"precision": "fp(32|64)"')
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
 """Sort order of unranked trials."""
 
@@ -48,6 +58,10 @@ class Measurement:
     tied_with_best: bool = False
     dir: str | None = None  # the trial's directory; pruned combinations have none
     overrides: tuple[str, ...] = ()
+    losses: tuple[float, ...] = ()  # of the first steps
+    problem: str = ""  # what decides the losses: trials of one problem must agree
+    loss_gap: float | None = None  # largest relative distance of a loss from those of its peers; filled in by ``rank``
+    other_model: bool = False  # it is larger than rounding explains: this trial does not train what its peers train
 
     def __post_init__(self) -> None:
         for name in ("step_time_s", "tokens_per_s", "mfu", "predicted_step_time_s"):
@@ -65,7 +79,7 @@ class Measurement:
 
     def as_json(self) -> dict[str, Any]:
         """The record that ``trireme rank --json`` prints."""
-        names = self.__dataclass_fields__
+        names = [name for name in self.__dataclass_fields__ if name not in ("losses", "problem")]
         plain = {name: getattr(self, name) for name in names}
         return plain | {
             "status": self.status.value,
@@ -103,22 +117,54 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
         predicted_memory_bytes=predicted.get("memory_bytes"),
         dir=None if record.status is Status.PRUNED else str(record.directory),
         overrides=tuple(record.overrides),
+        losses=_first_losses(result.get("losses")),
+        problem=problem(config),
     )
+
+
+def problem(config: Mapping[str, Any]) -> str:
+    """All of a run's configuration that decides its losses, whatever the layout."""
+    run = {name: config["run"].get(name) for name in ("global_batch", "seed", "precision")} if "run" in config else {}
+    trainer = (config.get("command") or {}).get("trainer")
+    return json.dumps([config.get("model"), config.get("data"), config.get("optimizer"), run, trainer], sort_keys=True)
 
 
 def rank(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Order ``measurements``, fastest first, with ``place`` and ``tied_with_best`` filled in.
 
     Only a trial that is ``done`` and has a positive, finite step time gets a place. Equal times are ordered by trial id,
-    so the order does not depend on the order of the input. The best itself is not marked as tied.
+    so the order does not depend on the order of the input. The best itself is not marked as tied. Trials whose losses are not those of
+    their peers (``other_model``) come after all others that were timed.
     """
-    everything = list(measurements)
+    everything = compared(measurements)
     timed = [m for m in everything if _is_timed(m)]
     rest = [m for m in everything if not _is_timed(m)]
-    timed.sort(key=lambda m: (m.step_time_s, m.trial))
+    timed.sort(key=lambda m: (m.other_model, m.step_time_s, m.trial))
     rest.sort(key=lambda m: (UNRANKED.index(m.status), m.step_time_s or math.inf, m.trial))
-    placed = [replace(m, place=i, tied_with_best=i > 1 and tied(timed[0], m)) for i, m in enumerate(timed, start=1)]
+    placed = [
+        replace(m, place=i, tied_with_best=i > 1 and m.other_model == timed[0].other_model and tied(timed[0], m))
+        for i, m in enumerate(timed, start=1)
+    ]
     return placed + [replace(m, place=None, tied_with_best=False) for m in rest]
+
+
+def compared(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """``measurements`` with ``loss_gap`` and ``other_model`` filled in, from the losses of the first steps that peers have.
+
+    Peers differ in the layout alone, so their losses differ by rounding: the median of them is right if most of them are.
+    """
+    everything, peers = list(measurements), defaultdict(list)
+    for m in everything:
+        if m.status is Status.DONE and m.losses:
+            peers[m.problem].append(m.losses)
+    medians = {name: [statistics.median(step) for step in zip(*curves)] for name, curves in peers.items() if len(curves) > 1}
+    return [_against(m, medians.get(m.problem, [])) if m.status is Status.DONE else m for m in everything]
+
+
+def _against(m: Measurement, median: Sequence[float]) -> Measurement:
+    gaps = [abs(loss - right) / max(abs(loss), abs(right), 1e-9) for loss, right in zip(m.losses, median)]
+    gap = max(gaps, default=None)
+    return replace(m, loss_gap=gap, other_model=gap is not None and gap > (ROUNDING if FULL_PRECISION.search(m.problem) else ROUNDING_16))
 
 
 def tied(a: Measurement, b: Measurement) -> bool:
@@ -147,6 +193,12 @@ def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
 def _measured_times(step_times: Any, warmup: int) -> list[float]:
     """Of the times of all steps those after warm-up, as far as they are times."""
     return [seconds for value in step_times[warmup:] if (seconds := positive(value))] if isinstance(step_times, list) else []
+
+
+def _first_losses(losses: Any) -> tuple[float, ...]:
+    """Of the first steps; empty where one of them is no number, as in logs that tell of no loss."""
+    found = [number(value) for value in losses[:COMPARED]] if isinstance(losses, list) else []
+    return tuple(loss for loss in found if loss is not None and math.isfinite(loss)) if all(loss is not None for loss in found) else ()
 
 
 def _is_timed(m: Measurement) -> bool:

@@ -6,7 +6,6 @@ The page's words are in ``report.html.j2``, which escapes whatever it is given; 
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import time
@@ -19,7 +18,7 @@ from launcher.results import plots, timeline
 from launcher.results.measurements import measure, newest_logs, read_timeline, tail
 from launcher.results.plots import Series
 from launcher.results.predicted_timeline import foreseen
-from launcher.results.ranking import Measurement, leaders, rank
+from launcher.results.ranking import Measurement, leaders, problem, rank
 from launcher.results.timeline import Timeline
 from launcher.trials.labels import trial_labels
 from launcher.trials.store import Record, Sweep
@@ -193,12 +192,6 @@ def loss_groups(trials: Sequence[ReportedTrial]) -> list[LossGroup]:
         series = [trial.series for trial in group]
         found.append(LossGroup(plots.loss_curves(series), plots.loss_differences(series), group, plots.widest_gap(series)))
     return found
-
-
-def problem(config: Mapping[str, Any]) -> str:
-    """All of a configuration that decides the losses, whatever the layout."""
-    run = {name: config["run"].get(name) for name in ("global_batch", "seed", "precision")} if "run" in config else {}
-    return json.dumps([config.get("model"), config.get("data"), config.get("optimizer"), run], sort_keys=True)
 
 
 def _parts(trials: Sequence[ReportedTrial], series_of: Any, order: Sequence[str]) -> Markup | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.backends import backend_for
 from launcher.backends.contract import Backend, BackendError
+from launcher.config.rules import run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.interrupt import asked, leave
 from launcher.named_files import check_folder
@@ -51,7 +52,7 @@ def run_job(
     check_folder(config.sweep.dir, "sweep.dir")
     identifier = digest([name, time.time()])  # never that of an earlier job
     root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
-    train = config.train_config()
+    train = run_of(config)
     job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
     backend = backends(config.cluster)
     with asked(leave):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from launcher.config.packages import install_command, missing
 from launcher.console import say
 from launcher.tracking import unmirrored
 from launcher.tracking.database import environment
@@ -35,6 +36,7 @@ class MlflowMirror:
         self._root, self._sweep = Path(root).absolute(), sweep
         self._process: subprocess.Popen[bytes] | None = None
         self._told = float("-inf")
+        self._here = missing("mlflow") is None
 
     def begin(self) -> None:
         """From here on word is left of the sweep, if this process is killed too: the next command has it copied."""
@@ -43,7 +45,8 @@ class MlflowMirror:
     def on_trial(self, record: Record) -> None:
         """A trial has changed."""
         self.close()
-        self._start()
+        if self._here:
+            self._start()
 
     def on_poll(self, records: Sequence[Record]) -> None:
         """Trials that run make steps."""
@@ -57,6 +60,9 @@ class MlflowMirror:
 
     def finish(self, patience_s: float = PATIENCE_S) -> None:
         """Let the copier finish what is left, without waiting for longer than ``patience_s``."""
+        if not self._here:
+            say(f"not copied to MLflow, which is not installed ({install_command('mlflow')}); 'trireme rank' and 'report' do without")
+            return
         process = self._start()
         assert process.stdin is not None
         process.stdin.close()  # the launcher's life, as the copier sees it

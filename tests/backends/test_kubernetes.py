@@ -138,7 +138,7 @@ def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_ar
     for reached in (20, 60, 120, 180):
         launcher = multiprocessing.get_context("spawn").Process(target=_collect, args=(job.cluster, handle))
         launcher.start()
-        wait_for(lambda reached=reached: len(metrics.read_bytes().splitlines()) > reached, "some lines to arrive", 120)  # type: ignore[misc]
+        wait_for(lambda reached=reached: len(metrics.read_bytes().splitlines()) > reached, "some lines to arrive")  # type: ignore[misc]
         os.kill(launcher.pid or 0, signal.SIGKILL)
         launcher.join()
     assert ground.end(job, handle).status is Status.DONE

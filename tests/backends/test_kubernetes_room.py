@@ -81,7 +81,7 @@ def test_a_gang_that_finds_no_room_says_so(stage: Stage, tmp_path: Path, impatie
     """Without a terminal too; and what comes after it takes no room from it."""
     endless = stage.cluster({"run": "-1", "log": ""}, cpu=WHOLE_NODE)
     running = Running(tmp_path / "runs", [gang(endless, 5), gang(endless, 2)])
-    wait_for(lambda: "waits for room for all of its parts" in caplog.text, "the trial to be told of", 120)
+    wait_for(lambda: "waits for room for all of its parts" in caplog.text, "the trial to be told of")
     large, small = running.records()
     assert f"trial {large.id} waits for room" in caplog.text and "cluster.start_timeout" in caplog.text
     assert small.status is Status.PLANNED
@@ -98,19 +98,19 @@ def test_of_gangs_that_hold_a_part_each_the_one_that_came_first_keeps_it(stage: 
     def launch(name: str, rack: str) -> Running:
         forever = stage.cluster({"run": "-1", "log": ""}, cpu=WHOLE_NODE, node_selector={"played": "true", "rack": rack})
         running = Running(tmp_path / name, [gang(forever, 2)])
-        wait_for(lambda: _pods(core, stage, running), f"pods of {name}", 60)
+        wait_for(lambda: _pods(core, stage, running), f"pods of {name}")
         return running
 
     first = launch("first", "rack-0")
-    wait_for(lambda: sorted(_pods(core, stage, first).values()) == [False, True], "the first gang to be placed in part", 60)
+    wait_for(lambda: sorted(_pods(core, stage, first).values()) == [False, True], "the first gang to be placed in part")
     held = _pods(core, stage, first)
     second = launch("second", "rack-1")
-    wait_for(lambda: second.records()[0].status is Status.PLANNED, "the second gang to be withdrawn", 60)
+    wait_for(lambda: second.records()[0].status is Status.PLANNED, "the second gang to be withdrawn")
     assert _pods(core, stage, first) == held
     core.delete_namespaced_pod("on-played-0", stage.namespace, grace_period_seconds=0)
     core.delete_namespaced_pod("on-played-2", stage.namespace, grace_period_seconds=0)
     for running in (first, second):
-        wait_for(lambda running=running: running.records()[0].status is Status.RUNNING, "both gangs to run", 120)  # type: ignore[misc]
+        wait_for(lambda running=running: running.records()[0].status is Status.RUNNING, "both gangs to run")  # type: ignore[misc]
         assert running.records()[0].attempt == 0
     assert [record.status for running in (first, second) for record in running.stop()] == [Status.STOPPED] * 2
 

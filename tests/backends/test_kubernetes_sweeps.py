@@ -187,7 +187,7 @@ def test_a_sweep_waits_for_a_server_that_has_lost_its_database(stage: Stage, cap
     wait_for(lambda: finished(stage) >= 2, "some trials to end", 300)
     control.database.kill()
     try:
-        wait_for(lambda: "does not answer" in capfd.readouterr().err, "the launcher to meet an error", 120)
+        wait_for(lambda: "does not answer" in capfd.readouterr().err, "the launcher to meet an error")
     finally:
         control.start_again()
     records = running.ended()

@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from launcher.cli import rank as rank_verb
 from launcher.results.interval import CONFIDENCE, median_interval
 from launcher.results.measurements import measure
-from launcher.results.ranking import Measurement, leaders, measurement, rank, tied
+from launcher.results.ranking import Measurement, leaders, measurement, problem, rank, tied
 from launcher.trials.store import Point, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
 from trainer.spec import Reason, Status
@@ -140,7 +141,7 @@ def test_json_ranking_has_every_promised_key_and_no_nan(tmp_path: Path, capsys: 
     records = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     promised = {
         "trial", "status", "reason", "layout", "step_time_s", "step_time_spread_s", "tokens_per_s", "peak_memory_bytes",
-        "predicted_step_time_s", "predicted_memory_bytes", "mfu", "tied_with_best", "dir", "overrides",
+        "predicted_step_time_s", "predicted_memory_bytes", "mfu", "tied_with_best", "dir", "overrides", "loss_gap", "other_model",
     }  # fmt: skip
     assert all(promised <= record.keys() for record in records)
     assert [r["predicted_step_time_s"] for r in records[:2]] == [0.22, None]
@@ -189,3 +190,24 @@ def test_result_of_an_older_attempt_does_not_count(tmp_path: Path) -> None:
     record.attempt = 1
     write_json(record.directory / "metrics.jsonl", {})
     assert measure([record])[0].step_time_s is None
+
+
+@pytest.mark.parametrize(
+    "precision, gap, marked", [("fp32", 1e-4, False), ("fp32", 0.01, True), ("bf16", 0.01, False), ("bf16", 0.05, True)]
+)
+def test_a_trial_that_does_not_train_the_same_model_never_wins(precision: str, gap: float, marked: bool) -> None:
+    def of(name: str, seconds: float, factor: float, **changes: Any) -> Measurement:
+        losses = tuple(factor * loss for loss in (9.0, 8.5, 8.0))
+        same = problem({"model": {"layers": 2}, "run": {"precision": precision, "global_batch": 8, "seed": 1}})
+        return Measurement(name, Status.DONE, step_time_s=seconds, losses=losses, problem=same, **changes)
+
+    ranked = rank([of("wrong", 0.1, 1 + gap), of("right", 0.2, 1.0), of("also", 0.3, 1.0), of("third", 0.4, 1.0)])
+    assert [m.trial for m in ranked if m.other_model] == ["wrong"] * marked
+    assert ranked[0].trial == ("right" if marked else "wrong") and ranked[-1].place == 4
+
+
+def test_losses_are_compared_only_between_trials_of_one_problem_and_one_trainer() -> None:
+    run = {"model": {"layers": 2}, "run": {"precision": "fp32"}}
+    problems = [problem(run | {"command": {"trainer": name}}) for name in ("a", "b")] + [problem(run | {"model": {"layers": 4}})]
+    ranked = rank(Measurement(p, Status.DONE, step_time_s=1.0, losses=(float(i + 1),), problem=p) for i, p in enumerate(problems))
+    assert len(set(problems)) == 3 and not any(m.other_model for m in ranked)

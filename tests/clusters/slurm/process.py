@@ -13,7 +13,7 @@ from pathlib import Path
 MARK = "TRIREME_TEST_CLUSTER"
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 300.0) -> None:
     """Until ``condition`` holds; ``TimeoutError`` that names ``what`` after ``seconds``, far more than it takes on a busy machine."""
     end = time.monotonic() + seconds
     while not condition():

@@ -1,0 +1,114 @@
+"""``trireme trainers [check]``: which trainers are known and what each can be told; one step of one, to see that it understands."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.overrides import add_overrides
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+    from launcher.config.trainer import TrainerProfile
+
+DESCRIPTION = """\
+Without arguments: every trainer profile, and what it can be told. With 'check' and the overrides of a run: two steps of that run on its
+cluster, and what was read from the trainer's log, or which of its options the trainer refused.
+
+examples:
+  trireme trainers
+  trireme trainers check trainer=deepspeed trainer.launch.script=train.py model=gpt_tiny
+"""
+STEPS = 2
+"""The first step of a trainer compiles and allocates: the second one has a time worth printing."""
+
+
+def main(argv: list[str]) -> int:
+    """0 when it is listed, or when the trainer ran and was understood; 1 when it did not; 2 for wrong input."""
+    parser = argparse.ArgumentParser("trireme trainers", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", nargs="?", choices=("check",), help="run two steps of a trainer")
+    add_overrides(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    arguments = parser.parse_intermixed_args(argv)
+    if arguments.action is None:
+        return show(arguments.config_dir, arguments.json)
+    return check(arguments.overrides, arguments.config_dir, arguments.json)
+
+
+def show(own: Path | None, as_json: bool) -> int:
+    """Print all profiles."""
+    from launcher.config.trainers import profile, profile_names
+
+    found = {name: told(profile(name, own)) for name in profile_names(own)}
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for name, one in found.items():
+        print(
+            f"{name:30}{one['name']}: {'this project' if one['program'] == 'embedded' else 'for predictions' if one['told'] is None else ''}".rstrip(
+                ": "
+            )
+        )
+        for key, values in (one["told"] or {}).items():
+            print(f"    {key}" + (f" = {', '.join(values)}" if values else ""))
+    return 0
+
+
+def told(trainer: TrainerProfile) -> dict[str, Any]:
+    """Name, program, and the layout keys that it can be told with their values (null: any); null where it cannot be launched."""
+    from launcher.config.command import mentioned
+
+    keys = mentioned(trainer.launch) if trainer.foreign else None
+    shown = (
+        {name: sorted(values) if values is not None else None for name, values in sorted(keys.items()) if _of_layout(name)}
+        if keys is not None
+        else None
+    )
+    return {"name": trainer.name, "program": trainer.launch.program, "told": shown}
+
+
+def _of_layout(name: str) -> bool:
+    return name.startswith("layout.") or name == "zero"
+
+
+def check(overrides: list[str], own: Path | None, as_json: bool) -> int:
+    """Run ``STEPS`` steps of what ``overrides`` say."""
+    from launcher.config import check_launchable, compose, locate_data, resolve
+    from launcher.config.command import command_of
+    from launcher.sweep.oneoff import JobError, run_job
+
+    config = compose(overrides, own)
+    check_launchable(config)
+    config = locate_data(resolve(_short(config)))
+    command = command_of(config)
+    if command is not None:
+        print(f"command: {shlex.join(command.words)}", file=sys.stderr)
+        for name, text in command.files.items():
+            print(f"{name}:\n{text}", file=sys.stderr)
+    try:
+        result = run_job(config, "check", lambda *_: None)
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(result) if as_json else sentence(config.trainer.name, result))
+    return 0
+
+
+def _short(config: Config) -> Config:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, steps=STEPS, warmup_steps=STEPS - 1))
+
+
+def sentence(name: str, result: dict[str, Any]) -> str:
+    """What was read of the last step."""
+    loss, memory = result["losses"][-1], result["peak_memory_bytes"]
+    words = [
+        f"{result['step_time_s']:.3g} s a step",
+        f"loss {loss:.4f}" if loss is not None else "no loss",
+        f"{memory / 1e9:.3g} GB" if memory else "no memory",
+    ]
+    return f"{name} ran {len(result['losses'])} steps, and its log was understood: {', '.join(words)}"
