@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.cli.main import VERBS
 from launcher.config.compose import compose
+from launcher.config.packages import need
 from trainer.spec import save
 from trainer.spec.records import CONFIG
 

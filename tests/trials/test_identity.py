@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from launcher.config.schema import Config, HardwareConfig, LocalCluster
+from launcher.config.trainer import LaunchProfile
 from launcher.trials.identity import digest, trial_id
 from tests.sweep.support import trial
 from trainer.spec import TrackingConfig, flatten, from_dict, to_dict
@@ -30,7 +32,7 @@ def _changed(value: object) -> object:
     return f"{value}x" if isinstance(value, str) else [1]
 
 
-RUN_KEYS = [key for key in flatten(trial().train_config()) if not key.startswith("tracking.")]
+RUN_KEYS = [key for key in flatten(trial().train_config()) if not key.startswith("tracking.") and key != "command"]
 
 
 @pytest.mark.parametrize("key", RUN_KEYS)
@@ -43,6 +45,17 @@ def test_every_key_of_the_run_but_tracking_is_part_of_the_id(key: str) -> None:
     before = trial_id(config)
     setattr(section, last, _changed(getattr(section, last)))
     assert trial_id(config) != before
+
+
+def test_another_trainers_command_and_its_program_are_part_of_the_id(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    found = set()
+    for words, program in (([], "a"), (["--more"], "a"), ([], "b")):
+        script.write_text(program)
+        launch = LaunchProfile(program="command", command=["{script}", *words], script=str(script), log=[r"(?P<step>\d+)"])
+        config = trial()
+        found.add(trial_id(dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, launch=launch))))
+    assert len(found | {trial_id(trial())}) == 4
 
 
 def test_what_cannot_change_a_measurement_is_not_part_of_the_id() -> None:
