@@ -18,12 +18,8 @@ from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
-<<<<<<< HEAD
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates, fastest
-=======
-from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest
 from launcher.planning.expressible import expressible
->>>>>>> 1c4a559 (Trainers that are not ours: told by data, run, read and ranked)
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
 from trainer.spec import ConfigError, LayoutConfig
@@ -99,14 +95,9 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     ``wanted`` keeps only layouts with given values, by column. ``ConfigError`` when there is none.
     """
     found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
-<<<<<<< HEAD
-    found = narrowed(found, wanted or {})
+    found = narrowed(expressible(found, config.trainer), wanted or {})
     cost = CostModel(config.cluster, config.trainer)
     case = cost.case(config.model, found.table, config.run)
-=======
-    found = narrowed(expressible(found, config.trainer), wanted or {})
-    case = CostModel(config.cluster, config.trainer).case(config.model, found.table, config.run)
->>>>>>> 1c4a559 (Trainers that are not ours: told by data, run, read and ranked)
     predicted = estimate(case)
     return Plan(found, case, predicted, judge(found.table, predicted), cost.widths(case))
 
