@@ -56,7 +56,7 @@ LAUNCHER = {
     "search": ("config", "cost", "planning", "tables", "labels"),
     "backends": ("config", "trials", "ports"),
     "results": ("cost", "trials", "labels"),
-    "tracking": ("trials", "results", "labels", "console", "ports"),
+    "tracking": ("config", "trials", "results", "labels", "console", "ports"),
     "sweep": ("config", "cost", "planning", "trials", "search", "backends", "tracking", "console", "interrupt", "named_files"),
     "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (
