@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
 
     config, as_json = for_generation(words, overrides), "--json" in words
     try:
-        command = {"words": words, "folder": os.getcwd()}
+        command = {"verb": "generate", "words": words, "folder": os.getcwd()}
         result = run_job(locate_data(config), "generate", lambda *_: None, files={COMMAND: command}, watch=copier(not as_json))
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)

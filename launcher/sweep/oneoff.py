@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from launcher.backends import backend_for
@@ -43,6 +44,7 @@ def run_job(
     backends: Callable[[ClusterConfig], Backend] = backend_for,
     files: Mapping[str, Any] | None = None,
     watch: Callable[[Path], object] = lambda folder: None,
+    on_signal: Callable[[int, FrameType | None], None] = leave,
 ) -> dict[str, Any]:
     """Run a resolved ``config`` once and return its ``result.json``. ``tell`` is called with its state and the newest line of its metrics.
 
@@ -55,7 +57,7 @@ def run_job(
     train = run_of(config)
     job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
     backend = backends(config.cluster)
-    with asked(leave):
+    with asked(on_signal):
         try:
             backend.check()
             job.directory.mkdir(parents=True)

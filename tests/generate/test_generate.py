@@ -15,7 +15,7 @@ from transformers.utils import logging
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.convert import export_weights
 from trainer.generate.generate import Completion, Request, generate
-from trainer.generate.job import alone
+from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling, choose, uniform
 from trainer.generate.session import Session
 from trainer.generate.weights import open_weights

@@ -12,7 +12,7 @@ import pytest
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.convert import export_weights
 from trainer.generate.generate import Request, generate
-from trainer.generate.job import _world
+from trainer.generate.ranks import world_of
 from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
 from trainer.generate.weights import open_weights
@@ -30,7 +30,7 @@ def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[in
     answers: dict[str, Any] = {}
     run = RunConfig(task="generate", steps=1, warmup_steps=0, precision=precision)
     first = TrainConfig(run=run, data=DataConfig(kind="synthetic"), layout=LayoutConfig(data=env.world_size))
-    with _world(resolve(first, env.world_size), env) as world:
+    with world_of(resolve(first, env.world_size), env) as world:
         for name, (tensor, pipeline) in itertools.product(models, layouts):
             weights = open_weights(Path(models[name]))
             layout = LayoutConfig(tensor=tensor, pipeline=pipeline, data=env.world_size // (tensor * pipeline))

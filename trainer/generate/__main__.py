@@ -18,7 +18,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         prompts = texts_of(arguments)
-        from trainer.generate.job import alone, complete
+        from trainer.generate.job import complete
+        from trainer.generate.ranks import alone
 
         with alone(arguments.model, PRECISIONS[arguments.dtype]) as (config, world):
             completions = complete(arguments, prompts, config, world, None if arguments.json else sys.stdout)

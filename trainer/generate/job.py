@@ -1,4 +1,4 @@
-"""Text from a checkpoint on the ranks of a layout: ``python -m trainer`` with ``run.task=generate``, or one process.
+"""Text from a checkpoint on the ranks of a layout: ``python -m trainer`` with ``run.task=generate``.
 
 A job finds its command line in ``generate.json`` beside its configuration. Rank 0 writes the text as it grows into ``text``, and the
 completions into ``result.json``.
@@ -9,25 +9,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-import torch
-
 from trainer.comm.collectives import World
 from trainer.generate.command import parser, sampling_of, texts_of
 from trainer.generate.generate import Completion, Decoder, News, Request, Row, check_prompts
+from trainer.generate.ranks import world_of
+from trainer.generate.serve import parser as server_parser
+from trainer.generate.serve import serve
 from trainer.generate.session import Session
 from trainer.generate.telling import Printer, Telling, end_tokens, read_tokenizer
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
-from trainer.loop import choose_device
-from trainer.spec import ConfigError, DataConfig, ResolvedTrainConfig, RunConfig, Status, TrainConfig, resolve
+from trainer.spec import ConfigError, ResolvedTrainConfig, Status
 from trainer.spec.files import read_json
 from trainer.spec.records import RESULT, write_outcome
-from trainer.spec.stages import COMMAND, TEXT
+from trainer.spec.stages import COMMAND, STOP, TEXT
 
 
 def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
@@ -36,35 +36,23 @@ def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, atte
     if command is None:
         raise ConfigError(f"{out} has no {COMMAND}; use `trireme generate`")
     os.chdir(command["folder"])
-    arguments = parser().parse_args(command["words"])
-    prompts = texts_of(arguments)
-    with _world(config, env) as world, (out / TEXT).open("w") if world.rank == 0 else contextlib.nullcontext() as file:
-        completions = complete(arguments, prompts, config, world, file)
+    act = {"generate": _completions, "serve": _served}[command["verb"]]
+    with world_of(config, env) as world, (out / TEXT).open("w") if world.rank == 0 else contextlib.nullcontext() as file:
+        made = act(command["words"], config, world, file, out)
     if env.rank == 0:
         result = {"status": Status.DONE.value, "attempt": attempt, "world_size": env.world_size, "layout": asdict(config.layout)}
-        write_outcome(out / RESULT, result | {"model": asdict(config.model), "completions": completions})
+        write_outcome(out / RESULT, result | {"model": asdict(config.model)} | made)
     return Status.DONE
 
 
-@contextlib.contextmanager
-def alone(model: Path, precision: str) -> Iterator[tuple[ResolvedTrainConfig, World]]:
-    """This process as the only rank, for the model in a folder."""
-    run = RunConfig(task="generate", steps=1, warmup_steps=0, global_batch=1, precision=precision, threads=torch.get_num_threads())
-    plain = TrainConfig(model=open_weights(model).model, data=DataConfig(kind="synthetic"), run=run)
-    config, env = resolve(plain, 1), RankEnv()
-    with _world(config, env) as world:
-        yield config, world
+def _completions(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
+    arguments = parser().parse_args(words)
+    return {"completions": complete(arguments, texts_of(arguments), config, world, file)}
 
 
-@contextlib.contextmanager
-def _world(config: ResolvedTrainConfig, env: RankEnv) -> Iterator[World]:
-    device = choose_device(config.run.device, env.local_rank)
-    torch.set_num_threads(config.run.threads)
-    world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
-    try:
-        yield world
-    finally:
-        world.close()
+def _served(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
+    serve(server_parser().parse_args(words), config, world, file, (out / STOP).exists)
+    return {}
 
 
 def complete(

@@ -15,22 +15,24 @@ if TYPE_CHECKING:
 
 
 GENERATION = "generation_config.json"
+HALF = "\ufffd"
+"""What the first bytes of a character are decoded to."""
 
 
 class Telling:
     """One completion's text. A piece is told when its characters are whole and can be no part of a text in ``stops``, at which it ends."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]):
-        from tokenizers.decoders import DecodeStream
-
-        self.tokenizer, self.stops, self.stream = tokenizer, stops, DecodeStream(skip_special_tokens=True)
-        self.text, self.heard, self.told, self.stopped = "", 0, 0, False
+        self.tokenizer, self.stops = tokenizer, stops
+        self.before = self.read = 0  # tokens whose text is told; some of them, from ``before`` on, say how the next ones are spelled
+        self.text, self.told, self.stopped = "", 0, False
 
     def hear(self, tokens: Sequence[int], ended: bool) -> str:
         """What can be told of ``tokens``, all so far, and was not yet."""
-        for token in tokens[self.heard :]:
-            self.text += self.stream.step(self.tokenizer, token) or ""
-        self.heard = len(tokens)
+        known = self.tokenizer.decode(list(tokens[self.before : self.read]))
+        new = self.tokenizer.decode(list(tokens[self.before :]))[len(known) :]
+        if ended or not new.endswith(HALF):
+            self.text, self.before, self.read = self.text + new, self.read, len(tokens)
         found = [at for stop in self.stops if (at := self.text.find(stop)) >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True

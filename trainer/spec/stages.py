@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from trainer.spec.schema import key
 
-COMMAND, TEXT = "generate.json", "text"
-"""Files of a job that generates: its command line (``words``, and the ``folder`` in which they were typed), and its text as it grows."""
+COMMAND, TEXT, STOP = "generate.json", "text", "stop"
+"""Files of a job that generates: its command line (``verb``, ``words``, and the ``folder`` in which they were typed), its text as it grows, and
+one that asks a server to end."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 

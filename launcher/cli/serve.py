@@ -1,0 +1,43 @@
+"""``trireme serve MODEL [KEY=VALUE ...]``: completions over HTTP. The trainer does the work: in this process, or with keys (``layout.tensor=2``) in
+a job under that layout. The first signal lets it finish what runs, a second one ends it at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+
+from launcher.cli.generate import copier, for_generation, split
+from launcher.interrupt import leave
+from trainer.spec.stages import COMMAND, STOP
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 when it was asked to end, 1 the job failed, 2 wrong input."""
+    words, overrides = split(argv)
+    if not overrides:
+        os.execv(sys.executable, [sys.executable, "-m", "trainer.generate.serve", *argv])  # signals reach the server itself
+    from launcher.config import locate_data
+    from launcher.sweep.oneoff import JobError, run_job
+
+    config, copy = for_generation(words, overrides), copier(True)
+    ending: list[int] = []
+
+    def watch(folder: Path) -> None:
+        copy(folder)
+        if ending:
+            (folder / STOP).touch()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if ending:
+            leave(number, frame)
+        ending.append(number)
+
+    try:
+        command = {"verb": "serve", "words": words, "folder": os.getcwd()}
+        run_job(locate_data(config), "serve", lambda *_: None, files={COMMAND: command}, watch=watch, on_signal=on_signal)
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0

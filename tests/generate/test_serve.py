@@ -1,0 +1,196 @@
+"""Completions over HTTP: nothing lost or mixed up between clients, free slots when they leave, and an end that finishes what runs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.convert.test_logits import SMALL, checkpoint, ours
+from trainer.data.prepare import prepare
+from trainer.generate.generate import Request, generate
+from trainer.generate.ranks import alone
+from trainer.generate.sampling import Sampling
+from trainer.generate.session import Session
+from trainer.generate.telling import end_tokens, read_tokenizer
+from trainer.generate.weights import open_weights
+from trainer.spec import DataConfig, ModelConfig, resolve_model
+
+PROMPTS = [f"{'the quick brown fox '[: n % 17 + 1]}" for n in range(12)]
+SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("model")
+    (root / "a.txt").write_text("the quick brown fox jumps over the lazy dog; über größe\n" * 100)
+    prepare(DataConfig(source=str(root / "a.txt"), path=str(root / "corpus"), vocab=300), False)
+    model = resolve_model(ModelConfig(family="llama", **(SMALL | {"vocab": 300, "seq": 512})))  # type: ignore[arg-type]
+    made = checkpoint(ours(model, seed=4), model, root / "c")
+    shutil.copy(root / "corpus" / "tokenizer.json", made)
+    return made
+
+
+class Server:
+    """A served model, in a process of its own."""
+
+    def __init__(self, folder: Path, *words: str):
+        command = [sys.executable, "-m", "trainer.generate.serve", str(folder), "--port", "0", "--dtype", "float64", *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline().rpartition(":")[2].partition("/")[0])
+
+    def send(self, body: dict[str, Any], **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        return connection.getresponse()
+
+    def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, Any]]:
+        answer = self.send(body, **headers)
+        return answer.status, json.loads(answer.read())
+
+    def stream(self, body: dict[str, Any]) -> tuple[str, str, int]:
+        """Text, how it ended, and the number of events."""
+        answer = self.send(body | {"stream": True})
+        events = [line[6:] for line in answer.read().decode().split("\n\n") if line]
+        assert answer.getheader("Content-Type") == "text/event-stream" and events.pop() == "[DONE]"
+        choices = [json.loads(event)["choices"][0] for event in events]
+        return "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"], len(choices)
+
+    def stats(self) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.request("GET", "/stats")
+        return dict(json.loads(connection.getresponse().read()))
+
+    def until(self, true: Callable[[dict[str, Any]], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not true(self.stats()):
+            assert time.monotonic() < deadline, self.stats()
+            time.sleep(0.05)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    made = Server(folder, "--batch", "4", "--queue", "28")
+    yield made
+    assert made.end() == 0
+
+
+def by_itself(folder: Path, prompt: str, seed: int, tokens: int) -> str:
+    tokenizer = read_tokenizer(None, folder, 300)
+    request = Request(
+        0, tokenizer.encode(prompt, add_special_tokens=False).ids, tokens, Sampling(**SAMPLED, seed=seed), end_tokens(folder, tokenizer)
+    )
+    with alone(folder, "fp64") as (config, world):
+        (made,) = generate(Session(config, world, open_weights(folder).load), [request])
+    return str(tokenizer.decode(made.tokens))
+
+
+def test_each_of_many_clients_gets_the_text_of_its_own_prompt_streamed_or_not(server: Server, folder: Path) -> None:
+    bodies = [{"prompt": prompt, "max_tokens": 5 + n % 10, "seed": n, **SAMPLED} for n, prompt in enumerate(PROMPTS)]
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        whole = list(clients.map(server.ask, bodies))
+        streamed = list(clients.map(server.stream, bodies))
+    for n, ((status, answer), (text, ended, events)) in enumerate(zip(whole, streamed)):
+        assert status == 200 and (text, ended) == (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"])
+        assert events > 1
+        if n % 6 == 0:
+            assert text == by_itself(folder, PROMPTS[n], n, 5 + n % 10)
+    assert server.stats()["running"] == server.stats()["waiting"] == 0
+
+
+def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
+    before = server.stats()["dropped"]
+    gone = [server.send({"prompt": "the", "max_tokens": 500, "ignore_eos": True, "stream": True}) for _ in range(4)]
+    server.until(lambda stats: stats["running"] == 4)
+    for answer in gone:
+        answer.close()
+    server.until(lambda stats: stats["dropped"] == before + 4 and stats["running"] == 0)
+    assert server.ask({"prompt": "fox", "max_tokens": 3})[0] == 200
+
+
+def test_a_stop_text_ends_a_completion_and_is_no_part_of_it(server: Server) -> None:
+    body = {"prompt": "the quick", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    text = server.ask(body)[1]["choices"][0]["text"]
+    stop = text[8:11]
+    assert server.stream(body | {"stop": stop})[:2] == (text[: text.index(stop)], "stop")
+
+
+def test_log_probabilities_are_those_of_the_tokens(server: Server) -> None:
+    (choice,) = server.ask({"prompt": "the", "max_tokens": 4, "temperature": 0, "logprobs": 1})[1]["choices"]
+    assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["tokens"]) <= 4
+    assert all(value < 0 for value in choice["logprobs"]["token_logprobs"]) and "".join(choice["logprobs"]["tokens"]) == choice["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"prompt": "a" * 600, "max_tokens": 1}, 400, "more do not fit into model.seq=512"),
+        ({"prompt": ""}, 400, "prompt 0 is empty"),
+        ({"prompt": ["a", "b"]}, 400, "is no text; give one text"),
+        ({"prompt": "a", "temperature": -1}, 400, "temperature=-1"),
+        ({"prompt": "a", "best_of": 3}, 400, "best_of=3 is not served; leave it out"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens=0 must be a whole number of 1 or more"),
+    ],
+)
+def test_wrong_requests_are_one_line(server: Server, body: dict[str, Any], status: int, message: str) -> None:
+    found, answer = server.ask(body)
+    assert found == status and message in answer["error"]["message"] and "\n" not in answer["error"]["message"]
+
+
+def test_a_full_queue_refuses_and_sigterm_finishes_what_runs_and_takes_nothing_new(folder: Path) -> None:
+    server = Server(folder, "--batch", "1", "--queue", "2")
+    body = {"prompt": "the", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    answers: list[tuple[int, dict[str, Any]]] = []
+    threads = [threading.Thread(target=lambda: answers.append(server.ask(body))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    server.until(lambda stats: stats["running"] + stats["waiting"] == 3)
+    assert server.ask(body) == (429, {"error": {"message": "3 requests wait or run already; ask again later"}})
+    server.process.send_signal(signal.SIGTERM)
+    late = []
+    with pytest.raises(OSError):  # refused in words as long as it is there
+        while True:
+            late.append(server.ask(body)[0])
+    for thread in threads:
+        thread.join()
+    assert server.process.wait(60) == 0 and late and set(late) <= {429, 503}
+    assert [(status, answer["usage"]["completion_tokens"]) for status, answer in answers] == [(200, 120)] * 3
+
+
+def test_a_token_is_asked_for_and_an_open_address_needs_one(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    server = Server(folder, "--host", "127.0.0.1", "--token-file", str(tmp_path / "token"))
+    assert server.ask({"prompt": "a"})[0] == server.ask({"prompt": "a"}, Authorization="Bearer sesame")[0] == 401
+    assert server.ask({"prompt": "a", "max_tokens": 1}, Authorization="Bearer secret")[0] == 200
+    assert server.end() == 0
+
+
+def test_an_address_that_cannot_be_had_is_one_line(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for words, message in (
+            (["--port", port], "Address already in use; choose another port"),
+            (["--host", "0.0.0.0"], "give --token-file"),
+        ):
+            command = [sys.executable, "-m", "trainer.generate.serve", str(folder), *words]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,308 @@
+"""Completions over HTTP, in the form of OpenAI's ``/v1/completions``: requests come in threads, the decoder's turns take them up.
+
+    POST /v1/completions   prompt, max_tokens, temperature, top_p, seed, stop, stream, logprobs; also top_k, repetition_penalty, ignore_eos
+    GET  /v1/models        the one model
+    GET  /health           {"status": "ok"}
+    GET  /stats            requests by state; seconds to the first token and per further token as percentiles
+
+Wrong input is 400, a wrong token 401, a full queue 429, a server that is about to end 503: one line each, under ``error.message``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import json
+import queue
+import secrets
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from trainer.generate.generate import News, Request, Row, check_prompts
+from trainer.generate.telling import Telling
+from trainer.spec import ConfigError, from_dict
+from trainer.spec.stages import Sampling
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MOST_BYTES = 1 << 20
+"""The longest body of a request."""
+REMEMBERED = 4096
+"""Requests whose times the percentiles are of."""
+IDLE_SECONDS = 0.5
+"""How long a turn waits for requests when there are none, and a thread until it looks whether its client is still there."""
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "stream_options", "n", "user")
+
+
+@dataclass
+class Asked:
+    """A request under way: its text so far, the events that its thread waits for, and its times."""
+
+    request: Request
+    telling: Telling
+    arrived: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    last: float = 0.0
+    events: queue.SimpleQueue[tuple[str, str]] = field(default_factory=queue.SimpleQueue)  # a piece of text, and how it ended
+    tokens: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+
+
+class Refused(Exception):
+    """A request that is not taken: status and one line."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class Desk:
+    """Where the threads of clients and the decoder on rank 0 meet. ``room``: requests that may wait or run at once."""
+
+    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int], seq: int, room: int, stopped: Callable[[], bool]):
+        self.tokenizer, self.ends, self.seq, self.room, self.stopped = tokenizer, ends, seq, room, stopped
+        self.names = itertools.count()
+        self.changed = threading.Condition()
+        self.closed = False  # the decoder has heard for the last time
+        self.new: list[Request] = []
+        self.left: set[int] = set()  # names of requests that nobody waits for
+        self.open: dict[int, Asked] = {}
+        self.counts = {"completed": 0, "dropped": 0, "refused": 0}
+        self.times: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # to the first token, per further token
+
+    # of the decoder
+
+    def hear(self, idle: bool) -> News:
+        with self.changed:
+            if idle and not self.new and not self.stopped():
+                self.changed.wait(IDLE_SECONDS)
+            (new, self.new), (left, self.left) = (self.new, []), (self.left, set())
+            self.closed = self.stopped()
+            return News(new, frozenset(left), over=self.closed)
+
+    def tell(self, row: Row) -> None:
+        with self.changed:
+            asked = self.open.get(row.request.name)
+        if asked is None or asked.telling.stopped:
+            return
+        asked.last = time.monotonic()
+        asked.first = asked.first or asked.last
+        piece = asked.telling.hear(row.made.tokens, bool(row.made.ended))
+        asked.tokens, asked.log_probabilities = list(row.made.tokens), list(row.made.log_probabilities)
+        ended = "stop" if asked.telling.stopped else row.made.ended
+        if ended and not row.made.ended:
+            with self.changed:
+                self.left.add(row.request.name)
+        asked.events.put((piece, ended))
+
+    # of the clients
+
+    def ask(self, body: Mapping[str, Any]) -> Asked:
+        """Take a request. ``Refused`` if there is no room, ``ConfigError`` if it is wrong."""
+        request, stops = self._parsed(body)
+        with self.changed:
+            if self.closed or self.stopped():
+                raise Refused(503, "the server is about to end; ask another one")
+            if len(self.open) >= self.room:
+                self.counts["refused"] += 1
+                raise Refused(429, f"{self.room} requests wait or run already; ask again later")
+            asked = self.open[request.name] = Asked(request, Telling(self.tokenizer, stops))
+            self.new.append(request)
+            self.changed.notify()
+        return asked
+
+    def close(self, asked: Asked, whole: bool) -> None:
+        """The client has all, or is gone."""
+        with self.changed:
+            del self.open[asked.request.name]
+            self.counts["completed" if whole else "dropped"] += 1
+            if not whole:
+                self.left.add(asked.request.name)
+            elif asked.first:
+                further = (asked.last - asked.first) / max(1, len(asked.tokens) - 1)
+                self.times.append((asked.first - asked.arrived, further))
+
+    def _parsed(self, body: Mapping[str, Any]) -> tuple[Request, list[str]]:
+        for name, allowed in (("n", 1), ("prompt", None), *((name, None) for name in body)):
+            if name not in KNOWN or (allowed is not None and body.get(name, allowed) != allowed):
+                raise ConfigError(f"{name}={body.get(name)!r} is not served; leave it out")
+        prompt, tokens, stops = body.get("prompt"), body.get("max_tokens", 16), body.get("stop") or []
+        stops = [stops] if isinstance(stops, str) else stops
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+            prompt = prompt[0]
+        if not isinstance(prompt, str):
+            raise ConfigError(f"prompt={prompt!r} is no text; give one text")
+        if not isinstance(tokens, int) or tokens < 1:
+            raise ConfigError(f"max_tokens={tokens!r} must be a whole number of 1 or more")
+        if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+            raise ConfigError(f"stop={stops!r} must be a text, or a list of texts")
+        given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+        sampling = from_dict(Sampling, {"temperature": 1.0, "seed": secrets.randbits(32)} | given)
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        check_prompts([ids], [tokens], self.seq)
+        ends = frozenset() if body.get("ignore_eos") else self.ends
+        return Request(0, ids, tokens, sampling, ends, next(self.names)), stops
+
+    def stats(self) -> dict[str, Any]:
+        with self.changed:
+            started = sum(bool(asked.first) for asked in self.open.values())
+            states = {"running": started, "waiting": len(self.open) - started, **self.counts}
+            times = list(zip(*self.times)) or [(), ()]
+        names = ("seconds_to_first_token", "seconds_per_further_token")
+        return states | {name: percentiles(values) for name, values in zip(names, times)}
+
+
+def percentiles(values: tuple[float, ...]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {f"p{share}": ordered[min(len(ordered) - 1, share * len(ordered) // 100)] for share in (50, 90, 99)} if ordered else {}
+
+
+class HttpServer(ThreadingHTTPServer):
+    """``open_server`` makes one; ``desk`` is set before it serves."""
+
+    request_queue_size = 512
+    daemon_threads = True
+    desk: Desk
+    model = ""
+    secret: str | None = None
+
+
+def open_server(host: str, port: int, model: str, secret: str | None) -> HttpServer:
+    """Bound, but not serving yet. ``ConfigError`` for an address that cannot be had, or that others reach without a token."""
+    if secret is None and host not in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(f"--host={host} can be reached by others; give --token-file FILE with a secret that clients send as bearer token")
+    try:
+        server = HttpServer((host, port), Handler)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host={host} --port={port} cannot be served: {reason}; choose another port, or 0 for any") from None
+    server.model, server.secret = model, secret
+    return server
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A client's request."""
+
+    server: HttpServer
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_GET(self) -> None:
+        desk = self.server.desk
+        models = {"object": "list", "data": [{"id": self.server.model, "object": "model", "owned_by": "trireme"}]}
+        answers: dict[str, Callable[[], Mapping[str, Any]]] = {
+            "/v1/models": lambda: models,
+            "/health": lambda: {"status": "ok"},
+            "/stats": desk.stats,
+        }
+        self._guarded(lambda: self._json(200, answers[self.path]()) if self.path in answers else self._json(404, fault("no such page")))
+
+    def do_POST(self) -> None:
+        self._guarded(self._complete)
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        self.close_connection = True
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        try:
+            if self.server.secret is not None and not hmac.compare_digest(given.encode(), self.server.secret.encode()):
+                raise Refused(401, "the bearer token is missing or wrong")
+            act()
+        except Refused as refused:
+            self._json(refused.status, fault(str(refused)))
+        except ConfigError as error:
+            self._json(400, fault(str(error)))
+        except OSError:  # the client is gone
+            pass
+
+    def _complete(self) -> None:
+        size = self.headers.get("Content-Length", "")
+        if self.path != "/v1/completions":
+            raise Refused(404, "no such page")
+        if not size.isdigit() or int(size) > MOST_BYTES:
+            raise Refused(413, f"the body must have a length of {MOST_BYTES} bytes at most")
+        try:
+            body = json.loads(self.rfile.read(int(size)))
+        except ValueError:
+            raise Refused(400, "the body is no JSON") from None
+        if not isinstance(body, dict):
+            raise Refused(400, "the body is no JSON object")
+        asked, whole = self.server.desk.ask(body), False
+        try:
+            (self._stream if body.get("stream") else self._whole)(asked, body)
+            whole = True
+        finally:
+            self.server.desk.close(asked, whole)
+
+    def _whole(self, asked: Asked, body: Mapping[str, Any]) -> None:
+        ended = ""
+        while not ended:
+            _, ended = self._event(asked)
+        choice = self._choice(asked.telling.text, ended)
+        if body.get("logprobs"):
+            words = [self.server.desk.tokenizer.decode([token]) for token in asked.tokens]
+            choice["logprobs"] = {"tokens": words, "token_ids": asked.tokens, "token_logprobs": asked.log_probabilities}
+        self._json(200, self._answer(asked, [choice], usage=True))
+
+    def _stream(self, asked: Asked, body: Mapping[str, Any]) -> None:
+        piece, ended = self._event(asked)
+        self._head(200, "text/event-stream")
+        while True:
+            if piece or ended:
+                self._say(self._answer(asked, [self._choice(piece, ended)]))
+            if ended:
+                break
+            piece, ended = self._event(asked)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            self._say(self._answer(asked, [], usage=True))
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, asked: Asked) -> tuple[str, str]:
+        """The next event; ``ConnectionError`` when the client has gone meanwhile."""
+        while True:
+            try:
+                return asked.events.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                if select.select([self.connection], [], [], 0)[0] and not self.connection.recv(1, socket.MSG_PEEK):
+                    raise ConnectionAbortedError from None
+
+    def _say(self, data: Mapping[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(data)}\n\n".encode())
+
+    def _answer(self, asked: Asked, choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
+        data = {"id": f"cmpl-{asked.request.name}", "object": "text_completion", "created": int(time.time()), "model": self.server.model}
+        read, made = len(asked.request.prompt), len(asked.tokens)
+        counts = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+        return data | {"choices": choices} | ({"usage": counts} if usage else {})
+
+    @staticmethod
+    def _choice(text: str, ended: str) -> dict[str, Any]:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": ended or None}
+
+    def _head(self, status: int, kind: str, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Connection", "close")
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _json(self, status: int, data: Mapping[str, Any]) -> None:
+        content = json.dumps(data).encode()
+        self._head(status, "application/json", len(content))
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Requests are counted, not logged."""
+
+
+def fault(message: str) -> dict[str, Any]:
+    return {"error": {"message": message}}
