@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.convert import export_weights
-from trainer.generate.generate import Completion, Request, generate
+from trainer.generate.generate import Completion, PromptRequest, generate
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling, choose, uniform
 from trainer.generate.session import Session
@@ -46,7 +46,7 @@ def completed(
     slots: int = 64, precision: str = "fp64", numbers: list[int] | None = None,
 ) -> list[Completion]:  # fmt: skip
     ends = frozenset() if stop is None else frozenset([stop])
-    requests = [Request(n, prompt, tokens, sampling, ends, n) for n, prompt in zip(numbers or range(len(prompts)), prompts)]
+    requests = [PromptRequest(n, prompt, tokens, sampling, ends, n) for n, prompt in zip(numbers or range(len(prompts)), prompts)]
     with alone(folder, precision) as (config, world):
         return generate(Session(config, world, open_weights(folder).load), requests, slots)
 

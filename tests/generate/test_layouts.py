@@ -11,7 +11,7 @@ import pytest
 
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.convert import export_weights
-from trainer.generate.generate import Request, generate
+from trainer.generate.generate import PromptRequest, generate
 from trainer.generate.ranks import world_of
 from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
@@ -38,7 +38,7 @@ def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[in
             session = Session(config, world, weights.load)
             for kind, slots in itertools.product(SAMPLINGS, batches):
                 sampling = Sampling(**SAMPLINGS[kind])
-                requests = [Request(n, prompt, 6, sampling, frozenset([3]), n) for n, prompt in enumerate(PROMPTS)]
+                requests = [PromptRequest(n, prompt, 6, sampling, frozenset([3]), n) for n, prompt in enumerate(PROMPTS)]
                 made = generate(session, requests, slots)
                 answers[f"{name} {kind} {tensor} {pipeline} {slots}"] = [(c.tokens, c.log_probabilities, c.ended) for c in made]
     if env.rank == 0:

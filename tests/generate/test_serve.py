@@ -20,7 +20,7 @@ import pytest
 
 from tests.convert.test_logits import SMALL, checkpoint, ours
 from trainer.data.prepare import prepare
-from trainer.generate.generate import Request, generate
+from trainer.generate.generate import PromptRequest, generate
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
@@ -94,7 +94,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 def by_itself(folder: Path, prompt: str, seed: int, tokens: int) -> str:
     tokenizer = read_tokenizer(None, folder, 300)
-    request = Request(
+    request = PromptRequest(
         0, tokenizer.encode(prompt, add_special_tokens=False).ids, tokens, Sampling(**SAMPLED, seed=seed), end_tokens(folder, tokenizer)
     )
     with alone(folder, "fp64") as (config, world):

@@ -20,7 +20,7 @@ from trainer.spec import ConfigError
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptRequest:
     """A prompt to be continued by up to ``tokens`` tokens. With the seed, ``number`` decides what is drawn; ``name`` is for who asks."""
 
     number: int
@@ -46,10 +46,10 @@ class Completion:
 
 
 @dataclass
-class Row:
+class TextRow:
     """A request under way in a replica."""
 
-    request: Request
+    request: PromptRequest
     replica: int
     made: Completion
 
@@ -67,14 +67,14 @@ class Row:
 class News:
     """What rank 0 heard since the last turn. ``over``: nothing more will come."""
 
-    requests: Sequence[Request] = ()
+    requests: Sequence[PromptRequest] = ()
     dropped: frozenset[int] = frozenset()  # names of requests that nobody waits for any more
     over: bool = False
 
 
 Hear = Callable[[bool], News]
 """Called on rank 0 before each turn, with whether there is nothing to do but to wait; it may then wait for up to a minute."""
-Tell = Callable[[Row], object]
+Tell = Callable[[TextRow], object]
 """Called on rank 0 with every row that has grown or ended."""
 
 
@@ -84,8 +84,8 @@ class Decoder:
     def __init__(self, session: Session, slots: int):
         self.session, self.slots = session, slots
         self.replicas, self.here = session.config.layout.data, session.engine.groups.at.data
-        self.rows: list[Row] = []
-        self.waiting: deque[Request] = deque()
+        self.rows: list[TextRow] = []
+        self.waiting: deque[PromptRequest] = deque()
         self.memory: Memory | None = None  # of this replica's rows, in their order
 
     def run(self, hear: Hear, tell: Tell) -> None:
@@ -106,17 +106,17 @@ class Decoder:
             self.waiting = deque(request for request in self.waiting if request.name not in names)
             self._keep([row for row in self.rows if row.request.name not in names])
 
-    def _keep(self, rows: list[Row]) -> None:
+    def _keep(self, rows: list[TextRow]) -> None:
         """Continue with only some of the rows."""
         kept = [i for i, row in enumerate(self._own(self.rows)) if row in rows]
         if self.memory is not None and len(kept) < len(self._own(self.rows)):
             self.memory = self.memory.keep(torch.tensor(kept, device=self.session.world.device)) if kept else None
         self.rows = rows
 
-    def _own(self, rows: Sequence[Row]) -> list[Row]:
+    def _own(self, rows: Sequence[TextRow]) -> list[TextRow]:
         return [row for row in rows if row.replica == self.here]
 
-    def _admit(self) -> list[Row]:
+    def _admit(self) -> list[TextRow]:
         """Rows for requests that find a slot, each in the replica with the fewest."""
         load = [sum(row.replica == replica for row in self.rows) for replica in range(self.replicas)]
         joining = []
@@ -124,11 +124,11 @@ class Decoder:
             replica = load.index(min(load))
             load[replica] += 1
             request = self.waiting.popleft()
-            joining.append(Row(request, replica, Completion(list(request.prompt))))
+            joining.append(TextRow(request, replica, Completion(list(request.prompt))))
         return joining
 
     @torch.no_grad()
-    def _turn(self, joining: list[Row]) -> list[Row]:
+    def _turn(self, joining: list[TextRow]) -> list[TextRow]:
         """A token for every row, those that join among them; all rows that were there."""
         everyone = self.rows + joining
         if not everyone:
@@ -146,7 +146,7 @@ class Decoder:
         self._keep([row for row in everyone if not row.made.ended])
         return everyone
 
-    def _read(self, old: list[Row], new: list[Row]) -> list[Tensor]:
+    def _read(self, old: list[TextRow], new: list[TextRow]) -> list[Tensor]:
         """Logits [V] of each row on the ranks of the last stage: one more token of the old ones, the prompts of the new ones."""
         parts: list[Tensor | None] = []
         if old:
@@ -161,19 +161,19 @@ class Decoder:
         return [row for part in parts if part is not None for row in part.cpu()]
 
 
-def _answer(row: Row, logits: Tensor) -> Tensor:
+def _answer(row: TextRow, logits: Tensor) -> Tensor:
     """The next token of a row and its log-probability, [2]."""
     token = choose(logits, row.made.text, row.request.sampling, row.request.number)
     return torch.tensor([token, torch.log_softmax(logits.double(), -1)[token]], dtype=torch.float64)
 
 
-def generate(session: Session, requests: Sequence[Request], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:
+def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:
     """All ``requests``; their completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
     check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.config.model.seq)
     made: dict[int, Completion] = {}
     news = iter([News(requests, over=True)])
 
-    def note(row: Row) -> None:
+    def note(row: TextRow) -> None:
         made[row.request.number] = row.made
         tell(row)
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from trainer.comm.collectives import World
 from trainer.generate.command import parser, sampling_of, texts_of
-from trainer.generate.generate import Completion, Decoder, News, Request, Row, check_prompts
+from trainer.generate.generate import Completion, Decoder, News, PromptRequest, TextRow, check_prompts
 from trainer.generate.ranks import world_of
 from trainer.generate.serve import parser as server_parser
 from trainer.generate.serve import serve
@@ -64,7 +64,7 @@ def complete(
     ends = end_tokens(arguments.model, tokenizer)
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     check_prompts(prompts, [arguments.tokens] * len(prompts), config.model.seq)
-    requests = [Request(number, prompt, arguments.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
+    requests = [PromptRequest(number, prompt, arguments.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
     front = Front(requests, [Telling(tokenizer, arguments.stop) for _ in texts], None if file is None else Printer(file, texts))
     Decoder(Session(config, world, weights.load), arguments.batch).run(front.hear, front.tell)
     return [front.plain(number, text) for number, text in enumerate(texts)] if world.rank == 0 else []
@@ -73,7 +73,7 @@ def complete(
 class Front:
     """What rank 0 of a batch of prompts asks for, and what it is told."""
 
-    def __init__(self, requests: Sequence[Request], tellings: Sequence[Telling], printer: Printer | None):
+    def __init__(self, requests: Sequence[PromptRequest], tellings: Sequence[Telling], printer: Printer | None):
         self.requests, self.tellings, self.printer = requests, tellings, printer
         self.asked = False
         self.dropped: set[int] = set()
@@ -84,7 +84,7 @@ class Front:
         dropped, self.dropped = frozenset(self.dropped), set()
         return News(requests, dropped, over=True)
 
-    def tell(self, row: Row) -> None:
+    def tell(self, row: TextRow) -> None:
         number, made = row.request.number, row.made
         telling = self.tellings[number]
         piece = telling.hear(made.tokens, bool(made.ended))

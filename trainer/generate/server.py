@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from trainer.generate.generate import News, Request, Row, check_prompts
+from trainer.generate.generate import News, PromptRequest, TextRow, check_prompts
 from trainer.generate.telling import Telling
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.stages import Sampling
@@ -47,7 +47,7 @@ KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs
 class Asked:
     """A request under way: its text so far, the events that its thread waits for, and its times."""
 
-    request: Request
+    request: PromptRequest
     telling: Telling
     arrived: float = field(default_factory=time.monotonic)
     first: float = 0.0
@@ -57,7 +57,7 @@ class Asked:
     log_probabilities: list[float] = field(default_factory=list)
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that is not taken: status and one line."""
 
     def __init__(self, status: int, message: str):
@@ -73,7 +73,7 @@ class Desk:
         self.names = itertools.count()
         self.changed = threading.Condition()
         self.closed = False  # the decoder has heard for the last time
-        self.new: list[Request] = []
+        self.new: list[PromptRequest] = []
         self.left: set[int] = set()  # names of requests that nobody waits for
         self.open: dict[int, Asked] = {}
         self.counts = {"completed": 0, "dropped": 0, "refused": 0}
@@ -89,7 +89,7 @@ class Desk:
             self.closed = self.stopped()
             return News(new, frozenset(left), over=self.closed)
 
-    def tell(self, row: Row) -> None:
+    def tell(self, row: TextRow) -> None:
         with self.changed:
             asked = self.open.get(row.request.name)
         if asked is None or asked.telling.stopped:
@@ -107,14 +107,14 @@ class Desk:
     # of the clients
 
     def ask(self, body: Mapping[str, Any]) -> Asked:
-        """Take a request. ``Refused`` if there is no room, ``ConfigError`` if it is wrong."""
+        """Take a request. ``HttpRefusal`` if there is no room, ``ConfigError`` if it is wrong."""
         request, stops = self._parsed(body)
         with self.changed:
             if self.closed or self.stopped():
-                raise Refused(503, "the server is about to end; ask another one")
+                raise HttpRefusal(503, "the server is about to end; ask another one")
             if len(self.open) >= self.room:
                 self.counts["refused"] += 1
-                raise Refused(429, f"{self.room} requests wait or run already; ask again later")
+                raise HttpRefusal(429, f"{self.room} requests wait or run already; ask again later")
             asked = self.open[request.name] = Asked(request, Telling(self.tokenizer, stops))
             self.new.append(request)
             self.changed.notify()
@@ -131,7 +131,7 @@ class Desk:
                 further = (asked.last - asked.first) / max(1, len(asked.tokens) - 1)
                 self.times.append((asked.first - asked.arrived, further))
 
-    def _parsed(self, body: Mapping[str, Any]) -> tuple[Request, list[str]]:
+    def _parsed(self, body: Mapping[str, Any]) -> tuple[PromptRequest, list[str]]:
         for name, allowed in (("n", 1), ("prompt", None), *((name, None) for name in body)):
             if name not in KNOWN or (allowed is not None and body.get(name, allowed) != allowed):
                 raise ConfigError(f"{name}={body.get(name)!r} is not served; leave it out")
@@ -150,7 +150,7 @@ class Desk:
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         check_prompts([ids], [tokens], self.seq)
         ends = frozenset() if body.get("ignore_eos") else self.ends
-        return Request(0, ids, tokens, sampling, ends, next(self.names)), stops
+        return PromptRequest(0, ids, tokens, sampling, ends, next(self.names)), stops
 
     def stats(self) -> dict[str, Any]:
         with self.changed:
@@ -214,9 +214,9 @@ class Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         try:
             if self.server.secret is not None and not hmac.compare_digest(given.encode(), self.server.secret.encode()):
-                raise Refused(401, "the bearer token is missing or wrong")
+                raise HttpRefusal(401, "the bearer token is missing or wrong")
             act()
-        except Refused as refused:
+        except HttpRefusal as refused:
             self._json(refused.status, fault(str(refused)))
         except ConfigError as error:
             self._json(400, fault(str(error)))
@@ -226,15 +226,15 @@ class Handler(BaseHTTPRequestHandler):
     def _complete(self) -> None:
         size = self.headers.get("Content-Length", "")
         if self.path != "/v1/completions":
-            raise Refused(404, "no such page")
+            raise HttpRefusal(404, "no such page")
         if not size.isdigit() or int(size) > MOST_BYTES:
-            raise Refused(413, f"the body must have a length of {MOST_BYTES} bytes at most")
+            raise HttpRefusal(413, f"the body must have a length of {MOST_BYTES} bytes at most")
         try:
             body = json.loads(self.rfile.read(int(size)))
         except ValueError:
-            raise Refused(400, "the body is no JSON") from None
+            raise HttpRefusal(400, "the body is no JSON") from None
         if not isinstance(body, dict):
-            raise Refused(400, "the body is no JSON object")
+            raise HttpRefusal(400, "the body is no JSON object")
         asked, whole = self.server.desk.ask(body), False
         try:
             (self._stream if body.get("stream") else self._whole)(asked, body)
