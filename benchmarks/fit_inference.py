@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from launcher.config.hardware import hardware_files
-from launcher.config.inference import inference_entries
+from launcher.config.inference_constants import inference_entries
 from launcher.cost.inference import InferenceCase
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.inference import cases, estimated, read, weighted_median

@@ -35,10 +35,14 @@ time and memory are listed, fastest first. Next to a step time stand the interva
 and the probability that this layout is the fastest. Those that fit into memory with a probability below 50 % are listed apart. Values of layout
 keys keep to layouts that have them.
 
+With task=inference it plans how to serve a model: workload=chat|code|summarise|reasoning|nemo|nemo_long (or workload.{input,output}, and one of
+workload.{batch,concurrency,rate,trace}), engine=NAME, limits sla.{latency_ms,ttft_ms,tpot_ms,throughput,devices,cost}.
+
 examples:
   trireme plan recipe=gpt3_175b
   trireme plan recipe=gpt3_175b layout.tensor=4,8 layout.schedule=1f1b
   trireme plan recipe=gpt3_175b trainer=megatron_core
+  trireme plan task=inference recipe=gpt3_175b workload=nemo engine=fastertransformer cluster.nodes=8 sla.latency_ms=2200
   trireme plan hardware=h100 cluster.nodes=16 cluster.gpus_per_node=8 model.layers=40 model.hidden=5120 model.heads=40 \\
       model.vocab=51200 model.seq=2048 run.global_batch=1024 run.precision=bf16 --explain 1
 """
@@ -61,6 +65,10 @@ def main(argv: list[str]) -> int:
     started = time.perf_counter()
     wanted, others = layouts_asked(arguments.overrides)
     config = limited(compose(others, arguments.config_dir), arguments.limit)
+    if config.task == "inference":
+        from launcher.cli.plan_inference import plan as plan_inference
+
+        return plan_inference(config, wanted, arguments)
     planned = plan(config, widen_space(wanted, config.search.space), wanted)
     seconds = time.perf_counter() - started
     if arguments.explain is not None:

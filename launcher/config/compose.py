@@ -173,7 +173,7 @@ def config_groups(own: Path | None = None) -> dict[str, list[str]]:
     """Hydra's config groups and the options of each."""
     groups: dict[str, set[str]] = {}
     for root in group_folders(own):
-        for folder in ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "recipe"):
+        for folder in ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "engine", "workload", "recipe"):
             found = {str(p.relative_to(root / folder).with_suffix("")) for p in sorted((root / folder).glob("**/*.yaml")) if p.is_file()}
             if found:
                 groups.setdefault(folder, set()).update(found)

@@ -15,6 +15,7 @@ PREFILL = ("alone", "first", "mixed")
 LAUNCHES = ("python", "native", "graph")
 ALL_REDUCES = ("library", "one_shot")
 ATTENTION = ("unfused", "flash")
+FORMATS = ("fp32", "bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True)
@@ -50,4 +51,5 @@ class EngineProfile:
     pipeline_drains: bool = key(False, "the tokens of all groups are chosen before any group continues: the pipeline empties at every token")
     memory: EngineMemory = key(EngineMemory, "what it keeps in memory")
     command: str = key("", "how it is started: a line with {model}, {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
-    formats: dict[str, str] = key(dict, "its words for number formats, where they differ: {fp16: half}")
+    formats: dict[str, str] = key(dict, "what {weights} becomes, by number format of the weights", choices=FORMATS)
+    kv_formats: dict[str, str] = key(dict, "what {kv} becomes, by number format of keys and values", choices=FORMATS)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Optional
+from typing import Optional
 
-from launcher.config.compose import conf_dir
+from launcher.config.engine import FORMATS
 from trainer.spec.schema import MOST, key
-
-FORMATS = ("fp32", "bf16", "fp16", "fp8")
 
 
 @dataclass
@@ -48,16 +45,3 @@ class ServingConfig:
     device_hour: float = key(2.0, "price of a device for an hour", above=0)
     checkpoint: str = key("MODEL", "what the rendered commands serve: a folder or name that the engine understands")
 
-
-@cache
-def inference_entries() -> dict[str, dict[str, Any]]:
-    """The constants of inference as they ship (conf/inference.yaml), by name: value, default, spread, kind and source."""
-    import yaml
-
-    entries: dict[str, dict[str, Any]] = yaml.safe_load((conf_dir() / "inference.yaml").read_text())
-    return entries
-
-
-def inference_values() -> dict[str, float]:
-    """Values by name."""
-    return {name: float(entry["value"]) for name, entry in inference_entries().items()}

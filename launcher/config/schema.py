@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
+from launcher.config.engine import EngineProfile
+from launcher.config.inference import ServingConfig, SlaConfig, WorkloadConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
 from trainer.spec import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
@@ -120,6 +122,11 @@ class Config:
     trainer: TrainerProfile = key(TrainerProfile, "the program that trains; conf/trainer")
     sweep: SweepConfig = key(SweepConfig, "the set of trials")
     search: SearchConfig = key(SearchConfig, "how the fastest layout is found; conf/search")
+    task: str = key("train", "what trireme plan plans for", choices=("train", "inference"))
+    engine: EngineProfile = key(EngineProfile, "inference: the program that serves; conf/engine")
+    workload: WorkloadConfig = key(WorkloadConfig, "inference: the requests; conf/workload")
+    sla: SlaConfig = key(SlaConfig, "inference: limits")
+    serving: ServingConfig = key(ServingConfig, "inference: what may vary, and what a device costs")
     dry_run: Optional[str] = key(None, "print what would be submitted and stop: client, or server to ask the API server as well (--dry-run)", choices=("client", "server"))
 
     def train_config(self) -> TrainConfig:

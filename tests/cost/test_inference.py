@@ -7,7 +7,7 @@ import pytest
 
 from launcher.config.engines import engine, engine_names
 from launcher.config.hardware import shipped_hardware
-from launcher.config.inference import inference_entries
+from launcher.config.inference_constants import inference_entries
 from launcher.cost.inference import SERVING_DTYPE, InferenceCase, closed, opened, static
 from launcher.cost.inference import memory as bytes_of
 from launcher.cost.inputs.device import Device

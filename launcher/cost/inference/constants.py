@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.config.inference import inference_values
+from launcher.config.inference_constants import inference_values
 
 
 @dataclass(frozen=True)

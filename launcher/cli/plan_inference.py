@@ -1,0 +1,261 @@
+"""``trireme plan task=inference``: every way to serve a model predicted, the front, and three recommendations with their commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.console import wide_console
+from launcher.labels import amount, memory, percent, seconds
+from trainer.spec import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from launcher.config import Config
+    from launcher.planning.inference import InferencePlan
+
+GOALS = ("lowest latency", "highest throughput", "best under your limits")
+
+
+def plan(config: Config, wanted: Mapping[str, list[Any]], arguments: argparse.Namespace) -> int:
+    """0 when something fits and keeps the limits, 1 when nothing does."""
+    from launcher.planning.inference import plan_inference
+
+    started = time.perf_counter()
+    config = traced(restricted(config, wanted))
+    planned = plan_inference(config)
+    spent = time.perf_counter() - started
+    if arguments.explain is not None:
+        return explain(config, planned, arguments)
+    if arguments.json:
+        print(json.dumps(document(config, planned, arguments.top, spent), indent=2, allow_nan=False))
+    else:
+        show(config, planned, arguments.top, spent)
+    return 0 if planned.kept.any() else 1
+
+
+def restricted(config: Config, wanted: Mapping[str, list[Any]]) -> Config:
+    """``config`` with the values given to layout keys."""
+    if strange := [name for name in wanted if name not in ("tensor", "pipeline")]:
+        raise ConfigError(f"layout.{strange[0]} has no meaning for inference; layout.tensor and layout.pipeline have")
+    tensor, pipeline = (wanted.get(name, getattr(config.serving, name)) for name in ("tensor", "pipeline"))
+    return dataclasses.replace(config, serving=dataclasses.replace(config.serving, tensor=tensor, pipeline=pipeline))
+
+
+def traced(config: Config) -> Config:
+    """``config`` with lengths and rate of the trace, where one is given."""
+    from launcher.tables.trace import read_trace
+
+    work = config.workload
+    if work.trace is None:
+        return config
+    if work.batch or work.concurrency or work.rate:
+        raise ConfigError(f"workload.trace={work.trace} says when requests come; leave out workload.batch, concurrency and rate")
+    read, made, rate = read_trace(work.trace)
+    return dataclasses.replace(config, workload=dataclasses.replace(work, input=read, output=made, rate=rate))
+
+
+def heading(config: Config) -> str:
+    """One line: model, requests, engine, cluster."""
+    from launcher.cost import Shape
+    from launcher.planning.plan import world
+
+    size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
+    work = config.workload
+    load = {"batch": work.batch, "concurrency": work.concurrency, "rate": work.rate and round(work.rate, 3)}
+    words = "".join(f", {name} {value}" for name, value in load.items() if value is not None)
+    return f"{config.model.family} {size} parameters in {config.serving.weights}, {work.input} tokens in, {work.output} out{words}, {config.engine.name}, {world(config.cluster)}"
+
+
+def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None:
+    """The tables for people."""
+    from launcher.planning.inference import LIMITS, command, name_of
+
+    console = wide_console()
+    console.print(heading(config))
+    if not planned.possible.any():
+        console.print("nothing fits, or serves what arrives; more devices, a smaller model or weights in fewer bits would help")
+    else:
+        console.print(table(planned, planned.front[:top]))
+    for goal, row in planned.recommended.items():
+        if row is not None:
+            console.print(
+                f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}\n  {command(planned, row, config.serving.checkpoint)}",
+                soft_wrap=True,
+            )
+    for name, value, row in planned.relaxations():
+        console.print(f"nothing keeps all limits; nearest: sla.{name}={value:.4g} ({LIMITS[name]}) with {name_of(planned.table[row])}")
+    for engine, line in rendered(config, planned).items():
+        console.print(f"with {engine}:\n  {line}", soft_wrap=True)
+    console.print(f"{len(planned.table):,} predicted, {len(planned.front):,} on the front ({spent:.2f} s). Out:")
+    for reason, count in {**planned.out, **planned.dropped}.items():
+        console.print(f"  {count:>8,}  {reason}")
+
+
+def table(planned: InferencePlan, rows: Any) -> Any:
+    """Rows with what is predicted of them."""
+    from rich import box
+    from rich.table import Table
+
+    from launcher.planning.inference import name_of
+
+    made = Table(
+        "#",
+        "layout",
+        "latency",
+        "first token",
+        "per token",
+        "requests/s",
+        "tokens/s/device",
+        "cost/M",
+        "memory",
+        "KV",
+        "room",
+        "mostly",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for place, row in enumerate(rows, 1):
+        one = entry(planned, int(row))
+        parts = one["memory"]
+        made.add_row(
+            str(place),
+            name_of(planned.table[row]),
+            seconds(one["latency_ms"] / 1e3),
+            seconds(one["ttft_ms"] / 1e3),
+            seconds(one["tpot_ms"] / 1e3),
+            amount(one["throughput"]),
+            amount(one["tokens_per_device"]),
+            f"{one['cost']:.3g}",
+            memory(sum(parts.values())),
+            percent(parts["keys and values"] / sum(parts.values()), digits=0),
+            amount(one["room"]),
+            mostly(one["per_token"]),
+        )
+    return made
+
+
+def mostly(parts: Mapping[str, Mapping[str, float]]) -> str:
+    """The three largest parts of a token's time."""
+    whole = sum(part["ms"] for part in parts.values()) or 1.0
+    largest = sorted(parts.items(), key=lambda item: -item[1]["ms"])[:3]
+    return ", ".join(f"{name} {percent(part['ms'] / whole, digits=0)}" for name, part in largest if part["ms"] > 0.005 * whole)
+
+
+def figures(planned: InferencePlan, row: int) -> str:
+    values = planned.values
+    return f"{seconds(values['latency_ms'][row] / 1e3)} a request, {amount(values['throughput'][row])} requests/s, {values['cost'][row]:.3g} per million tokens"
+
+
+def rendered(config: Config, planned: InferencePlan) -> dict[str, str]:
+    """How each engine that batches continuously is started with the best layout, the plan's own left out."""
+    from launcher.config.engines import engine, engine_names
+    from launcher.planning.inference import command
+
+    found = planned.recommended
+    row = next((found[goal] for goal in GOALS[::-1] if found[goal] is not None), None)
+    profiles = [engine(name) for name in engine_names()]
+    others = [profile for profile in profiles if profile.batching == "continuous" and profile.name != config.engine.name]
+    return {} if row is None else {one.name: command(planned, row, config.serving.checkpoint, one) for one in others}
+
+
+def entry(planned: InferencePlan, row: int) -> dict[str, Any]:
+    """One row as plain data: figures, and every part of time and memory, those of time beside their speed of light."""
+    from launcher.planning.inference import name_of
+
+    e = planned.estimate
+    values = {name: float(np_values[row]) for name, np_values in planned.values.items()}
+    devices = values["devices"]
+    return {
+        "name": name_of(planned.table[row]),
+        "layout": {name: int(planned.table[row][name]) for name in planned.table.dtype.names or ()},
+        **values,
+        "devices": int(devices),
+        "tokens_per_device": values["throughput"] * float(planned.case.output) / devices,
+        "fits": float(e.fits[row]),
+        "room": None if e.room[row] == float("inf") else int(e.room[row]),
+        "first_token": beside(planned, e.prompt, e.prompt_light, row),
+        "per_token": beside(planned, e.step, e.step_light, row),
+        "memory": {name: at(planned, value, row) for name, value in e.memory.items()},
+    }
+
+
+def beside(planned: InferencePlan, parts: Mapping[str, Any], light: Mapping[str, Any], row: int) -> dict[str, dict[str, float]]:
+    """Milliseconds by part, and at the speed of light."""
+    return {name: {"ms": 1e3 * at(planned, value, row), "light_ms": 1e3 * at(planned, light[name], row)} for name, value in parts.items()}
+
+
+def at(planned: InferencePlan, value: Any, row: int) -> float:
+    import numpy as np
+
+    return float(np.broadcast_to(value, planned.table.shape)[row])
+
+
+def document(config: Config, planned: InferencePlan, top: int, spent: float) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    from launcher.planning.inference import command
+    from trainer.spec import to_dict
+
+    chosen = {
+        goal: None if row is None else entry(planned, row) | {"command": command(planned, row, config.serving.checkpoint)}
+        for goal, row in planned.recommended.items()
+    }
+    return {
+        "model": to_dict(config.model),
+        "workload": to_dict(config.workload),
+        "limits": to_dict(config.sla),
+        "engine": config.engine.name,
+        "front": [entry(planned, int(row)) for row in planned.front[:top]],
+        "recommended": chosen,
+        "relaxations": [{"limit": name, "value": value, "row": entry(planned, row)} for name, value, row in planned.relaxations()],
+        "commands": rendered(config, planned),
+        "considered": len(planned.table),
+        "out": planned.out,
+        "not_predicted": planned.dropped,
+        "seconds": spent,
+    }
+
+
+def explain(config: Config, planned: InferencePlan, arguments: argparse.Namespace) -> int:
+    """One row: every part of the first token, of a further one, and of memory."""
+    one = entry(planned, chosen(planned, arguments.explain))
+    if arguments.json:
+        print(json.dumps(one, indent=2, allow_nan=False))
+        return 0
+    console = wide_console()
+    console.print(f"{heading(config)}\n[bold]{one['name']}[/bold]: {seconds(one['latency_ms'] / 1e3)} a request")
+    for title, parts in (("to the first token", one["first_token"]), ("per further token", one["per_token"])):
+        console.print(_parts(title, parts))
+    for name, size in sorted(one["memory"].items(), key=lambda item: -item[1]):
+        console.print(f"  {name:32}{memory(size)}")
+    return 0
+
+
+def _parts(title: str, parts: Mapping[str, Mapping[str, float]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title, "ms", "at the speed of light", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, part in sorted(parts.items(), key=lambda item: -item[1]["ms"]):
+        if part["ms"]:
+            made.add_row(name, f"{part['ms']:.3f}", f"{part['light_ms']:.3f}")
+    made.add_row("all", *(f"{sum(part[key] for part in parts.values()):.3f}" for key in ("ms", "light_ms")))
+    return made
+
+
+def chosen(planned: InferencePlan, what: str) -> int:
+    """The row that ``--explain`` means: a place of the front, or a name such as ``t8 p4 r1 b64``."""
+    from launcher.planning.inference import name_of
+
+    if what.isdecimal():
+        if not 1 <= int(what) <= len(planned.front):
+            raise ConfigError(f"--explain={what} is not a place of the front; it has {len(planned.front)}")
+        return int(planned.front[int(what) - 1])
+    names = [name_of(row) for row in planned.table]
+    if what not in names:
+        raise ConfigError(f"--explain={what!r} is none of the {len(names)} that were predicted; give a name such as {names[0]!r}")
+    return names.index(what)

@@ -1,0 +1,285 @@
+"""Every way to serve a model on a cluster predicted: the front, three recommendations, and what to relax where nothing keeps the limits.
+Pure.
+
+A row of the space is tensor x pipeline x replicas x requests in flight per replica. Rows that break a rule, do not fit, or serve less than
+what arrives are out, with the reason. The front are those that no other one beats in both the time of a request and the cost of a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from launcher.config.engine import EngineProfile
+from launcher.config.inference import SlaConfig, WorkloadConfig
+from launcher.config.schema import Config
+from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.shape import Shape
+from launcher.cost.thresholds import FITS
+from trainer.spec import ConfigError, resolve_model
+
+MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
+SATURATED = "load: more arrives than is served"
+DOMINATED = "dominated: another one answers as fast and costs no more"
+LIMITS = {"latency_ms": "ms of a request", "ttft_ms": "ms to the first token", "tpot_ms": "ms per token", "throughput": "requests/s",
+          "devices": "devices", "cost": "per million tokens"}  # fmt: skip
+"""Limits, and what they are counted in. Of ``throughput`` there must be at least as much, of all others at most."""
+
+
+@dataclass(frozen=True)
+class InferencePlan:
+    """The rows of a space with what is predicted of each."""
+
+    case: InferenceCase
+    estimate: InferenceEstimate
+    sla: SlaConfig
+    device_hour: float
+    dropped: dict[str, int]  # combinations that were not predicted, by reason
+
+    @property
+    def table(self) -> np.ndarray:
+        return self.case.table
+
+    @cached_property
+    def values(self) -> dict[str, np.ndarray]:
+        """What the limits are about, by name of the limit."""
+        e, devices = self.estimate, self.table["tensor"] * self.table["pipeline"] * self.table["replicas"]
+        tokens = e.throughput * np.asarray(self.case.output)
+        cost = devices * self.device_hour / 3600 / tokens * 1e6
+        return {
+            "latency_ms": 1e3 * e.latency,
+            "ttft_ms": 1e3 * e.ttft,
+            "tpot_ms": 1e3 * e.tpot,
+            "throughput": e.throughput,
+            "devices": devices,
+            "cost": cost,
+        }
+
+    @cached_property
+    def possible(self) -> np.ndarray:
+        """Whether a row is likely to fit and serves what arrives."""
+        return self.estimate.fits >= FITS
+
+    @cached_property
+    def front(self) -> np.ndarray:
+        """Rows on the front, fastest first."""
+        rows = np.flatnonzero(self.possible)
+        return rows[front(self.values["latency_ms"][rows], self.values["cost"][rows])]
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Whether a row keeps all limits."""
+        return self.possible & (np.max(self.excess(), axis=0, initial=0.0) <= 1 + 1e-9)
+
+    def excess(self) -> np.ndarray:
+        """By how much each limit that is given is missed, as a ratio above 1: (limits, rows)."""
+        ratios = [
+            limit / self.values[name] if name == "throughput" else self.values[name] / limit for name, limit in limits(self.sla).items()
+        ]
+        return np.array(ratios).reshape(-1, len(self.table))
+
+    @property
+    def out(self) -> dict[str, int]:
+        """How many rows are out, by reason."""
+        fits = np.asarray(self.estimate.room >= 1) if self.case.engine.batching == "continuous" else self.possible
+        reasons = {MEMORY: int((~self.possible & ~fits).sum()), SATURATED: int((~self.possible & fits).sum())}
+        reasons[DOMINATED] = int(self.possible.sum()) - len(self.front)
+        return {reason: count for reason, count in reasons.items() if count}
+
+    def best(self, name: str, among: np.ndarray) -> int | None:
+        """The row of ``among`` (a mask) with the least of a value, the cheaper one where several are equal."""
+        rows = np.flatnonzero(among)
+        if not len(rows):
+            return None
+        least = -self.values[name][rows] if name == "throughput" else self.values[name][rows]
+        return int(rows[np.lexsort((self.values["cost"][rows], np.round(least, 9)))[0]])
+
+    @property
+    def recommended(self) -> dict[str, int | None]:
+        """The rows to choose from, by what they are best at."""
+        return {
+            "lowest latency": self.best("latency_ms", self.possible),
+            "highest throughput": self.best("throughput", self.possible),
+            "best under your limits": self.best("cost", self.kept),
+        }
+
+    def relaxations(self) -> list[tuple[str, float, int]]:
+        """Where no row keeps all limits: for each limit that alone stands in the way, how far it has to give and the row that then is best,
+        the least step first; where no single one is enough, what all that are missed need together."""
+        excess, names = self.excess(), list(limits(self.sla))
+        rows = np.flatnonzero(self.possible)
+        if self.kept.any() or not len(rows) or not names:
+            return []
+        found: list[tuple[float, str, int]] = []
+        for i, name in enumerate(names):
+            others = np.max(np.delete(excess[:, rows], i, axis=0), axis=0, initial=0.0) <= 1 + 1e-9
+            if others.any():
+                row = int(rows[others][np.argmin(excess[i, rows[others]])])
+                found.append((float(excess[i, row]), name, row))
+        if found:
+            return [(name, float(self.values[name][row]), row) for _, name, row in sorted(found)]
+        row = int(rows[np.argmin(np.max(excess[:, rows], axis=0))])
+        return [(name, float(self.values[name][row]), row) for i, name in enumerate(names) if excess[i, row] > 1]
+
+
+def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Positions that no other one beats in both values (both the less the better), in order of the first."""
+    order = np.lexsort((second, first))
+    best = np.minimum.accumulate(np.concatenate([[np.inf], second[order][:-1]]))
+    return order[second[order] < best]
+
+
+def limits(sla: SlaConfig) -> dict[str, float]:
+    """The limits that are given."""
+    return {name: float(value) for name in LIMITS if (value := getattr(sla, name)) is not None}
+
+
+def plan_inference(config: Config) -> InferencePlan:
+    """The plan of ``config``. ``ConfigError`` where what is asked contradicts itself."""
+    check(config)
+    model, work = resolve_model(config.model), config.workload
+    device = Device.of(config.cluster.hardware, config.cluster.gpus_per_node)
+    table, dropped = serving_space(config)
+    case = InferenceCase(
+        Shape.of(model), table, float(work.input), float(work.output), device, config.engine, config.serving.weights, config.serving.kv
+    )
+    return InferencePlan(case, estimated(case, work), config.sla, config.serving.device_hour, dropped)
+
+
+def estimated(case: InferenceCase, work: WorkloadConfig) -> InferenceEstimate:
+    """Static batches where they are asked for or the engine knows no others; else a closed loop, or open arrivals."""
+    if work.rate is not None:
+        return opened(case, work.rate)
+    return static(case) if work.batch is not None or case.engine.batching == "static" else closed(case)
+
+
+def check(config: Config) -> None:
+    """``ConfigError`` for a workload or limits that contradict each other, the engine, the model or the cluster."""
+    _check_workload(config)
+    _check_limits(config)
+    model, work = resolve_model(config.model), config.workload
+    if model.family == "gpt" and work.input + work.output > model.seq:
+        raise ConfigError(
+            f"workload.input={work.input} + workload.output={work.output} are more than model.seq={model.seq}, the positions that the model "
+            "has learned; shorten them"
+        )
+
+
+def _check_workload(config: Config) -> None:
+    work, engine = config.workload, config.engine
+    given = {name: getattr(work, name) for name in ("batch", "concurrency", "rate") if getattr(work, name) is not None}
+    if len(given) > 1:
+        words = " and ".join(f"workload.{name}={value:g}" for name, value in given.items())
+        raise ConfigError(f"{words} contradict each other: requests come in batches, in a closed loop, or at a rate; give one of them")
+    if engine.batching == "static" and "batch" not in given and given:
+        name, value = next(iter(given.items()))
+        raise ConfigError(
+            f"workload.{name}={value:g} needs an engine that takes requests in as they come, and {engine.name} serves static batches; "
+            "give workload.batch, or another engine=NAME"
+        )
+
+
+def _check_limits(config: Config) -> None:
+    sla, work, serving = config.sla, config.workload, config.serving
+    total, first, each = sla.latency_ms, sla.ttft_ms, sla.tpot_ms
+    if total is not None and first is not None and first > total:
+        raise ConfigError(
+            f"sla.ttft_ms={first:g} is above sla.latency_ms={total:g}: no request ends before its first token; lower it, or leave it out"
+        )
+    if total is not None and each is not None and each * (work.output - 1) > total:
+        raise ConfigError(
+            f"sla.tpot_ms={each:g} for workload.output={work.output} tokens takes longer than sla.latency_ms={total:g} allows; "
+            f"give {total / max(work.output - 1, 1):.3g} or less, or leave it out"
+        )
+    if sla.throughput is not None and work.rate is not None and sla.throughput > work.rate:
+        raise ConfigError(
+            f"sla.throughput={sla.throughput:g} is above workload.rate={work.rate:g}: no more is served than arrives; lower it"
+        )
+    least = min(serving.tensor or [1]) * min(serving.pipeline or [1])
+    most = config.cluster.world_size if sla.devices is None else sla.devices
+    if least > most:
+        where = "the cluster has" if sla.devices is None else "sla.devices allows"
+        raise ConfigError(f"serving.tensor x serving.pipeline are at least {least} devices, and {where} {most}; give smaller degrees")
+    if sla.devices is not None and sla.devices > config.cluster.world_size:
+        raise ConfigError(
+            f"sla.devices={sla.devices} is more than the cluster has ({config.cluster.world_size}); lower it, or raise cluster.nodes"
+        )
+
+
+def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
+    """All rows that obey the rules, and how many combinations do not, by reason."""
+    devices = min(config.cluster.world_size, config.sla.devices or config.cluster.world_size)
+    model, work, engine = resolve_model(config.model), config.workload, config.engine
+    rows: list[tuple[int, int, int, int]] = []
+    dropped: Counter[str] = Counter()
+    for tensor in config.serving.tensor or powers(devices):
+        for pipeline in config.serving.pipeline or powers(devices):
+            if reason := _broken(tensor, pipeline, devices, model.heads, model.layers, engine.tensor, engine.pipeline):
+                dropped[reason] += 1
+                continue
+            most = devices // (tensor * pipeline)
+            load = work.concurrency or work.rate
+            for replicas in sorted({*powers(most), most}) if load else [most]:
+                rows += [(tensor, pipeline, replicas, batch) for batch in _batches(config, replicas)]
+    if not rows:
+        raise ConfigError(f"no tensor x pipeline is possible: {'; '.join(dropped)}; widen serving.tensor and serving.pipeline")
+    return np.array(rows, SERVING_DTYPE), dict(dropped)
+
+
+def _batches(config: Config, replicas: int) -> Sequence[int]:
+    """Requests in flight per replica that are compared."""
+    work = config.workload
+    if work.batch is not None:
+        return [work.batch]
+    if work.concurrency is not None:
+        return [math.ceil(work.concurrency / replicas)]
+    return [1] if work.rate is not None else config.serving.batch
+
+
+def _broken(tensor: int, pipeline: int, devices: int, heads: int, layers: int, can_tensor: bool, can_pipeline: bool) -> str:
+    """The rule that a layout breaks, or nothing."""
+    if tensor * pipeline > devices:
+        return "more ranks than devices"
+    if heads % tensor:
+        return f"tensor does not divide model.heads={heads}"
+    if layers % pipeline:
+        return f"pipeline does not divide model.layers={layers}"
+    if tensor > 1 and not can_tensor:
+        return "the engine does not run tensor-parallel"
+    return "the engine does not run pipeline-parallel" if pipeline > 1 and not can_pipeline else ""
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to ``most``."""
+    return [2**n for n in range(most.bit_length()) if 2**n <= most]
+
+
+def command(planned: InferencePlan, row: int, checkpoint: str, engine: EngineProfile | None = None) -> str:
+    """How the engine of the plan, or another one, is started with the layout of a row."""
+    case = planned.case
+    layout, engine = case.table[row], engine or case.engine
+    batch = math.ceil(max(float(planned.estimate.running[row]), float(layout["batch"])))  # open arrivals: as many as stay at once
+    tensor, pipeline = int(layout["tensor"]), int(layout["pipeline"])
+    words: Mapping[str, object] = {
+        "model": checkpoint,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "ranks": tensor * pipeline,
+        "batch": batch,
+        "length": int(case.input + case.output),
+        "tokens": int(case.output),
+        "weights": engine.formats.get(case.weights, ""),
+        "kv": engine.kv_formats.get(case.kv, ""),
+    }
+    return " ".join(engine.command.format(**words).split())
+
+
+def name_of(layout: np.void) -> str:
+    """``t8 p4 r2 b64``: tensor, pipeline, replicas, requests in flight per replica."""
+    return " ".join(f"{letter}{layout[field]}" for letter, field in zip("tprb", SERVING_DTYPE.names or ()))

@@ -1,0 +1,47 @@
+"""A trace of requests: when each arrived, how many tokens it had, how many it was given."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+from trainer.spec import ConfigError
+
+COLUMNS = ("arrival", "input", "output")
+
+
+def read_trace(path: str | Path) -> tuple[int, int, float]:
+    """Mean input, mean output (tokens), and requests per second. ``ConfigError`` for other columns, cells that are no numbers, or too few
+    requests for a rate."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            names = reader.fieldnames or []
+            if missing := [name for name in COLUMNS if name not in names]:
+                raise ConfigError(
+                    f"workload.trace={path} has no column {missing[0]} (it has: {', '.join(names) or 'nothing'}); give {', '.join(COLUMNS)}"
+                )
+            rows = [_row(path, number, record) for number, record in enumerate(reader, 1)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot read workload.trace={path} ({error}); give a CSV file with columns {', '.join(COLUMNS)}") from None
+    times = [row[0] for row in rows]
+    if len(rows) < 2 or max(times) == min(times):
+        raise ConfigError(f"workload.trace={path} has no two requests at different times, so no rate; give a longer one")
+    inputs, outputs = (sum(row[i] for row in rows) / len(rows) for i in (1, 2))
+    return max(round(inputs), 1), max(round(outputs), 1), (len(rows) - 1) / (max(times) - min(times))
+
+
+def _row(path: str | Path, number: int, record: dict[str, str | None]) -> tuple[float, float, float]:
+    values = []
+    for name in COLUMNS:
+        try:
+            value = float(record[name] or "")
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(name)
+        except ValueError:
+            raise ConfigError(
+                f"row {number} of workload.trace={path} has {name}={record[name] or 'nothing'}; give a number of 0 or more"
+            ) from None
+        values.append(value)
+    return values[0], values[1], values[2]

@@ -1,0 +1,121 @@
+"""A plan of inference: what it recommends keeps what was asked, and what contradicts itself is one plain line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.cli.main import main
+from launcher.config import compose
+from launcher.planning.inference import InferencePlan, command, front, name_of, plan_inference
+from trainer.spec import ConfigError
+
+BASE = ["task=inference", "recipe=gpt3_175b", "workload=nemo", "cluster.nodes=8", "serving.weights=fp16", "serving.kv=fp16"]
+
+
+def planned(*words: str) -> InferencePlan:
+    return plan_inference(compose([*BASE, "engine=fastertransformer", *words]))
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    values = np.array([[3.0, 1.0], [1.0, 3.0], [2.0, 2.0], [2.0, 2.5], [3.0, 3.0], [1.0, 3.0]])
+    assert sorted(front(values[:, 0], values[:, 1]).tolist()) == [0, 1, 2]
+
+
+def test_no_row_that_fits_beats_a_row_of_the_front() -> None:
+    plan = planned()
+    latency, cost = plan.values["latency_ms"], plan.values["cost"]
+    for row in plan.front:
+        assert not np.any(plan.possible & (latency < latency[row]) & (cost < cost[row]))
+
+
+def test_the_best_under_limits_keeps_them_and_is_the_cheapest_that_does() -> None:
+    plan = planned("sla.latency_ms=1300", "sla.devices=32")
+    row = plan.recommended["best under your limits"]
+    assert row is not None and plan.values["latency_ms"][row] <= 1300 and plan.values["devices"][row] <= 32
+    assert plan.values["cost"][row] == plan.values["cost"][plan.kept].min()
+
+
+def test_where_nothing_keeps_the_limits_the_relaxation_is_what_makes_it_possible() -> None:
+    plan = planned("sla.latency_ms=200")
+    assert plan.recommended["best under your limits"] is None
+    (name, value, _), *_ = plan.relaxations()
+    relaxed = planned(f"sla.{name}={value * 1.001}")
+    assert relaxed.recommended["best under your limits"] is not None
+    assert planned(f"sla.{name}={value * 0.99}").recommended["best under your limits"] is None
+
+
+def test_a_higher_rate_needs_more_and_an_impossible_one_says_so() -> None:
+    few, many = (plan_inference(compose([*BASE, "engine=vllm", f"workload.rate={rate}", "sla.tpot_ms=80"])) for rate in (1, 40))
+    best = [plan.recommended["best under your limits"] for plan in (few, many)]
+    assert best[0] is not None and best[1] is not None
+    assert few.values["devices"][best[0]] < many.values["devices"][best[1]]
+    assert not plan_inference(compose([*BASE, "engine=vllm", "workload.rate=1e6"])).possible.any()
+
+
+def test_rendered_commands_have_the_layout_and_the_formats() -> None:
+    plan = plan_inference(compose([*BASE, "engine=vllm", "serving.kv=fp8"]))
+    row = int(plan.front[0])
+    line = command(plan, row, "org/model")
+    assert line.startswith("vllm serve org/model") and "--kv-cache-dtype fp8" in line
+    assert f"--tensor-parallel-size {plan.table['tensor'][row]} " in line
+
+
+WRONG = [
+    (["workload.batch=4", "workload.rate=2"], "contradict each other"),
+    (["engine=fastertransformer", "workload.concurrency=4"], "serves static batches"),
+    (["sla.latency_ms=100", "sla.ttft_ms=200"], "sla.ttft_ms=200 is above sla.latency_ms=100"),
+    (["sla.latency_ms=100", "sla.tpot_ms=50"], "takes longer than sla.latency_ms=100 allows; give 5.26 or less"),
+    (["engine=vllm", "workload.rate=1", "sla.throughput=5"], "no more is served than arrives"),
+    (["sla.devices=4", "serving.tensor=[8]"], "at least 8 devices, and sla.devices allows 4"),
+    (["sla.devices=400"], "sla.devices=400 is more than the cluster has (64)"),
+    (["workload.input=4000"], "are more than model.seq=2048"),
+    (["serving.tensor=[5]"], "no tensor x pipeline is possible"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_contradicts_itself_is_refused_in_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_inference(compose([*BASE, *words]))
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("time,input,output\n1,2,3\n", "has no column arrival"),
+        ("arrival,input,output\n1,x,3\n", "row 1 of workload.trace"),
+        ("arrival,input,output\n1,2,3\n", "no rate"),
+    ],
+)
+def test_a_trace_that_is_none_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(content)
+    assert main(["plan", *BASE, "engine=vllm", f"workload.trace={path}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_trace_is_its_mean_lengths_at_its_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival,input,output\n0,50,10\n1,70,30\n2,60,20\n")
+    assert main(["plan", *BASE, "engine=vllm", f"workload.trace={path}", "--json"]) == 0
+    work = json.loads(capsys.readouterr().out)["workload"]
+    assert (work["input"], work["output"], work["rate"]) == (60, 20, 1.0)
+
+
+def test_an_unknown_workload_ends_with_2_and_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "task=inference", "workload=chatt"]) == 2
+    assert "did you mean 'chat'?" in capsys.readouterr().err
+
+
+def test_parts_of_an_explained_row_add_up_to_its_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    name = name_of(planned().table[0])
+    assert main(["plan", *BASE, "engine=fastertransformer", "--explain", name, "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    first, each = (sum(part["ms"] for part in one[key].values()) for key in ("first_token", "per_token"))
+    assert first + 19 * each == pytest.approx(one["latency_ms"])
