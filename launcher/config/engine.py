@@ -47,6 +47,7 @@ class EngineProfile:
     attention: str = key("flash", "attention of prompts; unfused: scores are written to memory and read again", choices=ATTENTION)
     tensor: bool = key(True, "runs tensor-parallel")
     pipeline: bool = key(True, "runs pipeline-parallel")
+    pipeline_groups: bool = key(True, "a batch is cut into groups that fill the pipeline; false: it goes through as one")
     pipeline_tokens: int = key(0, "a pipeline's groups are halved until one has no more tokens; 0 = one group per stage", minimum=0)
     pipeline_drains: bool = key(False, "the tokens of all groups are chosen before any group continues: the pipeline empties at every token")
     memory: EngineMemory = key(EngineMemory, "what it keeps in memory")

@@ -37,7 +37,10 @@ def run_of(config: Config) -> TrainConfig:
 
 
 def check_launchable(config: Config) -> None:
-    """``ConfigError`` for a trainer whose profile is for predictions alone, or that is not installed here."""
+    """``ConfigError`` for a trainer whose profile is for predictions alone, or that is not installed here; and for a task that is planned
+    only."""
+    if config.task == "inference":
+        raise ConfigError("task=inference is planned, not launched: 'trireme plan task=inference' answers; leave it out to train")
     if config.trainer.launch.program == "none":
         raise ConfigError(
             f"trainer.name={config.trainer.name} can be predicted (plan, size, search --replay, validate) but not launched: "

@@ -98,7 +98,7 @@ def group(case: InferenceCase, tokens: Array) -> np.ndarray:
     size = np.where(size % case.pipeline == 0, size / case.pipeline, size)
     while most and np.any(large := (size * tokens > most) & (size % 2 == 0) & (size > 1)):
         size = np.where(large, size / 2, size)
-    return np.where(case.pipeline > 1, size, case.batch)
+    return np.where((case.pipeline > 1) & case.engine.pipeline_groups, size, case.batch)
 
 
 FAST = {"link": 1.0, "network": 1.0, "launch": 0.0, "crowd": 0.0, "ramp": 0.0}
