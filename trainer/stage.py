@@ -19,13 +19,12 @@ from typing import IO
 
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status
-from trainer.spec.artifacts import MANIFEST, ArtifactKind, find_artifact, write_artifact
+from trainer.spec.artifacts import MANIFEST, METRICS_FILE, ArtifactKind, find_artifact, write_artifact
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import look_again, read_json, write_json
 from trainer.spec.records import RESULT, attempt_of, failures_in, write_outcome
 from trainer.spec.stage_run import StageRun
 
-METRICS = "metrics.json"
 VISIBLE_SECONDS = 30.0
 """How long what another node wrote may stay unseen here (caches of NFS)."""
 LOOK_SECONDS = 0.2
@@ -127,7 +126,7 @@ def _finish(stage: StageRun, out: Path) -> None:
     """Add what is made of the run's own files, and declare the artifact whole."""
     folder = Path(stage.folder)
     if stage.verb == "evaluate":
-        write_json(folder / METRICS, (read_json(out / RESULT) or {})["evaluation"])
+        write_json(folder / METRICS_FILE, (read_json(out / RESULT) or {})["evaluation"])
     if stage.verb == "train":
         shutil.copyfile(Path(stage.sources["data"]) / TOKENIZER, folder / TOKENIZER)
     write_artifact(folder, ArtifactKind(stage.gives), stage.id, stage.inputs)

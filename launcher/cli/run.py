@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.overrides import key_of, typed
+from launcher.named_files import check_folder
 from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     from launcher.stages.graph import choose, read_pipeline
     from launcher.stages.plan import plan
-    from launcher.stages.runner import check_inputs_there, run_stages
+    from launcher.stages.runner import check_inputs_there
 
     name, changes, overrides = _words(arguments.words)
     stages = read_pipeline(name, changes, arguments.config_dir)
@@ -46,13 +47,29 @@ def main(argv: list[str]) -> int:
         if arguments.json:
             print(json.dumps({"pipeline": name, "stages": [_plain(item, _state(item, wanted)) for item in planned]}, indent=1))
         return 0
-    outcomes = run_stages(name, wanted)
+    outcomes = _run(name, wanted)
     if arguments.json:
         print(json.dumps({"pipeline": name, "stages": [_plain(o.planned, o.status, o.detail) for o in outcomes]}, indent=1))
     else:
         for outcome in outcomes:
             _tell(outcome)
     return 1 if any(outcome.status not in ("done", "reused", "submitted") for outcome in outcomes) else 0
+
+
+def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
+    """Run what is missing, and have it copied to MLflow."""
+    from launcher.stages.runner import run_stages
+    from launcher.sweep.multirun import check_tracking_of
+    from launcher.tracking import process
+
+    check_folder(wanted[0].config.sweep.dir, "sweep.dir")
+    if any(item.made is None for item in wanted):
+        check_tracking_of(wanted[0].config)
+    mirror = process.MlflowMirror(wanted[0].config.sweep.dir, name)
+    outcomes = run_stages(name, wanted, [mirror])
+    if any(outcome.status != "reused" for outcome in outcomes):
+        mirror.finish(0 if any(outcome.status == "submitted" for outcome in outcomes) else process.PATIENCE_S)
+    return outcomes
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@ from launcher.results.measurements import measure, newest_logs, tail
 from launcher.results.ranking import rank
 from launcher.tracking import names as tracked
 from launcher.tracking.database import artifact_folder, database_uri, exclusively, experiment_id, make_database, open_client
+from launcher.tracking.lineage import Lineage
 from launcher.trials.labels import trial_labels
 from launcher.trials.owner import owner_of
 from launcher.trials.store import Record, Store, Sweep
@@ -181,6 +182,8 @@ class MlflowSweep:
         )
         run.params |= params.keys()
         run.metrics |= summary
+        if record.status is Status.DONE:
+            Lineage(client, self.experiment, self.name, self._owner).write(run.id, record)
         if record.status.final:
             self._write_files(client, record, run)
             client.set_terminated(run.id, tracked.RUN_STATUS[record.status], ended or None)

@@ -17,6 +17,7 @@ from launcher.results.ranking import Measurement, leaders
 from launcher.trials.labels import trial_labels
 from trainer.spec import Status, flatten
 from trainer.spec.records import number, summary_metrics
+from trainer.spec.stage_run import StageRun, stage_in
 
 if TYPE_CHECKING:
     from launcher.trials.store import Record, Sweep
@@ -32,7 +33,9 @@ RUN_STATUS = {
 
 def params(record: Record) -> dict[str, str]:
     """The resolved configuration, flattened: ``layout.tensor`` -> ``2``. Values as YAML would write them."""
-    flat = flatten({**record.config, **({"cluster": record.cluster} if record.cluster else {})})
+    section = record.config.get("stage")
+    config = record.config if not section or section["verb"] in ("train", "evaluate") else {"stage": section}
+    flat = flatten({**config, **({"cluster": record.cluster} if record.cluster else {})})
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
 
 
@@ -48,9 +51,14 @@ def tags(record: Record, sweep: str) -> dict[str, str]:
         "attempt": str(record.attempt),
         "git_commit": record.commit or "",
         "mlflow.source.git.commit": (record.commit or "").rstrip("+"),
-        "mlflow.source.name": " ".join(["trireme train", *record.overrides])[:2000],
+        "mlflow.source.name": _command(record, sweep)[:2000],
         "mlflow.source.type": "LOCAL",
+        **({"pipeline": sweep, "stage": record.stage} if record.stage else {}),
     }
+
+
+def _command(record: Record, sweep: str) -> str:
+    return f"trireme run pipeline={sweep} --only {record.stage}" if record.stage else " ".join(["trireme train", *record.overrides])
 
 
 def run_name(record: Record, label: str) -> str:
@@ -79,6 +87,9 @@ def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
         "mlflow.source.name": sweep_command([record.overrides for record in sweep.records])[:2000],
         "mlflow.source.type": "LOCAL",
     }
+    if any(record.stage for record in sweep.records):
+        named |= {"pipeline": sweep.name, "mlflow.source.name": f"trireme run pipeline={sweep.name}"}
+        return named | {"mlflow.note.content": stages_markdown(sweep.records)}
     if best is not None:
         named |= {"best_trial": best.trial, "best_layout": labels.layout_label(best.layout)}
     return named | {"mlflow.note.content": markdown(ranked, names)}
@@ -104,6 +115,18 @@ def sweep_command(points: Sequence[Sequence[str]]) -> str:
                 known.append(value)
     words = [f"{name}={','.join(found)}" for name, found in values.items()]
     return " ".join(["trireme train", *(["-m"] if len(points) > 1 else []), *words])
+
+
+def stages_markdown(records: Sequence[Record]) -> str:
+    """The stages of a pipeline as a Markdown table: what each takes, and how it stands."""
+    head = ["| stage | verb | id | takes | outcome |", "|---|---|---|---|---|"]
+    stages = [(record, stage) for record in records if (stage := stage_in(record.config)) is not None]
+    return "\n".join([*head, *(f"| {s.name} | {s.verb} | {s.id} | {takes(s)} | {r.status.value} |" for r, s in stages)])
+
+
+def takes(stage: StageRun) -> str:
+    """What a stage takes, by the name of the stage that makes it or of the folder."""
+    return ", ".join(stage.made_by.get(name, folder) for name, folder in stage.sources.items()) or "-"
 
 
 def view_name(sweep: str, owner: str) -> str:

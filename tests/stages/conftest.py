@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from launcher.trials.store import Record
 from tests.clusters.kubernetes.fixture import kubernetes, namespace, real_node
 from tests.clusters.slurm.fixture import slurm
 
@@ -32,7 +34,42 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "conf" / "pipeline").mkdir(parents=True)
     write(tmp_path, GRAPH)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launcher.tracking.process.MlflowMirror", Unmirrored)
     return tmp_path
+
+
+class Unmirrored:
+    """An observer that tells MLflow nothing: tests/tracking looks at what MLflow is told."""
+
+    def __init__(self, *_: Any):
+        """Nothing is held."""
+
+    def begin(self) -> None:
+        """Nothing to say."""
+
+    def on_trial(self, record: Record) -> None:
+        """Nothing to say."""
+
+    def on_poll(self, records: Sequence[Record]) -> None:
+        """Nothing to say."""
+
+    def close(self) -> None:
+        """Nothing to say."""
+
+    def finish(self, patience_s: float = 0.0) -> None:
+        """Nothing to wait for."""
+
+
+LAUNCHER = """\
+import sys
+from launcher.cli.main import main
+from launcher.tracking import process
+from tests.stages.conftest import Unmirrored
+
+process.MlflowMirror = Unmirrored
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command in a process of its own."""
 
 
 def write(folder: Path, graph: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.main import main
-from tests.stages.conftest import GRAPH, write
+from tests.stages.conftest import GRAPH, LAUNCHER, write
 from trainer.spec.artifacts import ArtifactKind, read_artifact
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_what_needs_a_stage_that_failed_is_not_run_and_all_else_is(folder: Path,
 def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_whole(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "launcher", "run", "pipeline=small", "--config-dir", "conf"]
+    command = [sys.executable, "-c", LAUNCHER, "run", "pipeline=small", "--config-dir", "conf"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done: dict[Path, int] = {}
     for wanted in ("data", "base", "hf"):  # killed while that stage is at work, or a moment before or after

@@ -24,6 +24,8 @@ from trainer.spec.files import read_json, write_json
 FORMAT = 1
 MANIFEST = "artifact.json"
 CHECKPOINT_MANIFEST, MODEL_CONFIG = "manifest.json", "config.json"
+METRICS_FILE = "metrics.json"
+"""The figures of an evaluation."""
 CHECKPOINTS = "checkpoints"
 """Folder of an artifact's checkpoints, as of a trial's."""
 BLOCK = 1 << 20
