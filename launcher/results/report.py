@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher import labels
-from launcher.results import plots, timeline
+from launcher.results import lineage, plots, timeline
 from launcher.results.measurements import measure, newest_logs, read_timeline, tail
 from launcher.results.plots import Series
 from launcher.results.predicted_timeline import foreseen
@@ -99,6 +99,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
         "predictions": plots.predictions(predicted) if predicted else None, "prediction_error": mean_error(predicted),
         "losses": loss_groups(trials), "timelines": drawn, "timelines_left_out": left_out,
         "unsuccessful": [(trial, said(trial.record)) for trial in failed],
+        "lineage": lineage.picture(sweep.records),
         "any": {name: any(getattr(trial.measured, name) for trial in trials) for name in optional},
     }  # fmt: skip
 
@@ -115,7 +116,8 @@ def gather(records: Sequence[Record]) -> list[ReportedTrial]:
 
 
 def _trial(measured: Measurement, record: Record, name: str, colour: int) -> ReportedTrial:
-    result, steps = record.read_result() or {}, read_steps(record.directory)
+    trains = record.config.get("stage", {}).get("verb", "train") == "train"
+    result, steps = record.read_result() or {}, read_steps(record.directory) if trains else []
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
     times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]
     losses = {s["step"]: loss for s in steps if (loss := number(s.get("loss"))) is not None}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.results.report import render
 from launcher.tracking import database
 from launcher.tracking.mirror import PARENT, MlflowSweep
 from launcher.trials.store import Point, Store
@@ -94,3 +95,11 @@ def test_a_browser_sees_pipeline_model_scores_and_lineage(pipeline: Path, page: 
     finally:
         running.process.terminate()
         running.process.wait(300)
+
+
+def test_the_report_draws_each_stage_below_what_it_takes(pipeline: Path) -> None:
+    page = render(Store(pipeline).sweep("life"))
+    picture = page[page.index('id="lineage"') : page.index('id="ranking"')]
+    heights = {name: float(y) for y, name in re.findall(r'<text x="[\d.]+" y="([\d.]+)" class="name">(\w+) ·', picture)}
+    assert heights["data"] < heights["base"] < heights["score"] == heights["hf"]
+    assert picture.count('class="edge"') == 4 and "loss 2.5" in picture
