@@ -98,7 +98,7 @@ def _state(item: PlannedStage, wanted: list[PlannedStage]) -> str:
 
 
 def _show(planned: list[PlannedStage], wanted: list[PlannedStage]) -> None:
-    """The plan as a table, with what training is predicted to take."""
+    """The plan as a table, with what each stage is predicted to take."""
     console = wide_console()
     hours = [None if item.predicted_s is None else item.predicted_s * item.ranks / 3600 for item in planned]
     columns = [
@@ -107,8 +107,10 @@ def _show(planned: list[PlannedStage], wanted: list[PlannedStage]) -> None:
         Column("id", [item.id for item in planned]),
         Column("takes", [", ".join(item.stage.inputs.values()) or "-" for item in planned], keep=1),
         Column("ranks", [str(item.ranks) for item in planned], right=True),
-        Column("predicted", ["-" if item.predicted_s is None else f"{item.predicted_s:.3g} s" for item in planned], keep=1, right=True),
-        Column("GPU-hours", ["-" if h is None else f"{h:.3g}" for h in hours], keep=1, right=True),
+        Column(
+            "predicted", ["unknown" if item.predicted_s is None else f"{item.predicted_s:.3g} s" for item in planned], keep=1, right=True
+        ),
+        Column("GPU-hours", ["unknown" if h is None else f"{h:.3g}" for h in hours], keep=1, right=True),
         Column("state", [_state(item, wanted) for item in planned]),
     ]
     console.print(fitted_table(columns, console.width, [""] * len(planned)))

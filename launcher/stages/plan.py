@@ -19,6 +19,7 @@ from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
 from launcher.config.rules import check_shared
+from launcher.stages import predicted
 from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
@@ -93,12 +94,14 @@ def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, composed: C
     if stage.kind.settings is not None:
         content, config = settings_of(stage.typed()), _one_process(config)
         _check_prompts(stage, content)
+        predicted_s = _generation(stage, config, content, before)
     elif stage.verb == "prepare":
         content, source_bytes = _prepare_content(config)
         config = _one_process(config)
     else:
         config = _run_config(stage, config, before)
-        content, predicted_s = _run_content(config), _predicted(config)
+        content = _run_content(config)
+        predicted_s = _predicted(config) if stage.verb == "train" else predicted.of_evaluation(config)
     made = {name: before[source] for name, source in stage.inputs.items() if not is_folder(source)}
     inputs = {name: made[name].id if name in made else _folder_digest(stage, name, source) for name, source in stage.inputs.items()}
     sources = {name: made[name].artifact_folder if name in made else Path(os.path.abspath(source)) for name, source in stage.inputs.items()}
@@ -211,9 +214,20 @@ def _run_content(config: Config) -> dict[str, Any]:
     return content
 
 
+def _generation(stage: Stage, config: Config, settings: dict[str, Any], before: dict[str, PlannedStage]) -> float | None:
+    """Seconds of a generation, where the model is known: that of the training behind it."""
+    if stage.verb != "generate":
+        return None
+    source = stage.inputs["model"]
+    while source in before and before[source].stage.verb != "train":
+        source = before[source].stage.inputs.get("model", "")
+    model = before[source].config.model if source in before else None
+    return None if model is None else predicted.of_generation(config, model, settings["prompts"], settings["tokens"])
+
+
 def _predicted(config: Config) -> float | None:
     """Seconds of all steps of a training; None where the hardware is not known. ``ConfigError`` for what cannot fit into memory."""
-    if config.run.task != "train" or not config.cluster.hardware.peak_tflops.get(config.run.precision):
+    if not config.cluster.hardware.peak_tflops.get(config.run.precision):
         return None
     from launcher.cost import predict  # numpy: only where something can be said
     from launcher.cost.thresholds import CANNOT_FIT

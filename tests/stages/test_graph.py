@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,14 @@ def test_stages_that_need_each_other_are_named() -> None:
     stages = {"a": {"stage": "train", "inputs": {"data": "b"}}, "b": {"stage": "train", "inputs": {"data": "a"}}}
     with pytest.raises(ConfigError, match=r"in a circle: (a <- b <- a|b <- a <- b); take one of these inputs away"):
         parse({"stages": stages})
+
+
+def test_every_stage_is_predicted_where_something_is_known_of_its_hardware(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "conf" / "pipeline" / "small.yaml").write_text(yaml.safe_dump({"stages": GRAPH}))
+    predicted: dict[str, Any] = {}
+    for words in ([], ["hardware=h100"]):
+        assert main(["run", "pipeline=small", "--config-dir", "conf", "--dry-run", "--json", *words]) == 0
+        predicted = {stage["name"]: stage["predicted_s"] for stage in json.loads(capsys.readouterr().out)["stages"]}
+        assert words or set(predicted.values()) == {None}
+    assert {name for name, seconds in predicted.items() if seconds is None} == {"data", "hf"}
+    assert 0 < predicted["score"] < predicted["base"] and predicted["text"] > 0
