@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
-from launcher.named_files import check_file, write_named
-from trainer.spec import ConfigError
+from launcher.cli.machines import target, write
+from launcher.named_files import check_file
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -36,9 +36,6 @@ examples:
   trireme plan model=gpt_mini run.global_batch=16 hardware=mine
 """
 
-FOLDER = Path("runs") / "hardware"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
 
 def main(argv: list[str]) -> int:
     """0 when a file was written, 1 when the ranks failed."""
@@ -48,7 +45,7 @@ def main(argv: list[str]) -> int:
     from launcher.cost.calibration import hardware
     from launcher.sweep.oneoff import JobError, run_job
 
-    path = target(arguments.name)
+    path = target(arguments.name, "--name")
     check_file(path, "--name")
     config = asked(compose(arguments.overrides))
     started = time.time()
@@ -63,7 +60,7 @@ def main(argv: list[str]) -> int:
     figures = result["probe"]
     sheet = config.cluster.hardware if config.cluster.hardware.peak_tflops else data_sheet(figures, shipped_hardware())
     found = consistent(hardware(arguments.name, figures, sheet), sheet)
-    write(path, found, figures, config)
+    write(path, found, origin(figures, config), "--name")
     if arguments.json:
         print(json.dumps(document(found, path, time.time() - started), indent=2, allow_nan=False))
     else:
@@ -77,21 +74,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--name", default="mine", help="name of the file, for hardware=NAME (default: %(default)s)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
-
-
-def target(name: str) -> Path:
-    """The file to write. ``ConfigError`` when ``hardware=NAME`` could not find it."""
-    from launcher.config.compose import conf_dir
-
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"--name={name!r} cannot name a file; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
-        )
-    if (conf_dir() / "hardware" / f"{name}.yaml").exists():
-        raise ConfigError(
-            f"--name={name} is a device that ships with Trireme, and hardware={name} would still mean that one; choose another name"
-        )
-    return FOLDER / f"{name}.yaml"
 
 
 def asked(config: Config) -> Config:
@@ -129,22 +111,11 @@ def consistent(found: HardwareConfig, sheet: HardwareConfig | None) -> HardwareC
     return dataclasses.replace(found, peak_tflops=peaks, sustained_tflops=reached)
 
 
-def write(path: Path, found: HardwareConfig, figures: dict[str, Any], config: Config) -> None:
-    """The file as Hydra composes it: whole or not at all."""
-    import yaml
-
-    from trainer.spec import to_dict
-
-    default = type(found)()
-    values = {key: value for key, value in to_dict(found).items() if value != getattr(default, key) or key == "name"}
-    calibration = values.pop("calibration")
-    where = (
-        f"{figures['nodes']} x {figures['per_node']} ranks, {config.cluster.backend}, {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC"
-    )
-    lines = [f"# @package cluster.hardware\n# Measured by 'trireme doctor': {', '.join(figures['hosts'][:8])}; {where}.\n"]
-    lines.append(yaml.safe_dump(values, sort_keys=False))
-    lines.append(yaml.safe_dump({"calibration": calibration}, sort_keys=False, default_flow_style=None, width=160))
-    write_named(path, "".join(lines), "--name")
+def origin(figures: dict[str, Any], config: Config) -> str:
+    """Where the figures come from."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    where = f"{figures['nodes']} x {figures['per_node']} ranks, {config.cluster.backend}, {when} UTC"
+    return f"Measured by 'trireme doctor': {', '.join(figures['hosts'][:8])}; {where}."
 
 
 def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any]:

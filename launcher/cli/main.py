@@ -29,6 +29,7 @@ VERBS = {
     "search": "find the fastest layout with few measured trials",
     "validate": "check the cost model against a table of measurements",
     "trainers": "which trainers are known, what each can be told, and whether one understands",
+    "calibrate": "correct the cost model's constants by your own runs",
     "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher import labels
 from launcher.cli.arguments import open_sweep, sweep_parser
@@ -48,8 +48,16 @@ def main(argv: list[str]) -> int:
 
 def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     """One line for each trial that was measured or ran out of memory."""
-    from launcher.config.hardware import hardware_files
     from launcher.tables.canonical import write
+
+    rows = table_rows(sweep, ranked)
+    write(path, rows)
+    print(f"wrote {len(rows)} rows to {path}", file=sys.stderr)
+
+
+def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """The same as cells of a canonical table."""
+    from launcher.config.hardware import hardware_files
     from launcher.tables.own import own_row
     from launcher.trials.recorded import recorded_cluster, recorded_run
     from trainer.spec import ConfigError, Reason
@@ -67,8 +75,7 @@ def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
             print(f"trial {m.trial} is left out: {error}", file=sys.stderr)
             continue
         rows.append(own_row(sweep.name, config, cluster, hardware, measured))
-    write(path, rows)
-    print(f"wrote {len(rows)} rows to {path}", file=sys.stderr)
+    return rows
 
 
 def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:

@@ -107,6 +107,7 @@ def run(
     """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by
     column."""
     from launcher.backends.pool import Backends
+    from launcher.cli import calibrate
     from launcher.config import check_launchable, locate_data
     from launcher.planning.layout_filter import widen_space
     from launcher.planning.plan import plan
@@ -139,7 +140,10 @@ def run(
     won = bool(found.policy.ranking()) and not found.unfinished
     if won:
         write_recipe(path, name, candidates, found, asked, default, overrides)
-    result = document(name, candidates, found, len(planned.space.table), path if won else None)
+    learnt = calibrate.keep(name, config.sweep.dir, config.cluster.hardware) if found.policy.ranking() else None
+    result = document(name, candidates, found, len(planned.space.table), path if won else None) | {
+        "learnt": str(learnt) if learnt else None
+    }
     if as_json:
         print(json.dumps(result, indent=2, allow_nan=False))
     else:
@@ -239,6 +243,11 @@ def show(result: dict[str, Any]) -> None:
         console.print(
             f"left open: an untried layout is faster by more than the tolerance with a probability of {percent(result['doubt'])}; "
             f"the likeliest is {result['likeliest']}"
+        )
+    if result["learnt"]:
+        file = Path(result["learnt"])
+        console.print(
+            f"what it learnt of this machine is in {file}: the next search starts from it with hardware={file.stem}", soft_wrap=True
         )
     if result["recipe"]:
         name = Path(result["recipe"]).relative_to(FOLDER).with_suffix("")

@@ -43,7 +43,7 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     needed = peak.peak(case, held)
     counted = sum(needed[name] for name in peak.COUNTED)
     possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
-    return Estimate(step(case, held), needed, possible)
+    return Estimate(scale(step(case, held), case.device.time_factor), needed, possible)
 
 
 def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray:

@@ -134,7 +134,7 @@ def test_the_file_is_composed_as_it_was_measured(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     figures = planted(True)
     found = hardware("mine", figures)
-    doctor.write(doctor.target("mine"), found, figures, compose([]))
+    doctor.write(doctor.target("mine", "--name"), found, doctor.origin(figures, compose([])), "--name")
     assert compose(["hardware=mine"]).cluster.hardware == found
 
 
@@ -241,4 +241,4 @@ def test_a_probe_is_no_training(tmp_path: Path, monkeypatch: Any, capsys: Any) -
 
 def test_a_name_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="cannot name a file"):
-        doctor.target(".hidden")
+        doctor.target(".hidden", "--name")

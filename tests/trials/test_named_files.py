@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.cli.doctor import FOLDER
+from launcher.cli.machines import FOLDER
 from tests.sweep.support import PROJECT, trial
 from tests.sweep.support import sweep as run_points
 

@@ -36,6 +36,7 @@ class Device:
     domain: int  # devices joined by links
     network: float  # per device and direction, between domains
     network_latency: float
+    time_factor: float = 1.0  # measured step times over predicted ones, common to all layouts
     ranks_per_core: float = 0.0  # of a node; 0: the device is not the host CPU, or every rank has a core
     measured: Measured | None = None  # what the mechanisms miss of this machine
 
@@ -75,6 +76,7 @@ class Device:
             domain=hardware.link_domain or per_node,
             network=(hardware.network_gbs or hardware.link_gbs or 5.0) * 1e9,
             network_latency=hardware.network_latency_us * 1e-6,
+            time_factor=hardware.time_factor,
             ranks_per_core=per_node / hardware.cores if hardware.host and hardware.cores else 0.0,
         )
 

@@ -1,0 +1,234 @@
+"""``trireme calibrate``: correct the cost model's constants by measured runs, into a hardware file that predictions use."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.console import wide_console
+from launcher.cli.machines import FOLDER, target, write
+from launcher.labels import percent, plural
+from launcher.named_files import check_file
+from trainer.spec import ConfigError
+from trainer.spec.errors import listed, nearest
+
+if TYPE_CHECKING:
+    from launcher.config.schema import HardwareConfig
+    from launcher.tables.canonical import MeasuredRun
+    from launcher.tables.learning import Lesson
+
+DESCRIPTION = """\
+Learns from one, three, many measured runs of one machine what the cost model's constants are there: a Bayesian update whose prior is the
+shipped constants and how far they were off elsewhere, or an earlier calibration. The runs are a sweep of this project, or a canonical table
+of any trainer ('trireme validate --columns'). A run counts once, also if it is given again.
+
+The file goes to runs/hardware/NAME.yaml, or DIR/hardware/NAME.yaml with --config-dir: 'hardware=NAME' predicts with it, everywhere, with
+narrower intervals. --show says in words what a file has learnt.
+
+examples:
+  trireme calibrate                            the newest sweep
+  trireme calibrate sweep-1f2e3d4c --out desk
+  trireme calibrate runs.csv --out cluster
+  trireme calibrate --show cluster
+"""
+REACHED = {
+    "network": "collectives over the network reach {} of what the data sheet says",
+    "link": "collectives inside a node reach {} of what the data sheet says",
+    "bandwidth": "memory-bound operations reach {} of the memory bandwidth",
+    "streaming": "additions of long arrays reach {} of the memory bandwidth",
+    "data_hidden": "{} of the communication of data parallelism is hidden where it can be",
+    "tensor_hidden": "{} of the communication of tensor parallelism is hidden where it can be",
+    "sends_hidden": "{} of the transfers between pipeline ranks is hidden where sends do not block",
+    "wave_weight": "{} of an incomplete last wave of tiles is lost",
+}
+"""Constants that are shares, in words."""
+SAID = 0.9
+"""A constant was learnt if its spread is below this part of what it was."""
+
+
+def main(argv: list[str]) -> int:
+    """0 when a file was written or shown."""
+    arguments = parser().parse_args(argv)
+    if arguments.show is not None:
+        return show_file(arguments.show, arguments.config_dir, arguments.json)
+    from launcher.config.hardware import hardware_files
+
+    rows = rows_of(arguments.runs, arguments.dir)
+    base = machine_of_rows(rows)
+    name = arguments.out or f"{base}_calibrated"
+    path = target(name, "--out", FOLDER if arguments.config_dir is None else arguments.config_dir / "hardware")
+    if path.exists():
+        raise ConfigError(f"--out={name}: {path} exists and stays what it is; choose another name, or remove it")
+    check_file(path, "--out")
+    lesson = lesson_of(rows, hardware_files()[base], name)
+    write(path, lesson.hardware, f"Learnt by 'trireme calibrate' from {plural(len(lesson.before), 'run')} of {base}.", "--out")
+    if arguments.json:
+        print(json.dumps(document(lesson, path), indent=2, allow_nan=False))
+    else:
+        show(lesson, path)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser("trireme calibrate", description=DESCRIPTION, formatter_class=form)
+    made.add_argument("runs", nargs="?", metavar="SWEEP|TABLE.csv", help="what was measured (default: the newest sweep)")
+    made.add_argument("--out", metavar="NAME", help="name of the file, for hardware=NAME (default: HARDWARE_calibrated)")
+    made.add_argument("--show", metavar="NAME", help="say what the hardware file NAME has learnt, and stop")
+    made.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    made.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of config groups of your own: the file goes to DIR/hardware")
+    made.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    return made
+
+
+def rows_of(runs: str | None, folder: str) -> list[MeasuredRun]:
+    """The measured runs of a table, or of a sweep."""
+    from launcher.tables.canonical import read
+
+    if runs is not None and runs.endswith(".csv"):
+        return read(runs)
+    return sweep_rows(runs, folder)
+
+
+def sweep_rows(name: str | None, folder: str) -> list[MeasuredRun]:
+    """The trials of a sweep as rows of a canonical table."""
+    from launcher.cli.rank import table_rows
+    from launcher.results.measurements import measure
+    from launcher.results.ranking import rank
+    from launcher.tables.canonical import MeasuredRun
+    from launcher.trials.store import Store
+
+    sweep = Store(folder).sweep(name)
+    return [MeasuredRun(number, cells) for number, cells in enumerate(table_rows(sweep, rank(measure(sweep.records))), 1)]
+
+
+def machine_of_rows(rows: Sequence[MeasuredRun]) -> str:
+    """The hardware file of all rows with a step time. ``ConfigError`` where there is none, or more than one."""
+    from launcher.config.hardware import hardware_files
+
+    names = list(dict.fromkeys(str(row["hardware"]) for row in rows if row.step_seconds))
+    if not names:
+        raise ConfigError("no run has a step time, so there is nothing to learn; give a sweep with a trial that ended, or such a table")
+    if len(names) > 1:
+        raise ConfigError(f"the runs are of several machines ({', '.join(names)}), and a file describes one; give those of one")
+    known = hardware_files()
+    if names[0] not in known:
+        raise ConfigError(
+            f"the runs are of hardware={names[0]}, which has no file{nearest(names[0], known)}; describe it (docs: hardware), or measure it with "
+            "'trireme doctor', and train with hardware=NAME"
+        )
+    return names[0]
+
+
+def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) -> Lesson:
+    """What ``rows`` teach of ``hardware``. ``ConfigError`` where the cost model can say nothing of any."""
+    from launcher.tables.canonical import Unanswerable
+    from launcher.tables.cases import table_case
+    from launcher.tables.learning import learn
+
+    cases, reasons = [], []
+    for row in rows:
+        try:
+            cases.append(table_case(row, {row["hardware"]: hardware}))
+        except Unanswerable as why:
+            reasons.append(f"row {row.number}: {why}")
+    if not cases:
+        raise ConfigError(f"the cost model can say nothing of these runs ({reasons[0]}); fill in what is missing")
+    return learn(cases, hardware, name)
+
+
+def document(lesson: Lesson, path: Path) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    import numpy as np
+
+    from trainer.spec import to_dict
+
+    errors = {name: float(np.median(abs(np.expm1(values)))) for name, values in (("before", lesson.before), ("after", lesson.after))}
+    return {"file": str(path), "runs": len(lesson.before), "median_error": errors, "hardware": to_dict(lesson.hardware)}
+
+
+def show(lesson: Lesson, path: Path) -> None:
+    """What was learnt, for people."""
+    import numpy as np
+
+    console = wide_console()
+    before, after = (float(np.median(abs(np.expm1(each)))) for each in (lesson.before, lesson.after))
+    for line in words(lesson.hardware):
+        console.print(line, soft_wrap=True)
+    console.print(
+        f"{plural(len(lesson.before), 'run')}: predictions were {percent(before)} off in the median, and are {percent(after)} off now"
+    )
+    console.print(f"written to {path}; use it: trireme plan hardware={path.stem} ...", soft_wrap=True)
+
+
+def show_file(name: str, folder: Path | None, as_json: bool) -> int:
+    """What the hardware file ``name`` has learnt. ``ConfigError`` where there is none, or it has learnt nothing."""
+    from launcher.config import compose
+    from launcher.config.compose import config_groups
+    from trainer.spec import to_dict
+
+    known = config_groups(folder).get("hardware", [])
+    if name not in known:
+        raise ConfigError(f"--show={name} is no hardware file{nearest(name, known)}; there are {listed(known)}")
+    hardware = compose([f"hardware={name}"], folder).cluster.hardware
+    if not hardware.learnt:
+        raise ConfigError(f"--show={name} has learnt nothing from runs; 'trireme calibrate SWEEP --out NAME' writes a file that has")
+    if as_json:
+        print(json.dumps(to_dict(hardware), indent=2, allow_nan=False))
+        return 0
+    for line in words(hardware):
+        print(line)
+    return 0
+
+
+def words(hardware: HardwareConfig) -> list[str]:
+    """What a file has learnt, one sentence for each thing, the surest first. What the runs say nothing of is left out."""
+    import math
+
+    from launcher.config.uncertainty import shipped_widths
+    from launcher.cost.inputs.constants import SHIPPED
+    from launcher.tables.learning import RATE
+
+    learnt, factor, known = hardware.learnt, hardware.time_factor, shipped_widths().part * SAID
+    lines = [f"learnt from {plural(len(learnt['runs']), 'run')}:"]
+    if abs(factor - 1) >= 0.005:
+        lines.append(f"  every step takes {percent(abs(factor - 1))} {'longer' if factor > 1 else 'less long'} than its parts say")
+    for name, spread in sorted(learnt["spreads"].items(), key=lambda item: float(item[1])):
+        if float(spread) > known:
+            continue
+        sure = f"give or take {percent(float(spread), digits=0)} of that"
+        if name.startswith(RATE):
+            precision = name.removeprefix(f"{RATE} in ")
+            rate, peak = hardware.sustained_tflops[precision], hardware.peak_tflops[precision]
+            lines.append(
+                f"  large matrix products sustain {rate:.4g} TFLOP/s in {precision}, {percent(rate / peak, digits=0)} of the peak, {sure}"
+            )
+            continue
+        usual = getattr(SHIPPED, name)
+        value = hardware.constants.get(name, usual)
+        form = (lambda number: percent(number, digits=0)) if name in REACHED else (lambda number: f"{number:.3g}")
+        lines.append(f"  {REACHED.get(name, name + ' is {}').format(form(value))}, {sure} (elsewhere {form(usual)})")
+    widths = {name: percent(value) for name, value in learnt["widths"].items()}
+    apart = percent(math.hypot(learnt["widths"]["layout"], learnt["widths"]["rough"]))
+    lines.append(f"  predictions are sure to {widths['common']} in what all layouts share, and to {apart} between two of them")
+    return lines
+
+
+def keep(name: str, folder: str, hardware: HardwareConfig) -> Path | None:
+    """What the search ``name`` has learnt as hardware=``name``, where the next one finds it; None if there was nothing to learn."""
+    try:
+        path = target(name, "sweep.name")
+        first = f"Learnt by the search {name} "
+        if path.exists() and first not in path.read_text().partition("learnt:")[0]:
+            raise ConfigError(f"{path} is not of this search and stays what it is; name the search otherwise (sweep.name)")
+        rows = sweep_rows(name, folder)
+        lesson = lesson_of([row for row in rows if row.step_seconds], hardware, name)
+        write(path, lesson.hardware, first + f"from {plural(len(lesson.before), 'trial')}.", "sweep.name")
+    except ConfigError as error:
+        print(f"what was learnt is not kept: {error}", file=sys.stderr)
+        return None
+    return path

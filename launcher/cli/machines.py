@@ -1,0 +1,46 @@
+"""Hardware files that a command writes: where they lie, and how."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.named_files import write_named
+from trainer.spec import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.config.schema import HardwareConfig
+
+FOLDER = Path("runs") / "hardware"
+"""Where ``hardware=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml)."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def target(name: str, option: str, folder: Path = FOLDER) -> Path:
+    """The file to write for ``name``, which ``option`` gives. ``ConfigError`` when ``hardware=NAME`` could not find it."""
+    from launcher.config.compose import conf_dir
+
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{option}={name!r} cannot name a file; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    if (conf_dir() / "hardware" / f"{name}.yaml").exists():
+        raise ConfigError(
+            f"{option}={name} is a device that ships with Trireme, and hardware={name} would still mean that one; choose another name"
+        )
+    return folder / f"{name}.yaml"
+
+
+def write(path: Path, found: HardwareConfig, words: str, option: str) -> None:
+    """The file as Hydra composes it, whole or not at all; ``words`` say where it comes from."""
+    import yaml
+
+    from trainer.spec import to_dict
+
+    default = type(found)()
+    values = {key: value for key, value in to_dict(found).items() if value != getattr(default, key) or key == "name"}
+    wide = {key: values.pop(key) for key in ("learnt", "calibration") if key in values}
+    lines = [f"# @package cluster.hardware\n# {words}\n", yaml.safe_dump(values, sort_keys=False)]
+    lines += [yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=None, width=160) for key, value in wide.items()]
+    write_named(path, "".join(lines), option)

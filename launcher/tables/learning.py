@@ -1,0 +1,204 @@
+"""What measured runs of one machine teach of its constants: a Bayesian update of those in use. Pure.
+
+    log(measured / predicted) of run i = a + sum over parameters j of slope_ij d_j + error of its layout
+
+``a`` is the common error of machine and trainer, ``d_j`` what the logarithm of a constant (conf/constants.yaml), or of the rate of matrix
+products, is off on this machine. Priors are the shipped values with the widths of ``launcher.config.uncertainty`` (a constant is one reason
+for a time part to be off, so its width is ``part``), or what an earlier calibration left of them. The errors of layouts are those of
+``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The model is linearised where it is (Gauss-Newton), three times, and
+the posterior is the Gaussian there (Laplace; MacKay 2003, chapter 27).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from scipy.special import logsumexp
+
+from launcher.config.constants import constant_entries
+from launcher.config.schema import HardwareConfig
+from launcher.config.uncertainty import Widths, widths_on
+from launcher.cost.inputs import stages
+from launcher.cost.inputs.constants import SHIPPED
+from launcher.cost.inputs.device import Device
+from launcher.cost.model import step
+from launcher.cost.parts import total
+from launcher.cost.prediction import CostModel
+from launcher.cost.uncertainty import Traits, between, columns, coordinates, sizes
+from launcher.tables.cases import TableCase, machine_of
+from launcher.tables.predictions import grouped, predict_rows
+from trainer.spec import ConfigError
+
+ROUNDS = 3
+STEP = 0.02
+"""Change of a logarithm over which slopes are taken."""
+RATE = "rate of matrix products"
+MACHINE = ("gpus_per_node", "memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
+"""Cells that make a machine of its own of a row."""
+MATTERS = 1e-4
+"""Parameters whose logarithm moves that of every step time by a smaller part than this have no part in the update."""
+LARGEST = {"wave_weight": 1.0, "tensor_hidden": 0.95, "sends_hidden": 0.95, "data_hidden": 0.95}
+"""Shares of something: none is above 1, and something always shows."""
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What was learnt. ``hardware`` predicts with it."""
+
+    hardware: HardwareConfig
+    before: np.ndarray  # (runs,) log(measured / predicted) with the hardware as it was
+    after: np.ndarray  # and with what was learnt, of the same runs
+
+
+def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Lesson:
+    """The hardware file ``name``: ``hardware``, of which all of ``cases`` are measured runs, corrected by them. ``ConfigError`` where
+    nothing is left to learn from."""
+    known = set(hardware.learnt.get("runs", []))
+    new = [case for case in cases if case.row.step_seconds and run_id(case) not in known]
+    if not new:
+        raise ConfigError(f"all runs with a step time are in {hardware.name} already; give others, or a hardware without them")
+    widths = widths_on(hardware.learnt)
+    values = start(new, hardware)
+    found, here = values, np.zeros(len(values) + 1)
+    prior = np.array([widths.common, *(float(hardware.learnt.get("spreads", {}).get(each, widths.part)) for each in values)])
+    for _ in range(ROUNDS):
+        ratios, slopes = linear(new, hardware, found)
+        update = Update(np.column_stack([np.ones(len(new)), slopes]), ratios + slopes @ here[1:], traits(new), widths, prior)
+        here = update.mean
+        found = {each: value * float(np.exp(move)) for (each, value), move in zip(values.items(), here[1:], strict=True)}
+    learnt = {
+        "runs": sorted(known | {run_id(case) for case in new}),
+        "widths": {each: rounded(value) for each, value in update.widths().items()},
+        "spreads": {each: rounded(spread) for each, spread in zip(values, update.spreads[1:], strict=True)},
+    }
+    factor = rounded(hardware.time_factor * float(np.exp(here[0])))
+    corrected = dataclasses.replace(with_values(hardware, found), name=name, time_factor=factor, learnt=learnt)
+    return Lesson(corrected, missed(new, hardware), missed(new, corrected))
+
+
+def run_id(case: TableCase) -> str:
+    """A measured run, so that it counts once."""
+    return f"{crc32(repr((case.layout.tolist(), case.global_batch, case.shape, case.precision, case.row.step_seconds)).encode()):08x}"
+
+
+def start(cases: Sequence[TableCase], hardware: HardwareConfig) -> dict[str, float]:
+    """Parameters that the runs depend on, at their values in use."""
+    constants = SHIPPED.on(hardware.constants)
+    device = Device.of(hardware, 1)
+    rates = {f"{RATE} in {case.precision}": device.rate(case.precision) / 1e12 for case in cases if case.precision in device.peaks}
+    values = {name: float(getattr(constants, name)) for name in constant_entries()} | rates
+    _, slopes = linear(cases, hardware, values)
+    return {name: value for (name, value), slope in zip(values.items(), abs(slopes).max(axis=0), strict=True) if slope > MATTERS}
+
+
+def with_values(hardware: HardwareConfig, values: Mapping[str, float]) -> HardwareConfig:
+    """``hardware`` with other values of its parameters; those that are as shipped are not named."""
+    rates = {name.removeprefix(f"{RATE} in "): rounded(value) for name, value in values.items() if name.startswith(RATE)}
+    values = {name: min(value, LARGEST.get(name, np.inf)) for name, value in values.items()}
+    own = {name: rounded(value) for name, value in values.items() if not name.startswith(RATE) and moved(value, getattr(SHIPPED, name))}
+    return dataclasses.replace(hardware, constants=hardware.constants | own, sustained_tflops=hardware.sustained_tflops | rates)
+
+
+def moved(value: float, shipped: float) -> bool:
+    return abs(np.log(value / shipped)) > 1e-3
+
+
+def missed(cases: Sequence[TableCase], hardware: HardwareConfig) -> np.ndarray:
+    """(n,) log(measured / predicted) of runs on ``hardware``."""
+    return np.log([case.row.step_seconds or np.nan for case in cases]) - np.log(step_seconds(on(cases, hardware)))
+
+
+def step_seconds(cases: Sequence[TableCase]) -> np.ndarray:
+    """(n,) predicted step times; memory is not asked for."""
+    out = np.empty(len(cases))
+    for case, members in grouped(cases):
+        out[members] = np.asarray(total(step(case, stages.held(case)))) * case.device.time_factor
+    return out
+
+
+def on(cases: Sequence[TableCase], hardware: HardwareConfig) -> list[TableCase]:
+    """The same runs predicted for ``hardware``."""
+    machines: dict[tuple[Any, ...], CostModel] = {}
+    for case in cases:
+        key = tuple(case.row[cell] for cell in MACHINE)
+        if key not in machines:
+            machines[key] = machine_of(case.row, {case.row["hardware"]: hardware})
+    found = [machines[tuple(case.row[cell] for cell in MACHINE)] for case in cases]
+    return [dataclasses.replace(case, device=one.device, constants=one.constants) for case, one in zip(cases, found, strict=True)]
+
+
+def linear(cases: Sequence[TableCase], hardware: HardwareConfig, values: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
+    """log(measured / predicted) of each run, and by how much the logarithm of its prediction grows with that of each parameter."""
+    base = missed(cases, with_values(hardware, values))
+    slopes = [base - missed(cases, with_values(hardware, {**values, name: value * np.exp(STEP)})) for name, value in values.items()]
+    return base, np.stack(slopes, axis=1) / STEP
+
+
+def traits(cases: Sequence[TableCase]) -> Traits:
+    """What the errors of the runs' layouts depend on."""
+    parts = np.array([columns({k: np.array([v]) for k, v in each.time.items()}, 1)[0] for each in predict_rows(cases)])
+    return Traits(
+        parts / parts.sum(axis=1, keepdims=True), coordinates(np.array([case.layout for case in cases], dtype=cases[0].layout.dtype))
+    )
+
+
+class Update:
+    """A linear Gaussian update: ``targets`` = ``slopes`` x parameters + errors of layouts, (runs,) and (runs, parameters). ``prior`` has the
+    widths of the parameters, of which the first is the common error."""
+
+    def __init__(self, slopes: np.ndarray, targets: np.ndarray, kinds: Traits, before: Widths, prior: np.ndarray):
+        self.slopes, self.before = slopes, before
+        local = dataclasses.replace(before, part=0.0)
+        self.errors = between(local, kinds, kinds) + before.rough**2 * np.eye(len(targets))
+        self.own = prior
+        nodes, weights = sizes()
+        found = [self._at(np.exp(2 * before.scale * node), targets) for node in nodes]
+        evidence = np.log(weights) + [each[0] for each in found]
+        shares = np.exp(evidence - logsumexp(evidence))
+        self.size = float(np.exp(before.scale * shares @ nodes))
+        self.sureness = float(before.scale * np.sqrt(max(shares @ nodes**2 - (shares @ nodes) ** 2, 0.0)))
+        self.prior = self._prior(self.size**2)
+        _, self.mean, self.covariance = self._at(self.size**2, targets)
+
+    @property
+    def spreads(self) -> np.ndarray:
+        """(parameters,) standard deviations of what is known of each now."""
+        return np.asarray(np.sqrt(np.diag(self.covariance)))
+
+    def widths(self) -> dict[str, float]:
+        """Widths of predictions with what was learnt: what is still open of the parameters, as far as all runs share it, is the common
+        error; the rest is an error of parts."""
+        before, now = (self.slopes @ each @ self.slopes.T for each in (self.prior, self.covariance))
+        count = len(now)
+        if count == 1:
+            return {"common": float(np.sqrt(now[0, 0])), "scale": self.sureness} | self._sized(1.0)
+        apart = ~np.eye(count, dtype=bool)
+        common, first = max(float(now[apart].mean()), 0.0), float(before[apart].mean())
+        open_share = max(float(np.diag(now).mean()) - common, 0.0) / max(float(np.diag(before).mean()) - first, 1e-9)
+        return {"common": float(np.sqrt(common)), "scale": self.sureness} | self._sized(float(np.sqrt(min(open_share, 1.0))))
+
+    def _sized(self, left: float) -> dict[str, float]:
+        return {name: self.size * getattr(self.before, name) * (left if name == "part" else 1.0) for name in ("part", "layout", "rough")}
+
+    def _prior(self, factor: float) -> np.ndarray:
+        return np.diag(self.own**2 * np.array([1.0, *(factor,) * (len(self.own) - 1)]))
+
+    def _at(self, factor: float, targets: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Log evidence, mean and covariance of the parameters for one s**2."""
+        prior = self._prior(factor)
+        cross = prior @ self.slopes.T
+        gram = self.slopes @ cross + factor * self.errors + self.before.noise**2 * np.eye(len(targets))
+        solved = np.linalg.solve(gram, np.column_stack([targets, cross.T]))
+        evidence = -0.5 * (targets @ solved[:, 0] + np.linalg.slogdet(gram)[1])
+        return float(evidence), cross @ solved[:, 0], prior - cross @ solved[:, 1:]
+
+
+def rounded(value: float) -> float:
+    """More digits are noise."""
+    return float(f"{value:.{DIGITS}g}")
