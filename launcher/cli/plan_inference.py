@@ -125,7 +125,7 @@ def table(planned: InferencePlan, rows: Any) -> Any:
         made.add_row(
             str(place),
             name_of(planned.table[row]),
-            seconds(one["latency_ms"] / 1e3),
+            f"{seconds(one['latency_ms'] / 1e3)} ±{percent(planned.interval[1] - 1, digits=0)}",
             seconds(one["ttft_ms"] / 1e3),
             seconds(one["tpot_ms"] / 1e3),
             amount(one["throughput"]),
@@ -176,6 +176,7 @@ def entry(planned: InferencePlan, row: int) -> dict[str, Any]:
         **values,
         "devices": int(devices),
         "tokens_per_device": values["throughput"] * float(planned.case.output) / devices,
+        "latency_interval_ms": [values["latency_ms"] * factor for factor in planned.interval],
         "fits": float(e.fits[row]),
         "room": None if e.room[row] == float("inf") else int(e.room[row]),
         "first_token": beside(planned, e.prompt, e.prompt_light, row),

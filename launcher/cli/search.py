@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from launcher.search.policy import SearchTrial, TrialObservation
     from launcher.search.problem import SearchProblem
     from launcher.search.replay import Replay
+    from launcher.search.replay_front import FrontReplay
     from launcher.sweep.search import SearchOutcome
     from launcher.trials.store import Record
 
 FOLDER = Path("runs") / "recipe"
 """Where ``recipe=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml), whatever folder the trials are in."""
+
+WITHIN = 0.03
+"""A front of inference counts as found when it is within this fraction of the true one, in time and in cost."""
 
 REPLAYED = (
     "search",
@@ -49,7 +53,8 @@ model by what was measured, and ends when the probability that any untried layou
 again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any
 time: the same command continues. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
-With --replay the sweeps of a table of measured trials (published format) stand for the cluster.
+With --replay the sweeps of a table of measured trials (published format) stand for the cluster; of a table of inference the search is for the
+front of time against cost.
 
 examples:
   trireme search model=gpt_mini cluster.gpus_per_node=4 run.global_batch=16 hardware=mine
@@ -290,12 +295,15 @@ def replay(arguments: argparse.Namespace) -> int:
     from launcher.search.replay import replay as replay_table
     from launcher.search.replay import tables
     from launcher.tables.canonical import read
+    from launcher.tables.inference import is_inference
 
     if strange := [word for word in arguments.overrides if key_of(word) not in REPLAYED]:
         raise ConfigError(
             f"{strange[0]} changes nothing in a search of measured trials (--replay); keys that do are {listed(REPLAYED[1:])}"
         )
     config = compose(arguments.overrides, arguments.config_dir)
+    if is_inference(arguments.replay):
+        return replay_inference(config, arguments)
     chosen = config.trainer if any(key_of(word) == "trainer" for word in arguments.overrides) else None
     found = [t for t in tables(read(arguments.replay), hardware_files(), chosen) if (arguments.only or "").lower() in t.name.lower()]
     if not found:
@@ -310,6 +318,53 @@ def replay(arguments: argparse.Namespace) -> int:
     else:
         show_replays(replays)
     return 0 if any(each.behind is not None for each in replays) else 1
+
+
+def replay_inference(config: Config, arguments: argparse.Namespace) -> int:
+    """Search every grid of a table of inference for its front. 0 when a front was found within ``WITHIN``, else 1."""
+    from launcher.config.hardware import hardware_files
+    from launcher.search.replay_front import grids, replay_front
+    from launcher.tables.inference import read
+
+    wanted = (arguments.only or "").lower()
+    named = {name: rows for name, rows in grids(read(arguments.replay)).items() if wanted in name.lower()}
+    settings, files = config.search, hardware_files()
+    made = (replay_front(name, rows, files, WITHIN, settings.tolerance, settings.max_trials) for name, rows in named.items())
+    found = [each for each in made if each is not None]
+    if not found:
+        raise ConfigError(
+            f"{arguments.replay} holds no grid to search"
+            + (f" whose name contains {arguments.only!r}" if arguments.only else "")
+            + ": that is at least 8 measured rows of one model, device, engine and pair of lengths, with different layouts"
+        )
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(each) | {"until_within": each.until_within} for each in found], indent=2, allow_nan=False))
+    else:
+        show_fronts(found)
+    return 0 if any(each.until_within is not None for each in found) else 1
+
+
+def show_fronts(replays: Sequence[FrontReplay]) -> None:
+    """One line per grid."""
+    from rich import box
+    from rich.table import Table
+
+    share = percent(WITHIN, digits=0)
+    heads = ("grid", "rows", "front", "named", f"within {share}", "measured", "behind", "behind unmeasured", "random order")
+    made = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
+    for each in replays:
+        until = "never" if each.until_within is None else str(each.until_within)
+        cells = (
+            str(each.rows),
+            str(each.front),
+            str(each.named),
+            until,
+            str(each.measured),
+            percent(each.behind[-1]),
+            percent(each.behind[0]),
+        )
+        made.add_row(each.name, *cells, f"{each.random_order:g}")
+    wide_console().print(made)
 
 
 def replayed(each: Replay) -> dict[str, Any]:

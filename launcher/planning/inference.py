@@ -27,6 +27,8 @@ from trainer.spec import ConfigError, resolve_model
 MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
 SATURATED = "load: more arrives than is served"
 DOMINATED = "dominated: another one answers as fast and costs no more"
+NINE_OF_TEN = 1.645
+"""Standard errors to either side that hold nine of ten."""
 LIMITS = {"latency_ms": "ms of a request", "ttft_ms": "ms to the first token", "tpot_ms": "ms per token", "throughput": "requests/s",
           "devices": "devices", "cost": "per million tokens"}  # fmt: skip
 """Limits, and what they are counted in. Of ``throughput`` there must be at least as much, of all others at most."""
@@ -60,6 +62,12 @@ class InferencePlan:
             "devices": devices,
             "cost": cost,
         }
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Factors on a time between which it lies in nine of ten cases."""
+        wide = math.exp(NINE_OF_TEN * self.case.constants.error_spread)
+        return 1 / wide, wide
 
     @cached_property
     def possible(self) -> np.ndarray:

@@ -33,6 +33,7 @@ class InferenceConstants:
     hops: float  # latencies of links and network in a small sum / a tree of them
     staggered: float  # part of other requests' prompts that a running request waits for
     waves: float  # and of that where prompts go first
+    error_spread: float  # relative standard error of a time
     oom_spread: float  # relative standard error of the memory estimate
 
     def on(self, own: Mapping[str, float]) -> InferenceConstants:
