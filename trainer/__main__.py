@@ -57,7 +57,7 @@ def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
     from trainer.stage import make, run_command
 
     work = run if stage.verb in ("train", "evaluate") else partial(run_command, stage, config)
-    return make(stage, work, env, out, attempt)
+    return make(stage, work, env, out, attempt, config.run.warmup_steps)
 
 
 def _run(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Callable[[], None] = lambda: None) -> Status:

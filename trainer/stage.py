@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import os
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +24,11 @@ from trainer.spec import ConfigError, ResolvedTrainConfig, Status
 from trainer.spec.artifacts import MANIFEST, METRICS_FILE, ArtifactKind, find_artifact, write_artifact
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import look_again, read_json, write_json
-from trainer.spec.records import RESULT, attempt_of, failures_in, write_outcome
+from trainer.spec.records import RESULT, attempt_of, failures_in, number, positive, read_steps, write_outcome
 from trainer.spec.stage_run import StageRun
 
+FIGURES, CHOICE = ".training.json", ".choice.json"
+"""How a training went, and which was chosen. Hidden: the digest of an artifact names its weights, not their timings."""
 VISIBLE_SECONDS = 30.0
 """How long what another node wrote may stay unseen here (caches of NFS)."""
 LOOK_SECONDS = 0.2
@@ -33,8 +37,9 @@ Work = Callable[[Callable[[], None]], Status]
 """The run itself. It calls what it is given, on rank 0, before it writes its result."""
 
 
-def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int) -> Status:
-    """Make the stage's artifact on every rank of ``env``. ``ConfigError`` if an input is not whole, or for what is wrong with the work."""
+def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int, warmup: int) -> Status:
+    """Make the stage's artifact on every rank of ``env``; the first ``warmup`` steps of a training are not counted in its time.
+    ``ConfigError`` if an input is not whole, or for what is wrong with the work."""
     if env.rank != 0:
         if stage.made is not None:
             return Status.DONE
@@ -43,10 +48,10 @@ def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int) -> 
         return status
     with _alone(Path(stage.folder).parent):
         if stage.made is None:
-            for name in stage.sources:
+            for name in stage.sources if stage.verb != "choose" else ():
                 _check_input(stage, name)
             _clear(stage)
-            if (status := work(lambda: _finish(stage, out))) is not Status.DONE:
+            if (status := work(lambda: _finish(stage, out, warmup))) is not Status.DONE:
                 return status
         if attempt_of(written := read_json(out / RESULT) or {}) < attempt:
             kept = written if written.get("status") == Status.DONE.value else {"world_size": env.world_size}
@@ -60,6 +65,8 @@ def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Callable[[
         from trainer.data.prepare import prepare
 
         prepare(config.data, False)
+    elif stage.verb == "choose":
+        choose(stage, stage.command[0])
     else:
         module, *arguments = stage.command
         words = _Repeated(sys.stderr)
@@ -70,6 +77,35 @@ def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Callable[[
             raise ConfigError((said[0] if said else f"{module} ended with code {code}").removeprefix("error: "))
     finish()
     return Status.DONE
+
+
+def choose(stage: StageRun, best: str) -> None:
+    """Make the artifact of the best training: hard links where the file system has them. ``ConfigError`` if none was brought to its end."""
+    figures = {
+        name: read_json(Path(folder) / FIGURES) or {} for name, folder in stage.sources.items() if not _problem(stage, name, Path(folder))
+    }
+    ranked = sorted((value, name) for name, known in figures.items() if (value := number(known.get(best))) is not None)
+    if not ranked:
+        raise ConfigError(f"stage {stage.name} has nothing to choose from: none of {', '.join(stage.sources)} was brought to its end")
+    chosen, folder = ranked[0][1], Path(stage.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(stage.sources[chosen], folder, copy_function=_link, ignore=shutil.ignore_patterns(MANIFEST))
+    write_json(folder / CHOICE, {"chosen": chosen, "best": best, "figures": figures})
+    print(f"{chosen} goes on: {best} {ranked[0][0]:.6g} of {', '.join(f'{value:.6g} ({name})' for value, name in ranked)}")
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def figures_of(out: Path, warmup: int) -> dict[str, float | None]:
+    """Last loss and median step time of a training, as its result will have them."""
+    steps = read_steps(out)
+    times = [seconds for line in (steps[warmup:] or steps) if (seconds := positive(line.get("step_time_s")))]
+    return {"loss": number(steps[-1].get("loss")) if steps else None, "step_time_s": statistics.median(times) if times else None}
 
 
 class _Repeated(io.StringIO):
@@ -122,9 +158,11 @@ def _clear(stage: StageRun) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _finish(stage: StageRun, out: Path) -> None:
+def _finish(stage: StageRun, out: Path, warmup: int) -> None:
     """Add what is made of the run's own files, and declare the artifact whole."""
     folder = Path(stage.folder)
+    if stage.verb == "train":
+        write_json(folder / FIGURES, figures_of(out, warmup))
     if stage.verb == "evaluate":
         write_json(folder / METRICS_FILE, (read_json(out / RESULT) or {})["evaluation"])
     if stage.verb == "train":

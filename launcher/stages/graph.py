@@ -4,6 +4,7 @@ reading."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from launcher.config.compose import group_folders
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.artifacts import ArtifactKind
 from trainer.spec.errors import listed, nearest
-from trainer.spec.stages import ConvertSettings, GenerateSettings
+from trainer.spec.stages import ChooseSettings, ConvertSettings, GenerateSettings
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -38,6 +39,10 @@ KINDS = {
 }
 
 
+CHOICE = StageKind({}, ArtifactKind.CHECKPOINT, ChooseSettings)
+"""The stage that a training with ``over`` becomes: it takes the trainings of all its values, and gives the best of them."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage as the file and the command line have it. ``inputs`` name other stages, or folders (with a ``/`` in them)."""
@@ -49,7 +54,7 @@ class Stage:
 
     @property
     def kind(self) -> StageKind:
-        return KINDS[self.verb]
+        return KINDS.get(self.verb, CHOICE)
 
     @property
     def needs(self) -> list[str]:
@@ -101,7 +106,12 @@ def parse(data: Any, changes: Mapping[str, Any] | None = None) -> list[Stage]:
         if name not in tables:
             raise ConfigError(f"stages.{key}: there is no stage {name!r}{nearest(name, tables)}; the pipeline has {listed(tables)}")
         tables[name][rest] = value
-    stages = {name: _stage(name, table) for name, table in tables.items()}
+    stages: dict[str, Stage] = {}
+    for name, table in tables.items():
+        for stage in _spread(name, table):
+            if stage.name in stages:
+                raise ConfigError(f"stages.{stage.name}: there are two of that name, for stages.{name}.over makes one; call one otherwise")
+            stages[stage.name] = stage
     for stage in stages.values():
         _check_known(stage, stages)
     order = _ordered(stages)
@@ -155,6 +165,28 @@ def _stage(name: str, table: Mapping[str, Any]) -> Stage:
     return stage
 
 
+def _spread(name: str, table: Mapping[str, Any]) -> list[Stage]:
+    """A stage; of a training with ``over`` one for each combination of its values, and one that chooses among them."""
+    more = {key.removeprefix("over."): value for key, value in table.items() if key.startswith("over.")}
+    over = table.get("over", {}) | more if isinstance(table.get("over", {}), dict) else table["over"]
+    if table.get("stage") != "train" or not (over or "over" in table or "best" in table):
+        return [_stage(name, table)]
+    stage = _stage(name, {key: value for key, value in table.items() if key.partition(".")[0] not in ("over", "best")})
+    if not isinstance(over, dict) or not over or not all(isinstance(values, list) and len(values) > 1 for values in over.values()):
+        raise ConfigError(
+            f"stages.{name}.over={over!r} is not a mapping of keys to lists of two values or more, as {{layout.tensor: [1, 2]}}"
+        )
+    if wrong := [key for key in over if str(key).partition(".")[0] in ("model", "data")]:
+        raise ConfigError(f"stages.{name}.over.{wrong[0]}: all must train the same model on the same text; make stages of their own")
+    rows = [dict(zip(over, values)) for values in itertools.product(*over.values())]
+    trained = [dataclasses.replace(stage, name=f"{name}-{n}", settings=stage.settings | row) for n, row in enumerate(rows, 1)]
+    place = {key: value for key, value in stage.settings.items() if _is_place(key)}
+    best = {"best": table["best"]} if "best" in table else {}
+    choice = Stage(name, "choose", {each.name: each.name for each in trained}, place | best)
+    choice.typed()
+    return [*trained, choice]
+
+
 def _check_known(stage: Stage, stages: Mapping[str, Stage]) -> None:
     for name, source in stage.inputs.items():
         if not is_folder(source) and source not in stages:
@@ -165,7 +197,7 @@ def _check_known(stage: Stage, stages: Mapping[str, Stage]) -> None:
 
 def _check_inputs(stage: Stage, stages: Mapping[str, Stage]) -> None:
     """``ConfigError`` for inputs that are missing, too many, or of another kind."""
-    takes = stage.kind.takes
+    takes = stage.kind.takes if stage.verb != "choose" else dict.fromkeys(stage.inputs, (ArtifactKind.CHECKPOINT,))
     for name in sorted(takes.keys() ^ stage.inputs.keys()):
         if name in takes:
             raise ConfigError(

@@ -72,7 +72,7 @@ class PlannedStage:
     @property
     def point(self) -> Point:
         """The trial that makes it."""
-        return Point(tuple(self.stage.overrides), self.config, stage=self.run, needs=self.needs)
+        return Point(tuple(self.stage.overrides), self.config, stage=self.run, needs=self.needs, any_need=self.stage.verb == "choose")
 
 
 def plan(stages: Sequence[Stage], overrides: Sequence[str], own: Path | None = None) -> list[PlannedStage]:
@@ -93,6 +93,8 @@ def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, composed: C
     config, predicted_s, source_bytes = composed(stage), None, 0
     if stage.kind.settings is not None:
         content, config = settings_of(stage.typed()), _one_process(config)
+        if stage.verb == "choose":
+            config = dataclasses.replace(config, model=before[stage.needs[0]].config.model)
         _check_prompts(stage, content)
         predicted_s = _generation(stage, config, content, before)
     elif stage.verb == "prepare":
@@ -149,6 +151,8 @@ def _command(item: PlannedStage) -> list[str]:
     out, settings = str(item.artifact_folder), item.settings
     if item.stage.kind.settings is None:
         return []
+    if item.stage.verb == "choose":
+        return [settings["best"]]
     model = str(item.sources["model"])
     if item.stage.verb == "convert":
         made_here = not is_folder(item.stage.inputs["model"])
@@ -219,7 +223,7 @@ def _generation(stage: Stage, config: Config, settings: dict[str, Any], before: 
     if stage.verb != "generate":
         return None
     source = stage.inputs["model"]
-    while source in before and before[source].stage.verb != "train":
+    while source in before and before[source].stage.verb not in ("train", "choose"):
         source = before[source].stage.inputs.get("model", "")
     model = before[source].config.model if source in before else None
     return None if model is None else predicted.of_generation(config, model, settings["prompts"], settings["tokens"])

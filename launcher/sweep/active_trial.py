@@ -38,12 +38,16 @@ class ActiveTrial:
     withdrawals: int = 0
     withdrawn: str = ""  # why its job is being ended, to be submitted again later
     needs: list[ActiveTrial] = field(default_factory=list)  # trials of this command that have to be done before it starts
+    any_need: bool = False  # all of them have to have ended, and one to be done
+    some_there: bool = False  # something else that it needs was done before this command
 
     def job(self, max_parallel: int) -> Job:
         record = self.record
         place = (record.directory, self.cluster, record.world_size)
         after = tuple(need.handle for need in self.needs if need.under_way and need.record.handle is not None)
-        return Job(record.id, record.sweep, record.attempt, *place, max_parallel, record.config, record.avoided, after, record.stage)
+        return Job(
+            record.id, record.sweep, record.attempt, *place, max_parallel, record.config, record.avoided, after, record.stage, self.any_need
+        )
 
     @property
     def handle(self) -> Handle:
@@ -73,12 +77,15 @@ class ActiveTrial:
     @property
     def unmet(self) -> list[ActiveTrial]:
         """What it needs and is not done."""
+        if self.any_need and (self.some_there or any(need.ended and need.record.status is Status.DONE for need in self.needs)):
+            return [need for need in self.needs if not need.ended]
         return [need for need in self.needs if not (need.ended and need.record.status is Status.DONE)]
 
     @property
     def lost(self) -> ActiveTrial | None:
         """What it needs and will not be done."""
-        return next((need for need in self.unmet if need.ended), None)
+        lost = [need for need in self.unmet if need.ended]
+        return None if self.any_need and len(lost) < len(self.needs) else next(iter(lost), None)
 
     @property
     def lost_words(self) -> str:

@@ -165,6 +165,7 @@ def _active_trials(points: Sequence[Point], records: Sequence[Record], settings:
     for point in points:
         if point.trial in todo:
             todo[point.trial].needs = [todo[need] for need in point.needs if need in todo]
+            todo[point.trial].any_need, todo[point.trial].some_there = point.any_need, any(need not in todo for need in point.needs)
     return list(todo.values())
 
 

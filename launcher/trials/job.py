@@ -30,6 +30,7 @@ class Job:
     avoid: tuple[str, ...] = ()  # nodes to be left out: they were at fault in earlier attempts
     after: tuple[Handle, ...] = ()  # jobs that have to succeed before it starts; only for backends that chain
     stage: str = ""  # its name in a pipeline, which ``sweep`` then names
+    after_any: bool = False  # jobs of ``after`` need only have ended
 
     @property
     def name(self) -> str:

@@ -48,6 +48,7 @@ class Point:
     reason: Reason = Reason.CONFIGURATION  # of a pruned point
     stage: StageRun | None = None  # of a pipeline's trial: what it takes and makes
     needs: tuple[str, ...] = ()  # trials that have to be done before it starts
+    any_need: bool = False  # all of them have to have ended, and one to be done
 
     @cached_property
     def trial(self) -> str:

@@ -97,6 +97,13 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("own folder", {"base": {"run.checkpoint.dir": "x"}}, "stage base: run.checkpoint.dir=x is decided by the pipeline"),
     ("own path", {"data": {"data.path": "x"}}, "stage data: data.path=x is decided by the pipeline"),
     ("no source", {"data": {"data.source": "nowhere.txt"}}, "stage data: data.source=nowhere.txt is neither"),
+    ("one value", {"base": {"over": {"layout.tensor": [1]}}}, "stages.base.over={'layout.tensor': [1]} is not a mapping of keys to lists"),
+    ("two models", {"base": {"over": {"model.layers": [1, 2]}}}, "stages.base.over.model.layers: all must train the same model"),
+    (
+        "best",
+        {"base": {"over": {"optimizer.lr": [0.1, 0.2]}, "best": "speed"}},
+        "stages.base.best='speed' is not one of step_time_s or loss",
+    ),
     ("cluster", {"hf": {"cluster": "slurmm"}}, "stage hf: cluster=slurmm does not exist"),
     ("volume", {"base": {"cluster": "kubernetes", "cluster.container.image": "i"}}, "is on none of the pods' volumes"),
     (

@@ -75,6 +75,23 @@ def test_what_needs_a_stage_that_failed_is_not_run_and_all_else_is(folder: Path,
     assert statuses(again) == {"data": "reused", "base": "done", "hf": "done"}
 
 
+def test_a_training_over_several_values_goes_on_with_the_best_that_came_to_its_end(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = {"over": {"optimizer.lr": [1e30, 1e-9, 1e-2]}, "best": "loss", "run.steps": 8}
+    write(folder, {"data": GRAPH["data"], "base": GRAPH["base"] | over, "hf": GRAPH["hf"]})
+    said = run(capsys, code=1)
+    trained = {"base-1": "failed", "base-2": "done", "base-3": "done"}
+    assert statuses(said) == {"data": "done", **trained, "base": "done", "hf": "done"}
+    choice = json.loads((Path(said["base"]["folder"]) / ".choice.json").read_text())
+    losses = {name: figures["loss"] for name, figures in choice["figures"].items()}
+    assert choice["chosen"] == "base-3" and losses["base-3"] < losses["base-2"]
+    weights = [next(Path(said[name]["folder"]).glob("checkpoints/*/manifest.json")).read_text() for name in ("base", "base-3")]
+    assert weights[0] == weights[1]
+    again = run(capsys, "stages.base.over.optimizer.lr=[1e-9,1e-2]")
+    assert {status for name, status in statuses(again).items() if name not in ("base", "hf")} == {"reused"}
+
+
 def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_whole(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,15 @@ class ConvertSettings:
 
 
 @dataclass
+class ChooseSettings:
+    """One of several trainings."""
+
+    best: str = key(
+        "step_time_s", "which one goes on: that of the shortest median step, or of the lowest last loss", choices=("step_time_s", "loss")
+    )
+
+
+@dataclass
 class GenerateSettings(Sampling):
     """Text after prompts."""
 

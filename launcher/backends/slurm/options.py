@@ -87,7 +87,9 @@ def quote(value: str, name: str) -> str:
 
 def _dependency(job: Job, cluster: SlurmCluster) -> str | None:
     ids = [handle["job_id"] for handle in job.after]
-    return ",".join(filter(None, [cluster.dependency, ":".join(["afterok", *ids]) if ids else None])) or None
+    return (
+        ",".join(filter(None, [cluster.dependency, ":".join(["afterany" if job.after_any else "afterok", *ids]) if ids else None])) or None
+    )
 
 
 def _comment(job: Job) -> str:
