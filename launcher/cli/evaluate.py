@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.overrides import add_overrides
 from trainer.spec import ConfigError, ModelConfig, from_dict
 from trainer.spec.artifacts import checkpoint_facts
+from trainer.spec.errors import listed, nearest
+from trainer.spec.files import read_json
+from trainer.spec.stages import BUILTIN_TASKS, COMMAND, FETCHED
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -24,6 +28,7 @@ sequences. The model is the checkpoint's; the layout, the cluster and the precis
 
 examples:
   trireme evaluate runs/trials/ID/checkpoints data.path=data/stdlib data.held_out=0.05
+  trireme evaluate HUGGINGFACE_FOLDER --tasks addition,prose layout.tensor=2
   trireme evaluate runs/trials/ID layout.tensor=2 layout.pipeline=2 data.path=data/other
 """
 
@@ -34,7 +39,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a folder of them (the newest is taken)")
     add_overrides(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a sentence")
+    tasks = parser.add_argument_group("tasks of lm-evaluation-harness, in place of the corpus")
+    tasks.add_argument("--tasks", metavar="NAMES", help=f"with commas between; without a download: {', '.join(BUILTIN_TASKS)}")
+    tasks.add_argument(
+        "--tasks-folder", type=Path, metavar="DIR", help="more of them: YAML files, or what 'trireme prepare --tasks' filled"
+    )
+    tasks.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or a prepared corpus (default: next to the weights)")
+    tasks.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
     arguments = parser.parse_intermixed_args(argv)
+    if arguments.tasks is not None:
+        return evaluate_tasks(arguments)
     from launcher.config import check_launchable, compose, locate_data, resolve
     from launcher.sweep.oneoff import JobError, run_job
 
@@ -49,6 +63,60 @@ def main(argv: list[str]) -> int:
     figures = result["evaluation"]
     print(json.dumps(figures) if arguments.json else sentence(figures))
     return 0
+
+
+def evaluate_tasks(arguments: argparse.Namespace) -> int:
+    """Exit code as ``main``."""
+    from launcher.cli.generate import for_generation
+    from launcher.config import locate_data
+    from launcher.sweep.oneoff import JobError, run_job
+
+    check_tasks(arguments.tasks, arguments.tasks_folder)
+    config = for_generation([str(arguments.checkpoint)], arguments.overrides)
+    options = {"--tasks-folder": arguments.tasks_folder, "--tokenizer": arguments.tokenizer, "--limit": arguments.limit}
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    command = {"verb": "score", "words": [str(arguments.checkpoint), "--tasks", arguments.tasks, *words], "folder": os.getcwd()}
+    try:
+        figures = run_job(locate_data(config), "evaluate", lambda *_: None, files={COMMAND: command})["evaluation"]
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(figures) if arguments.json else scores(figures))
+    return 0
+
+
+def check_tasks(names: str, folder: Path | None) -> None:
+    """``ConfigError`` for a task that is not there, and for one that lacks a file: before anything is started."""
+    own, fetched = {}, []
+    if folder is not None:
+        own = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+        fetched = (read_json(folder / FETCHED) or {}).get("tasks", [])
+    known = [*BUILTIN_TASKS, *own, *fetched]
+    for name in names.split(","):
+        if name not in known:
+            raise ConfigError(
+                f"--tasks: {name!r} is not there{nearest(name, known)}; use {listed(known)}, name a folder with --tasks-folder, or fetch it "
+                f"where there is a network: trireme prepare --tasks {name} --tasks-folder DIR"
+            )
+        if name in own:
+            _check_files(name, own[name])
+
+
+def _check_files(name: str, path: Path) -> None:
+    """The data files that a task's YAML names, by word: its functions are not read here."""
+    for found in re.findall(r"[^\s'\"\[\],{}]+\.(?:jsonl|json|csv|parquet)\b", path.read_text(encoding="utf-8")):
+        if not Path(found).is_file():
+            raise ConfigError(f"--tasks: {name} ({path}) reads {found}, which is not there; put it there, or correct its path")
+
+
+def scores(figures: dict[str, Any]) -> str:
+    """The figures of tasks for a person: one line each."""
+    part = f" (only {figures['limit']} items of each)" if figures["limit"] else ""
+    lines = []
+    for name, found in figures["tasks"].items():
+        values = [f"{metric} {value:.4f}" for metric, value in found.items() if "stderr" not in metric and isinstance(value, float)]
+        lines.append(f"{name}: {', '.join(values)} over {figures['items'].get(name, '?')} items{part}")
+    return "\n".join(lines)
 
 
 def for_evaluation(config: Config, checkpoint: Path, overrides: list[str]) -> Config:

@@ -35,7 +35,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE")
     parser.add_argument("--force", action="store_true", help="prepare again even if the folder is there")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--tasks", metavar="NAMES", help="fetch the data of these tasks of lm-evaluation-harness, in place of a corpus")
+    parser.add_argument("--tasks-folder", type=Path, metavar="DIR", default=Path("data/tasks"), help="where it goes (default: %(default)s)")
     arguments = parser.parse_intermixed_args(argv)
+    if arguments.tasks is not None:
+        return subprocess.run([sys.executable, "-m", "trainer.generate.harness", arguments.tasks, str(arguments.tasks_folder)]).returncode
     flags = [flag for flag, given in (("--force", arguments.force), ("--json", arguments.json)) if given]
     need("train", "preparing a corpus")
     run = compose(arguments.overrides).train_config()

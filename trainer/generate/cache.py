@@ -71,9 +71,10 @@ class Memory:
 
 
 class Reading:
-    """The memory that is read with now; all placed layers of a rank look here."""
+    """The memory that is read with now, and whether the logits after every token are asked for. All placed layers of a rank look here."""
 
     def __init__(self, device: torch.device):
+        self.every = False
         self.memory = Memory(torch.zeros(0, dtype=torch.long, device=device))
 
 
@@ -132,14 +133,14 @@ class PlacedPositions(nn.Module):
 
 
 class LastToken(nn.Module):
-    """A head that is asked for what comes after the last token alone. [s, b, h] -> [1, b, V]."""
+    """A head that is asked for what comes after the last token alone, as a rule. [s, b, h] -> [1, b, V]."""
 
-    def __init__(self, head: nn.Module):
+    def __init__(self, head: nn.Module, reading: Reading):
         super().__init__()
-        self.inner = head
+        self.inner, self.reading = head, reading
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.inner(x[-1:])
+        logits: Tensor = self.inner(x if self.reading.every else x[-1:])
         return logits
 
 
@@ -156,4 +157,4 @@ def place(part: nn.Module, reading: Reading) -> None:
             elif isinstance(child, ShardedPositionEmbedding):
                 setattr(parent, name, PlacedPositions(child.weight, reading))
             elif isinstance(child, Head):
-                setattr(parent, name, LastToken(child))
+                setattr(parent, name, LastToken(child, reading))

@@ -17,6 +17,8 @@ from typing import IO, Any
 from trainer.comm.collectives import World
 from trainer.generate.command import parser, sampling_of, texts_of
 from trainer.generate.generate import Completion, Decoder, News, PromptRequest, TextRow, check_prompts
+from trainer.generate.harness import parser as harness_parser
+from trainer.generate.harness import score
 from trainer.generate.ranks import world_of
 from trainer.generate.serve import parser as server_parser
 from trainer.generate.serve import serve
@@ -36,7 +38,7 @@ def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, atte
     if command is None:
         raise ConfigError(f"{out} has no {COMMAND}; use `trireme generate`")
     os.chdir(command["folder"])
-    act = {"generate": _completions, "serve": _served}[command["verb"]]
+    act = {"generate": _completions, "serve": _served, "score": _scored}[command["verb"]]
     with world_of(config, env) as world, (out / TEXT).open("w") if world.rank == 0 else contextlib.nullcontext() as file:
         made = act(command["words"], config, world, file, out)
     if env.rank == 0:
@@ -48,6 +50,10 @@ def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, atte
 def _completions(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
     arguments = parser().parse_args(words)
     return {"completions": complete(arguments, texts_of(arguments), config, world, file)}
+
+
+def _scored(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
+    return score(harness_parser().parse_args(words), config, world)
 
 
 def _served(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:

@@ -50,9 +50,9 @@ class Words:
 
 
 class Session:
-    """This rank's part of a model whose weights ``load`` fills in. ``cached``: it reads on, token by token; else each text is new."""
+    """This rank's part of a model whose weights ``load`` fills in."""
 
-    def __init__(self, config: ResolvedTrainConfig, world: World, load: Callable[[Sequence[Owned]], None], cached: bool = True):
+    def __init__(self, config: ResolvedTrainConfig, world: World, load: Callable[[Sequence[Owned]], None]):
         self.config, self.world = for_inference(config), world
         self.engine = Engine(self.config, world, open_dataset(self.config.data, self.config.model, 0))
         world.group.together(lambda: load(self.engine.owned), (ConfigError,))
@@ -60,9 +60,8 @@ class Session:
         self.engine.state.settle()
         self.pipeline = ForwardPipeline.of(self.engine.pipeline, self.engine.recorder)
         self.reading = Reading(world.device)
-        if cached:
-            for chunk in self.pipeline.chunks:
-                place(chunk.model, self.reading)
+        for chunk in self.pipeline.chunks:
+            place(chunk.model, self.reading)
 
     @property
     def answers(self) -> bool:
@@ -76,14 +75,26 @@ class Session:
 
     def read(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
         """Logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. Collective over the replica."""
-        rows = torch.tensor(tokens, device=self.world.device)
-        self.reading.memory, memory.new = memory, rows.shape[1]
-        logits = self.forward(rows)
-        memory.read += memory.new
+        logits = self._forward(memory, tokens)
         return None if logits is None else logits[-1]
 
-    def forward(self, rows: Tensor) -> Tensor | None:
-        """Logits [s, b, V] of ``rows`` [b, s], on the ranks of the last stage (of a cached model those after the last token, [1, b, V])."""
+    def read_all(self, tokens: Sequence[Sequence[int]]) -> Tensor | None:
+        """Logits [s, b, V] after every token of new texts [b, s], padded on the right. Otherwise as ``read``."""
+        self.reading.every = True
+        try:
+            return self._forward(self.begin([0] * len(tokens)), tokens)
+        finally:
+            self.reading.every = False
+
+    def _forward(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
+        rows = torch.tensor(tokens, device=self.world.device)
+        self.reading.memory, memory.new = memory, rows.shape[1]
+        logits = self._through(rows)
+        memory.read += memory.new
+        return logits
+
+    def _through(self, rows: Tensor) -> Tensor | None:
+        """``rows`` [b, s] through the pipeline."""
         engine = self.engine
         shape = (rows.shape[1], rows.shape[0], self.config.model.hidden)
         engine.recorder.begin()

@@ -9,6 +9,10 @@ from trainer.spec.schema import key
 COMMAND, TEXT, STOP = "generate.json", "text", "stop"
 """Files of a job that generates: its command line (``verb``, ``words``, and the ``folder`` in which they were typed), its text as it grows, and
 one that asks a server to end."""
+BUILTIN_TASKS = ("addition", "brackets", "copying", "members", "prose")
+"""Tasks of ``trireme evaluate --tasks`` that need no download."""
+FETCHED = "tasks.json"
+"""File of a folder of fetched tasks: their names."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -1,0 +1,91 @@
+"""Scores of lm-evaluation-harness on our ranks are those of its own model class on the exported folder, with no hub to ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.convert.test_logits import SMALL, checkpoint, ours
+from trainer.convert import export_weights
+from trainer.data.prepare import prepare
+from trainer.generate.harness import parser, score
+from trainer.generate.ranks import world_of
+from trainer.generate.tasks import write_tasks
+from trainer.launch.rank_env import RankEnv
+from trainer.spec import DataConfig, LayoutConfig, ModelConfig, RunConfig, TrainConfig, resolve, resolve_model
+from trainer.spec.stages import BUILTIN_TASKS
+from trainer.testing import Farm
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+pytest.importorskip("lm_eval", reason="tasks are not evaluated: pip install -e '.[eval]'")
+MODEL = resolve_model(ModelConfig(family="llama", **(SMALL | {"vocab": 300, "seq": 256, "layers": 2})))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a tokenizer."""
+    root = tmp_path_factory.mktemp("model")
+    (root / "a.txt").write_text("import json\n\njson.dumps(1 + 2) == 'value' for the quick brown fox\n" * 100)
+    prepare(DataConfig(source=str(root / "a.txt"), path=str(root / "corpus"), vocab=300), False)
+    made = checkpoint(ours(MODEL, seed=4), MODEL, root / "c")
+    shutil.copy(root / "corpus" / "tokenizer.json", made)
+    export_weights(made, root / "hf")
+    return root / "hf"
+
+
+def scored(env: RankEnv, out: Path, folder: str, tensor: int, pipeline: int, limit: int) -> None:
+    run = RunConfig(task="generate", steps=1, warmup_steps=0)
+    layout = LayoutConfig(tensor=tensor, pipeline=pipeline)
+    config = resolve(TrainConfig(model=MODEL, run=run, layout=layout, data=DataConfig(kind="synthetic")), env.world_size)
+    words = [folder, "--tasks", ",".join(BUILTIN_TASKS), "--limit", str(limit)]
+    with world_of(config, env) as world:
+        figures = score(parser().parse_args(words), config, world)
+    if env.rank == 0:
+        (out / "figures.json").write_text(json.dumps(figures["evaluation"]["tasks"]))
+
+
+def of_ranks(farm: Farm, folder: Path, ranks: int, **layout: int) -> dict[str, dict[str, float]]:
+    done = farm.call(scored, ranks, folder=str(folder), limit=50, **layout)
+    return dict(json.loads((done.directory / "figures.json").read_text()))
+
+
+def of_the_library(folder: Path, tasks: Path) -> dict[str, Any]:
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    write_tasks(tasks)
+    found = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=16, max_length=MODEL.seq),
+        tasks=list(BUILTIN_TASKS), limit=50, bootstrap_iters=0, log_samples=False,
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+    )  # fmt: skip
+    return dict(found["results"])
+
+
+def test_scores_are_those_of_the_library_on_the_exported_folder_under_any_layout(farm: Farm, folder: Path, tmp_path: Path) -> None:
+    theirs = of_the_library(folder, tmp_path / "tasks")
+    for layout in ({"tensor": 1, "pipeline": 1}, {"tensor": 2, "pipeline": 2}):
+        mine = of_ranks(farm, folder, layout["tensor"] * layout["pipeline"], **layout)
+        assert set(mine) == set(BUILTIN_TASKS)
+        for task, figures in mine.items():
+            metrics = ("acc", "acc_norm") if "acc" in figures else ("bits_per_byte", "byte_perplexity", "word_perplexity")
+            for metric in metrics:
+                assert figures[metric] == pytest.approx(theirs[task][f"{metric},none"], rel=1e-4), (layout, task, metric)
+
+
+def test_items_are_the_same_every_time_and_have_one_right_answer(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_tasks(tmp_path / name)
+    for task in BUILTIN_TASKS:
+        text = (tmp_path / "a" / f"{task}.jsonl").read_text()
+        assert text == (tmp_path / "b" / f"{task}.jsonl").read_text()
+        items = [json.loads(line) for line in text.splitlines()]
+        assert len(items) >= 50
+        for item in items:
+            assert "text" in item or len(set(item["choices"])) == len(item["choices"]) > item["answer"]

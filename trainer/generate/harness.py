@@ -1,0 +1,210 @@
+"""lm-evaluation-harness (``lm_eval``, extra ``eval``) on the ranks of a layout, through its public model class.
+
+Rank 0 runs the harness; it tells all ranks which rows to read and what to generate. Replicas share the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.comm.collectives import World
+from trainer.generate.generate import Completion, PromptRequest, generate
+from trainer.generate.sampling import Sampling
+from trainer.generate.session import Session
+from trainer.generate.tasks import write_tasks
+from trainer.generate.telling import end_tokens, read_tokenizer
+from trainer.generate.weights import open_weights
+from trainer.spec import ConfigError, ResolvedTrainConfig
+from trainer.spec.files import read_json, write_json
+from trainer.spec.stages import BUILTIN_TASKS, FETCHED
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Pair = tuple[list[int], list[int]]
+"""Tokens that are given, and tokens whose probability is asked for."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The words that ``trireme evaluate --tasks`` hands on."""
+    made = argparse.ArgumentParser(prog="trireme evaluate")
+    made.add_argument("model", type=Path)
+    made.add_argument("--tasks", required=True)
+    made.add_argument("--tasks-folder", type=Path)
+    made.add_argument("--tokenizer", type=Path)
+    made.add_argument("--limit", type=int)
+    made.add_argument("--batch", type=int, default=16)
+    return made
+
+
+def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: World) -> dict[str, Any]:
+    """The figures of each task, on rank 0. Collective."""
+    weights = open_weights(arguments.model)
+    tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
+    if world.rank == 0:
+        _library(arguments.tasks_folder)
+    reader = Reader(Session(config, world, weights.load), arguments.batch)
+    if world.rank != 0:
+        reader.follow()
+        return {}
+    try:
+        return _scores(arguments, reader, tokenizer, min(end_tokens(arguments.model, tokenizer), default=0))
+    finally:
+        reader.tell(None)
+
+
+class Reader:
+    """What all ranks do at the word of rank 0."""
+
+    def __init__(self, session: Session, batch: int):
+        self.session, self.batch = session, batch
+
+    def tell(self, work: Any) -> Any:
+        """Rank 0: all ranks do ``work``, a method's name and its argument; None: there is no more."""
+        self.session.world.group.gather_objects(work)
+        return None if work is None else getattr(self, work[0])(work[1])
+
+    def follow(self) -> None:
+        """The others: do what rank 0 tells until there is no more."""
+        while (work := self.session.world.group.gather_objects(None)[0]) is not None:
+            getattr(self, work[0])(work[1])
+
+    def generated(self, requests: Sequence[PromptRequest]) -> list[Completion]:
+        return generate(self.session, requests, self.batch)
+
+    @torch.no_grad()
+    def likelihoods(self, rows: Sequence[Pair]) -> list[tuple[float, bool]]:
+        """Of each row: the log-probability of its asked tokens, and whether each of them is the likeliest. The longest rows first."""
+        session, seq = self.session, self.session.config.model.seq
+        order = sorted(range(len(rows)), key=lambda i: -sum(map(len, rows[i])))
+        own = order[session.engine.groups.at.data :: session.config.layout.data]
+        told = torch.zeros(len(rows), 2, dtype=torch.float64)
+        for start in range(0, len(own), self.batch):
+            part = own[start : start + self.batch]
+            texts = [(rows[i][0] + rows[i][1])[-(seq + 1) :] for i in part]
+            longest = max(map(len, texts)) - 1
+            logits = session.read_all([text[:-1] + [0] * (longest - len(text) + 1) for text in texts])
+            if logits is None or not session.answers:
+                continue
+            for column, (i, text) in enumerate(zip(part, texts)):
+                told[i] = _likelihood(logits[: len(text) - 1, column].cpu(), text, len(rows[i][1]))
+        told = told.to(session.world.device)
+        session.world.group.all_reduce(told).wait()
+        return [(value, greedy == 1) for value, greedy in told.tolist()]
+
+
+def _likelihood(logits: torch.Tensor, text: list[int], asked: int) -> torch.Tensor:
+    """The last ``asked`` tokens of a text after the logits [s, V] of all before: their log-probability, and 1 if all are likeliest."""
+    targets = torch.tensor(text[len(text) - asked :], dtype=torch.long)
+    shares = torch.log_softmax(logits[len(logits) - asked :].double(), -1)
+    greedy = float(bool((shares.argmax(-1) == targets).all()))
+    return torch.tensor([float(shares.gather(1, targets[:, None]).sum()), greedy], dtype=torch.float64)
+
+
+def _library(fetched: Path | None = None) -> Any:
+    """``lm_eval``, with the data of a folder of fetched tasks; ``ConfigError`` if it is not installed. It does not look for a hub."""
+    if fetched is not None:
+        os.environ |= {"HF_HOME": str(fetched.resolve()), "HF_DATASETS_CACHE": str(fetched.resolve() / "datasets")}
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+    try:
+        import lm_eval
+    except ImportError:
+        raise ConfigError("--tasks needs one more package: pip install 'lm-eval>=0.4.9,<0.5'") from None
+    return lm_eval
+
+
+def _scores(arguments: argparse.Namespace, reader: Reader, tokenizer: Tokenizer, end: int) -> dict[str, Any]:
+    lm_eval, names = _library(arguments.tasks_folder), arguments.tasks.split(",")
+    from lm_eval.tasks import TaskManager
+
+    with tempfile.TemporaryDirectory() as made:
+        write_tasks(Path(made))
+        folders = [made, *([str(arguments.tasks_folder)] if arguments.tasks_folder else [])]
+        own = set(names) <= set(BUILTIN_TASKS)
+        manager = TaskManager(include_path=folders, include_defaults=not own)
+        model = _model(reader, tokenizer, end)
+        try:
+            found = lm_eval.simple_evaluate(
+                model=model, tasks=names, limit=arguments.limit, task_manager=manager, bootstrap_iters=0, log_samples=False
+            )
+        except (OSError, KeyError, ValueError) as error:
+            raise ConfigError(f"--tasks={arguments.tasks} cannot be evaluated: {error}; fetch it first where there is a network") from None
+    figures = {"tasks": {name: _plain(result) for name, result in found["results"].items()}, "limit": arguments.limit}
+    return {"evaluation": figures | {"items": {name: count["effective"] for name, count in found["n-samples"].items()}}}
+
+
+def _plain(result: dict[str, Any]) -> dict[str, Any]:
+    return {name.removesuffix(",none"): value for name, value in result.items() if isinstance(value, (int, float))}
+
+
+def _model(reader: Reader, tokenizer: Tokenizer, end: int) -> Any:
+    """The harness' model class over a reader."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    class Ranks(TemplateLM):
+        eot_token_id = end
+        max_length = reader.session.config.model.seq
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            return tokenizer.encode(string, add_special_tokens=False).ids
+
+        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+            found: list[tuple[float, bool]] = reader.tell(("likelihoods", [(list(before), list(asked)) for _, before, asked in requests]))
+            return found
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            windows = [
+                [make_disjoint_window(w) for w in get_rolling_token_windows(self.tok_encode(r.args[0]), end, self.max_length, 1)]
+                for r in requests
+            ]
+            values = iter(reader.tell(("likelihoods", [(list(before), list(asked)) for text in windows for before, asked in text])))
+            return [sum(next(values)[0] for _ in text) for text in windows]
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            made = reader.tell(("generated", [self._request(n, *r.args) for n, r in enumerate(requests)]))
+            texts = [tokenizer.decode(completion.tokens) for completion in made]
+            return [_until(text, r.args[1].get("until", ())) for text, r in zip(texts, requests)]
+
+        def _request(self, number: int, context: str, settings: dict[str, Any]) -> PromptRequest:
+            tokens = settings.get("max_gen_toks", 256)
+            sampling = Sampling(temperature=settings.get("temperature", 0.0) if settings.get("do_sample") else 0.0)
+            ids = self.tok_encode(context)[-(self.max_length - tokens) :]
+            return PromptRequest(number, ids, tokens, sampling, frozenset([end]), number)
+
+    return Ranks()
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    for stop in [stops] if isinstance(stops, str) else stops:
+        text = text.split(stop)[0] if stop else text
+    return text
+
+
+def fetch(names: str, folder: Path) -> int:
+    """Load the data of published tasks into ``folder``, where ``--tasks-folder`` finds them later, without a network. An exit code."""
+    os.environ |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
+    try:
+        _library(folder)
+        from lm_eval.tasks import TaskManager, get_task_dict
+
+        get_task_dict(names.split(","), TaskManager())
+        write_json(folder / FETCHED, {"tasks": sorted({*names.split(","), *(read_json(folder / FETCHED) or {}).get("tasks", ())})})
+    except Exception as error:  # what hub and libraries raise has no type in common
+        print(f"error: --tasks={names} cannot be fetched: {str(error).splitlines()[0]}", file=sys.stderr)
+        return ConfigError.exit_code
+    print(f"fetched {names} into {folder}; evaluate with: --tasks {names} --tasks-folder {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(fetch(sys.argv[1], Path(sys.argv[2])))
