@@ -51,7 +51,7 @@ def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: Wor
     tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
     if world.rank == 0:
         _library(arguments.tasks_folder)
-    reader = Reader(Session(config, world, weights.load), arguments.batch)
+    reader = TaskReader(Session(config, world, weights.load), arguments.batch)
     if world.rank != 0:
         reader.follow()
         return {}
@@ -61,7 +61,7 @@ def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: Wor
         reader.tell(None)
 
 
-class Reader:
+class TaskReader:
     """What all ranks do at the word of rank 0."""
 
     def __init__(self, session: Session, batch: int):
@@ -122,7 +122,7 @@ def _library(fetched: Path | None = None) -> Any:
     return lm_eval
 
 
-def _scores(arguments: argparse.Namespace, reader: Reader, tokenizer: Tokenizer, end: int) -> dict[str, Any]:
+def _scores(arguments: argparse.Namespace, reader: TaskReader, tokenizer: Tokenizer, end: int) -> dict[str, Any]:
     lm_eval, names = _library(arguments.tasks_folder), arguments.tasks.split(",")
     from lm_eval.tasks import TaskManager
 
@@ -146,7 +146,7 @@ def _plain(result: dict[str, Any]) -> dict[str, Any]:
     return {name.removesuffix(",none"): value for name, value in result.items() if isinstance(value, (int, float))}
 
 
-def _model(reader: Reader, tokenizer: Tokenizer, end: int) -> Any:
+def _model(reader: TaskReader, tokenizer: Tokenizer, end: int) -> Any:
     """The harness' model class over a reader."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
