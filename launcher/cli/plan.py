@@ -18,9 +18,12 @@ from launcher.named_files import check_file, write_named
 from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from launcher.config import Config
     from launcher.cost import Prediction
     from launcher.cost.inputs.case import Case
+    from launcher.cost.known import KnownRun
     from launcher.planning.plan import Plan
     from trainer.spec import LayoutConfig
 
@@ -220,6 +223,7 @@ def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
 
 def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int:
     """One layout: every second and byte by part, and the simulated pipeline as a picture."""
+    from launcher.cost.known import nearest_runs, unmeasured
     from launcher.planning.layout_names import name_of
 
     row = chosen(config, planned, arguments.explain)
@@ -227,15 +231,39 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     case = dataclasses.replace(planned.case, table=planned.space.table[row : row + 1])
     picture = Path(PICTURE if arguments.svg is None else arguments.svg)
     draw(case, layout, f"{heading(config)}: {name_of(layout)}", picture)
+    known = nearest_runs(planned.case, row)
     if arguments.json:
-        print(json.dumps(entry(config, planned, row) | {"timeline": str(picture)}, indent=2, allow_nan=False))
+        more: dict[str, Any] = {"timeline": str(picture), "known": [{"distance": one.distance, **one.cells} for one in known]}
+        more |= {"unmeasured": unmeasured(predicted.time)}
+        print(json.dumps(entry(config, planned, row) | more, indent=2, allow_nan=False))
         return 0
     console = wide_console()
     console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}")
     console.print(parts("time of a step", predicted.time, lambda seconds: f"{seconds:.4g} s"))
     console.print(parts("memory of the fullest rank", predicted.memory, lambda size: f"{size / 1e9:.2f} GB"))
+    console.print(closest(known))
+    for name, share in unmeasured(predicted.time).items():
+        console.print(
+            f"{name} is {percent(share, digits=0)} of the step, more than in known runs: this rests on no measurement", soft_wrap=True
+        )
     print(f"the simulated pipeline (its first micro-batches, if there are many) is drawn in {picture}", file=sys.stderr)
     return 0
+
+
+def closest(known: Sequence[KnownRun]) -> Any:
+    """The known runs nearest to a prediction, and how far it was off there."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table("closest known runs", "model", "layout", "precision", "doublings away", "measured", box=box.SIMPLE_HEAD, pad_edge=False)
+    for run in known:
+        cells = run.cells
+        model = f"{cells['layers']} layers of {cells['hidden']}, seq {cells['seq']}"
+        layout = f"t{cells['tensor']} p{cells['pipeline']} mb{cells['micro_batch']} recompute {cells['recompute']}"
+        where = f"{cells['source']}: {cells['gpus']} x {cells['hardware']}"
+        off = f"{percent(float(cells['missed']), signed=True)} of predicted"
+        made.add_row(where, model, layout, cells["precision"], f"{run.distance:.1f}", off)
+    return made
 
 
 def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:

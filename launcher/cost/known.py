@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.config.uncertainty import known_runs
+from launcher.config.uncertainty import known_runs, uncertainty_file
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
@@ -27,6 +27,8 @@ SIZES = ("tflops", "layers", "hidden", "seq", "gpus")
 DEGREES = ("tensor", "pipeline", "micro_batch")
 OTHER = 2.0
 """Distance between two number formats or trainers, in doublings of a size."""
+LARGE = 0.02
+"""Parts below this share of a step are not worth a warning."""
 WIDTHS = {"fp16": "bf16"}
 """Number formats of one width are one."""
 
@@ -92,6 +94,13 @@ def nearest_runs(case: Case, place: int, count: int = 3) -> list[KnownRun]:
     """The known runs nearest to layout ``place`` of a question, the layout included."""
     far = Places.of([asked_cells(case, place)]).apart(_known_places(), with_layouts=True)[0]
     return [KnownRun(known_runs()[i], float(far[i])) for i in np.argsort(far, kind="stable")[:count]]
+
+
+def unmeasured(time: Mapping[str, float]) -> dict[str, float]:
+    """Parts of a step, with their share, that have a larger share than in known runs: what is said of them rests on no measurement."""
+    whole, largest = sum(time.values()), uncertainty_file()["parts"]
+    shares = {name: seconds / whole for name, seconds in time.items()}
+    return {name: share for name, share in shares.items() if share > max(LARGE, largest.get(name, 0.0))}
 
 
 @cache

@@ -18,7 +18,7 @@ from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
-from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates, fastest
+from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest
 from launcher.planning.expressible import expressible
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
@@ -53,9 +53,17 @@ class Plan:
     @cached_property
     def chances(self) -> np.ndarray:
         """Probability that a layout fits and is the fastest of all that do, per layout."""
+        return fastest(self._surrogate, self.estimate.fits)
+
+    @property
+    def believed(self) -> Mixture:
+        """The distribution of each layout's step time."""
+        return self._surrogate.posterior()
+
+    @cached_property
+    def _surrogate(self) -> TimeSurrogate:
         parts = columns(self.estimate.time, len(self.seconds))
-        traits = Traits(parts / self.seconds[:, None], coordinates(self.space.table))
-        return fastest(TimeSurrogate(self.seconds, traits, self.widths), self.estimate.fits)
+        return TimeSurrogate(self.seconds, Traits(parts / self.seconds[:, None], coordinates(self.space.table)), self.widths)
 
     @cached_property
     def order(self) -> np.ndarray:
