@@ -12,6 +12,7 @@ from benchmarks.published.machine import GPUS
 from benchmarks.published.model import likely_heads
 from benchmarks.published.raw import RawRow
 from launcher.tables.inference import COLUMNS
+from trainer.spec.schema import RATED
 
 BATCHES = ("model", "layers", "hidden", "gpu", "tp", "pp", "batch", "input_len", "output_len", "latency_ms")
 """Columns of a table of static batches."""
@@ -70,8 +71,8 @@ def of_served(row: RawRow) -> dict[str, Any]:
     cells = _blank(row) | _machine(row.text("system")) | {"source": "served load", "model": name or None}
     if card is not None:
         cells |= card._asdict() | {"family": "llama"}
-    mixture = (row.whole("moe_ep_size") or 1) > 1
-    cells |= {"family": None} if mixture else {}
+    if (row.whole("moe_ep_size") or 1) > 1 or (row.whole("attention_dp_size") or 1) > 1:
+        cells["family"] = None  # a mixture of experts, or attention of a layout of its own
     cells |= {
         "tensor": row.whole("tp_size"),
         "pipeline": row.whole("pp_size"),
@@ -79,7 +80,12 @@ def of_served(row: RawRow) -> dict[str, Any]:
         "replicas": 1,
         "mode": "closed",
     }
-    cells |= {"input": row.number_of("isl"), "output": row.number_of("osl"), "weights": precision or "bf16", "kv": "bf16"}
+    cells |= {
+        "input": row.number_of("isl"),
+        "output": row.number_of("osl"),
+        "weights": (precision or "bf16") if precision in ("", *RATED) else None,
+        "kv": "bf16",
+    }
     cells["engine"] = next((profile for word, profile in ENGINES if word.split("|")[0] in row.text("backend").lower()), None)
     cells |= {"ttft_ms": row.number_of("silicon_ttft_ms"), "tpot_ms": row.number_of("silicon_tpot_ms"), "oom": False}
     cards = ("family", "layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "tied")

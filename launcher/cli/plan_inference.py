@@ -84,7 +84,7 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
     for goal, row in planned.recommended.items():
         if row is not None:
             console.print(
-                f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}\n  {command(planned, row, config.serving.checkpoint)}",
+                f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}\n  {command(planned, row, config.workload, config.serving.checkpoint)}",
                 soft_wrap=True,
             )
     for name, value, row in planned.relaxations():
@@ -160,7 +160,7 @@ def rendered(config: Config, planned: InferencePlan) -> dict[str, str]:
     row = next((found[goal] for goal in GOALS[::-1] if found[goal] is not None), None)
     profiles = [engine(name) for name in engine_names()]
     others = [profile for profile in profiles if profile.batching == "continuous" and profile.name != config.engine.name]
-    return {} if row is None else {one.name: command(planned, row, config.serving.checkpoint, one) for one in others}
+    return {} if row is None else {one.name: command(planned, row, config.workload, config.serving.checkpoint, one) for one in others}
 
 
 def entry(planned: InferencePlan, row: int) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def document(config: Config, planned: InferencePlan, top: int, spent: float) -> 
     from trainer.spec import to_dict
 
     chosen = {
-        goal: None if row is None else entry(planned, row) | {"command": command(planned, row, config.serving.checkpoint)}
+        goal: None if row is None else entry(planned, row) | {"command": command(planned, row, config.workload, config.serving.checkpoint)}
         for goal, row in planned.recommended.items()
     }
     return {

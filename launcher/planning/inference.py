@@ -27,6 +27,8 @@ from trainer.spec import ConfigError, resolve_model
 MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
 SATURATED = "load: more arrives than is served"
 DOMINATED = "dominated: another one answers as fast and costs no more"
+MOST_AT_ONCE = 256
+"""Requests of a replica that a rendered command allows at once, where they arrive at random."""
 NINE_OF_TEN = 1.645
 """Standard errors to either side that hold nine of ten."""
 LIMITS = {"latency_ms": "ms of a request", "ttft_ms": "ms to the first token", "tpot_ms": "ms per token", "throughput": "requests/s",
@@ -157,7 +159,10 @@ def plan_inference(config: Config) -> InferencePlan:
     case = InferenceCase(
         Shape.of(model), table, float(work.input), float(work.output), device, config.engine, config.serving.weights, config.serving.kv
     )
-    return InferencePlan(case, estimated(case, work), config.sla, config.serving.device_hour, dropped)
+    found = estimated(case, work)
+    if work.rate is not None:  # requests in flight follow from the rate
+        table["batch"] = np.maximum(np.ceil(found.running), 1)
+    return InferencePlan(case, found, config.sla, config.serving.device_hour, dropped)
 
 
 def estimated(case: InferenceCase, work: WorkloadConfig) -> InferenceEstimate:
@@ -268,11 +273,13 @@ def powers(most: int) -> list[int]:
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
-def command(planned: InferencePlan, row: int, checkpoint: str, engine: EngineProfile | None = None) -> str:
+def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: str, engine: EngineProfile | None = None) -> str:
     """How the engine of the plan, or another one, is started with the layout of a row."""
     case = planned.case
     layout, engine = case.table[row], engine or case.engine
-    batch = math.ceil(max(float(planned.estimate.running[row]), float(layout["batch"])))  # open arrivals: as many as stay at once
+    batch = int(layout["batch"])
+    if work.rate is not None:  # arrivals bunch: as many as there is room for, and no fewer than stay at once in the mean
+        batch = max(batch, int(min(planned.estimate.room[row], MOST_AT_ONCE)))
     tensor, pipeline = int(layout["tensor"]), int(layout["pipeline"])
     words: Mapping[str, object] = {
         "model": checkpoint,

@@ -91,7 +91,7 @@ def test_open_arrivals_keep_littles_law_and_a_rate_beyond_the_capacity_does_not_
     for rate in (0.5, 4.0):
         found = opened(case, rate)
         assert found.fits > 0.9 and found.running == pytest.approx(rate * (found.latency - found.prompt["queue"]), rel=1e-3)
-        assert found.throughput == pytest.approx(rate, rel=0.1)
+        assert found.throughput == pytest.approx(rate, rel=1e-3)
     assert opened(case, 1e4).fits == 0
 
 

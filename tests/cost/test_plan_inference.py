@@ -57,9 +57,10 @@ def test_a_higher_rate_needs_more_and_an_impossible_one_says_so() -> None:
 
 
 def test_rendered_commands_have_the_layout_and_the_formats() -> None:
-    plan = plan_inference(compose([*BASE, "engine=vllm", "serving.kv=fp8"]))
+    config = compose([*BASE, "engine=vllm", "serving.kv=fp8"])
+    plan = plan_inference(config)
     row = int(plan.front[0])
-    line = command(plan, row, "org/model")
+    line = command(plan, row, config.workload, "org/model")
     assert line.startswith("vllm serve org/model") and "--kv-cache-dtype fp8" in line
     assert f"--tensor-parallel-size {plan.table['tensor'][row]} " in line
 

@@ -112,9 +112,9 @@ def opened(case: InferenceCase, rate: Array) -> InferenceEstimate:
     busy = np.minimum(each * total(prompt), 0.999)
     prompt[QUEUE] = busy * total(prompt) / (2 * (1 - busy))  # Pollaczek and Khinchine: prompts of equal length, one after the other
     kept = np.where(room * 1.001 >= each * stay, 1.0, 0.0)
-    light = _running(case.at_light(), high)
-    estimate = _estimate(case, (prompt, step), light, high, high, memory.fits(case, np.ceil(high)) * kept)
-    return estimate
+    arriving = np.where(kept > 0, each * (stay + prompt[QUEUE]), high)
+    fits = memory.fits(case, np.ceil(high)) * kept
+    return _estimate(case, (prompt, step), _running(case.at_light(), high), high, arriving, fits)
 
 
 def _running(case: InferenceCase, running: np.ndarray) -> tuple[Parts, Parts]:
