@@ -59,11 +59,12 @@ def main(argv: list[str]) -> int:
 def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
     """Run what is missing, and have it copied to MLflow."""
     from launcher.stages.runner import run_stages
-    from launcher.sweep.multirun import check_tracking_of
     from launcher.tracking import process
 
     check_folder(wanted[0].config.sweep.dir, "sweep.dir")
     if any(item.made is None for item in wanted):
+        from launcher.sweep.multirun import check_tracking_of  # and with it the cost model
+
         check_tracking_of(wanted[0].config)
     mirror = process.MlflowMirror(wanted[0].config.sweep.dir, name)
     outcomes = run_stages(name, wanted, [mirror])

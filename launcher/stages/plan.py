@@ -124,8 +124,11 @@ def _words(stage: Stage) -> list[str]:
 
 def _one_process(config: Config) -> Config:
     """Of a stage that is no run on ranks, only where it runs matters, and what it prepares."""
-    run = dataclasses.replace(config.run, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
-    return resolve(dataclasses.replace(config, layout=LayoutConfig(data=1), run=dataclasses.replace(run, global_batch=1)))
+    run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
+    cluster = config.cluster
+    if cluster.backend == "local":  # how much room this machine has is said by those that are runs on ranks
+        cluster = dataclasses.replace(cluster, gpus_per_node=1)
+    return resolve(dataclasses.replace(config, layout=LayoutConfig(data=1), run=run, cluster=cluster))
 
 
 def _placed(item: PlannedStage) -> Config:

@@ -53,6 +53,12 @@ def test_everything_is_made_once_and_a_change_makes_only_what_follows(folder: Pa
     assert set(statuses(run(capsys)).values()) == {"reused"}
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
+    code = "import sys; from launcher.cli.main import main; main(['run', 'pipeline=small', '--config-dir', 'conf']); print(*sys.modules, file=sys.stderr)"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.count("reused") == len(GRAPH) and not {"torch", "mlflow", "numpy", "kubernetes"} & set(told.stderr.split())
+
     changed = run(capsys, "stages.hf.dtype=bfloat16")
     assert statuses(changed) == {"data": "reused", "base": "reused", "score": "reused", "hf": "done", "text": "done"}
     Path(first["score"]["folder"], "metrics.json").write_text("{}")  # damaged: it is made again, and nothing else
