@@ -18,7 +18,7 @@ COMMANDS = re.findall(r"`(trireme [^`]+)`", (EXAMPLES / "README.md").read_text()
 def test_every_command_of_the_examples_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
-    assert len(COMMANDS) == 4
+    assert len(COMMANDS) == 5
     for command in COMMANDS:
         words = shlex.split(command)[1:]
         if words[0] == "train" and "--dry-run" not in words:
