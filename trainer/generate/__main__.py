@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         from trainer.generate.job import complete
         from trainer.generate.ranks import alone
 
-        with alone(arguments.model, PRECISIONS[arguments.dtype]) as (config, world):
+        with alone(arguments.model, PRECISIONS[arguments.dtype], arguments.threads) as (config, world):
             completions = complete(arguments, prompts, config, world, None if arguments.json else sys.stdout)
         if arguments.out is not None:
             _write(arguments.out, completions)

@@ -30,6 +30,9 @@ def parser() -> argparse.ArgumentParser:
         "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, or a folder that has one (default: next to the weights)"
     )
     made.add_argument("--dtype", choices=PRECISIONS, default="float32", help="type of the weights (default: %(default)s)")
+    made.add_argument(
+        "--threads", type=int, default=1, help="CPU threads; more than cores that are free make it slow (default: %(default)s)"
+    )
     made.add_argument("--out", type=Path, metavar="FOLDER", help=f"also write {TEXTS} there")
     made.add_argument("--json", action="store_true", help="one JSON document, with tokens and log-probabilities")
     for option in fields(Sampling):
@@ -47,7 +50,7 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
 def texts_of(arguments: argparse.Namespace) -> list[str]:
     """The prompts; ``ConfigError`` if there are none, or the options make no sense."""
     sampling_of(arguments)
-    for name in ("tokens", "batch"):
+    for name in ("tokens", "batch", "threads"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name}={getattr(arguments, name)} must be 1 or more")
     texts = list(arguments.prompt)

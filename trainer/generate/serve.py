@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code 0 when asked to end, 2 wrong input (one line on stderr)."""
     arguments = parser().parse_args(argv)
     try:
-        with alone(arguments.model, PRECISIONS[arguments.dtype]) as (config, world):
+        with alone(arguments.model, PRECISIONS[arguments.dtype], arguments.threads) as (config, world):
             serve(arguments, config, world, sys.stdout)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,6 +47,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--token-file", type=Path, metavar="FILE", help="file with the secret that clients send as bearer token")
     made.add_argument("--batch", type=int, default=32, help="requests under way at once in each replica (default: %(default)s)")
     made.add_argument("--queue", type=int, default=128, help="requests that may wait; more are refused (default: %(default)s)")
+    made.add_argument(
+        "--threads", type=int, default=1, help="CPU threads; more than cores that are free make it slow (default: %(default)s)"
+    )
     made.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, or a folder that has one (default: next to the weights)"
     )
@@ -67,7 +70,7 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     server, weights = None, open_weights(arguments.model)
     tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
-    for name in ("batch", "queue"):
+    for name in ("batch", "queue", "threads"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name}={getattr(arguments, name)} must be 1 or more")
     if world.rank == 0:

@@ -1,0 +1,51 @@
+"""What is typed: overrides among words, tasks that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.evaluate import check_tasks
+from launcher.cli.generate import for_generation, split
+from tests.convert.test_logits import MODELS, checkpoint, ours
+from trainer.spec import ConfigError, resolve_model
+
+
+def test_overrides_are_told_from_texts_that_look_like_them() -> None:
+    words, overrides = split(
+        ["m", "--prompt", "a=1", "layout.tensor=2", "--json", "cluster=local", "--stop=b=2", "run.seed=1", "--stop", "c=3"]
+    )
+    assert overrides == ["layout.tensor=2", "cluster=local", "run.seed=1"]
+    assert words == ["m", "--prompt", "a=1", "--json", "--stop=b=2", "--stop", "c=3"]
+
+
+def test_a_job_takes_the_model_of_the_weights_and_one_replica(tmp_path: Path) -> None:
+    model = resolve_model(MODELS["llama grouped tied"])
+    folder = checkpoint(ours(model, seed=1), model, tmp_path / "c")
+    config = for_generation([str(folder)], ["layout.tensor=2"])
+    assert (config.model.kv_heads, config.layout.data, config.run.task) == (2, 1, "generate")
+    for overrides, message in (
+        (["layout.tensor=4"], "layout.tensor=4 does not divide model.kv_heads=2; use 1 or 2"),
+        (["model.layers=2"], "model.layers=2: the model is that of the weights; leave it out"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            for_generation([str(folder)], overrides)
+        assert message in str(error.value)
+    with pytest.raises(ConfigError, match="holds nothing that is known; give a checkpoint"):
+        for_generation([str(tmp_path)], [])
+
+
+def test_a_task_or_a_file_that_is_missing_is_named_first(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"task: mine\ndataset_kwargs: {{data_files: {{test: {tmp_path}/mine.jsonl}}}}\nx: !function a.b\n")
+    (tmp_path / "tasks.json").write_text('{"tasks": ["piqa"]}')
+    check_tasks("addition,piqa", tmp_path)
+    for names, message in (
+        ("adition", "'adition' is not there; did you mean"),
+        ("mine", f"mine.yaml) reads {tmp_path}/mine.jsonl, which is not"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            check_tasks(names, tmp_path)
+        assert message in str(error.value)
+    (tmp_path / "mine.jsonl").touch()
+    check_tasks("mine", tmp_path)
