@@ -29,7 +29,15 @@ TAKES_LONG = ("checkpoint", "convert", "generate", "numerics", "published", "sta
 """Folders of tests that train, start launchers, or read whole tables: left out too, as are the files below."""
 TAKE_LONG = (
     *("test_docs.py", "test_examples.py", "test_facade.py", "test_imports.py", "test_wheel.py", "test_local.py", "test_jobs.py"),
-    *("test_any_override_list.py", "test_doctor.py", "test_published.py", "test_unseen.py", "test_search.py", "test_search_commands.py"),
+    *(
+        "test_any_override_list.py",
+        "test_calibrate.py",
+        "test_doctor.py",
+        "test_published.py",
+        "test_unseen.py",
+        "test_search.py",
+        "test_search_commands.py",
+    ),
     *("test_plan_command.py", "test_recipes.py", "test_replay.py", "test_size.py", "test_policy.py", "test_report.py", "test_tables.py"),
     *("test_preparation.py", "test_silent_places.py", "test_kubernetes_entry.py", "test_named_files.py", "test_damage.py"),
     "test_inference_tables.py",
