@@ -32,7 +32,7 @@ from launcher.config.hardware import hardware_files
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import Constants
-from launcher.cost.inputs.device import SUSTAINED, Device
+from launcher.cost.inputs.device import Device
 from launcher.cost.model import step
 from launcher.cost.parts import total
 from launcher.tables.canonical import MeasuredRun, Unanswerable, read
@@ -41,14 +41,25 @@ from launcher.tables.predictions import grouped
 
 NAMES = tuple(name for name, entry in constant_entries().items() if entry["kind"] == "fitted")
 DEFAULTS = {name: float(constant_entries()[name]["default"]) for name in NAMES}
+BEST = {"Ampere 16 bit": 0.869, "Hopper 16 bit": 0.803, "Hopper fp8": 0.709, "Blackwell 16 bit": 0.776, "Blackwell fp8": 0.763}
+"""Fraction of the peak that the best matrix product reaches when it is measured alone (stas00/ml-engineering: A100, H100, B200)."""
+TRAINING = 0.9
+"""What of that is left in training, where a device is warmer: neutral, a tenth."""
 SPREADS = {"measured": 0.1, "document": 0.3, "neutral": 0.5}
 """How far a default may be off, as the standard deviation of its logarithm, by its evidence (``docs/cost-model.md``)."""
-CHIPS = {
-    "Ampere": ("A100", "A800"),
-    "Hopper": ("H100-80", "H200", "H800", "GH200"),
-    "Blackwell": ("B200", "B300", "GB200", "GB300"),
+CHIPS: dict[str, dict[str, float]] = {
+    "Ampere": {"A100": 1.0, "A800": 1.0},
+    "Hopper": {"H100-80": 1.0, "H200": 1.0, "H800": 1.0, "GH200": 1.0, "H100-96": (500 / 700) ** (1 / 3)},
+    "Blackwell": {
+        "B200": 1.0,
+        "B300": 1.0,
+        "GB200": (1200 / 1000 * 2250 / 2500) ** (1 / 3),
+        "GB300": (1400 / 1000 * 2250 / 2500) ** (1 / 3),
+    },
 }
-"""Families of chips, by the names of their devices, that share the fraction of the peak that they sustain; others have the default."""
+"""Families of chips that share the fraction of the peak that they sustain, by the beginnings of their devices' names, with the fraction of
+each relative to the first: products run into the power limit, power grows with the cube of the clock (frequency times voltage squared), so
+the clock goes with the third root of watts per peak FLOP/s (data sheets). Devices of no family have the default."""
 LARGEST = {
     "wave_weight": 1.0,
     "tensor_hidden": 0.95,
@@ -64,9 +75,10 @@ Parameters = dict[str, float]
 """Values by name: a constant, or the fraction of the peak that a family of chips sustains ("Hopper fp8")."""
 
 
-def chip(device: Device) -> str | None:
-    """The family whose sustained fractions a device shares."""
-    return next((name for name, starts in CHIPS.items() if device.name.startswith(starts)), None)
+def chip(device: Device) -> tuple[str, float]:
+    """The family whose sustained fractions a device shares, and its own relative to that; an empty name for none."""
+    known = ((family, share) for family, members in CHIPS.items() for start, share in members.items() if device.name.startswith(start))
+    return next(known, ("", 1.0))
 
 
 def width(precision: str) -> str:
@@ -76,13 +88,16 @@ def width(precision: str) -> str:
 
 def with_parameters(device: Device, constants: Constants, values: Parameters) -> tuple[Device, Constants]:
     """A device and constants with ``values`` in place of their own."""
-    family = chip(device)
-    rates = dict(device.sustained)
-    for precision, peak in device.peaks.items():
-        if (share := values.get(f"{family} {width(precision)}")) is not None:
-            rates[precision] = share * peak
+    rates = device.sustained | sustained(device, values)
     own = {name: value for name, value in values.items() if name in NAMES}
     return dataclasses.replace(device, sustained=rates), constants.on(own)
+
+
+def sustained(device: Device, values: Parameters) -> dict[str, float]:
+    """FLOP/s that ``values`` say a device sustains, by precision."""
+    family, share = chip(device)
+    keys = {precision: f"{family} {width(precision)}" for precision in device.peaks}
+    return {precision: share * values[key] * device.peaks[precision] for precision, key in keys.items() if key in values}
 
 
 @dataclass(frozen=True)
@@ -114,14 +129,14 @@ class FitProblem:
     @cached_property
     def defaults(self) -> Parameters:
         """All parameters at what is documented of them."""
-        rates = {f"{family} {width(case.precision)}" for case, _ in self.cases if (family := chip(case.device))}
-        return DEFAULTS | {name: SUSTAINED for name in sorted(rates) if not name.endswith("fp4")}
+        rates = {f"{family} {width(case.precision)}" for case, _ in self.cases if (family := chip(case.device)[0])}
+        return DEFAULTS | {name: TRAINING * best for name, best in BEST.items() if name in rates}
 
     @cached_property
     def spreads(self) -> np.ndarray:
         """How far each default may be off."""
         entries = constant_entries()
-        return np.array([SPREADS[entries[name]["evidence"] if name in entries else "document"] for name in self.defaults])
+        return np.array([SPREADS[entries[name]["evidence"] if name in entries else "measured"] for name in self.defaults])
 
     def rows_of(self, source: str) -> np.ndarray:
         """Which rows (rows,) are of ``source``."""
@@ -255,19 +270,19 @@ def write(values: Parameters, spreads: Parameters) -> None:
     path.write_text(text)
     for name, config in hardware_files().items():
         file = conf_dir() / "hardware" / f"{name}.yaml"
-        if config.peak_tflops and file.is_file() and chip(Device.of(config, 8)):
+        if config.peak_tflops and file.is_file() and chip(Device.of(config, 8))[0]:
             _write_rates(file, Device.of(config, 8), values)
 
 
 def _write_rates(file: Path, device: Device, values: Parameters) -> None:
-    rates = [(p, values[key] * peak / 1e12) for p, peak in device.peaks.items() if (key := f"{chip(device)} {width(p)}") in values]
-    words = ", ".join(f"{precision}: {rounded(rate)}" for precision, rate in rates)
+    words = ", ".join(f"{precision}: {rounded(rate / 1e12)}" for precision, rate in sustained(device, values).items())
     file.write_text(re.sub(r"(?m)^sustained_tflops: .*$", f"sustained_tflops: {{{words}}}", file.read_text()))
 
 
 def rounded(value: float) -> str:
     """Three digits, as YAML reads them."""
-    text = f"{value:.3g}"
+    number = float(f"{value:.3g}")
+    text = f"{number:.10g}" if 1e-3 < number < 1e5 else f"{number:.3g}"
     return text if "e" not in text or "." in text else text.replace("e", ".0e")
 
 

@@ -1,15 +1,14 @@
 """What the cost model says of a source that it has never seen: constants and chips' rates fitted to all other sources, nothing else.
 
-With a few measured runs of the source given, the error that all of its rows share is taken out: with a common factor of unknown logarithm,
-normal with the spread that sources have among each other, and rows around it with the spread that rows have within a source, the best
-estimate after ``n`` runs is their mean error times t^2 / (t^2 + s^2 / n).
+With a few measured runs of the source given, the error that its rows share is taken out: logarithms of errors are the sum of a part common
+to the source and a rest, with the spreads that other sources have.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +22,6 @@ from launcher.tables.validation import Judged, judge
 
 DRAWS = 40
 """Random choices of the runs that are given."""
-Key = Callable[[Judged], object]
 
 
 @dataclass(frozen=True)
@@ -59,39 +57,40 @@ def residuals(judged: Sequence[Judged]) -> dict[str, list[tuple[Judged, float]]]
     return found
 
 
-def spreads(errors: Mapping[str, Sequence[float]], without: str) -> tuple[float, float]:
-    """Spread of the common errors of sources, and of rows around them; medians, as if both were normal."""
-    others = {source: values for source, values in errors.items() if source != without and len(values) > 2}
-    middles = {source: statistics.median(values) for source, values in others.items()}
-    inside = [statistics.median(abs(value - middles[source]) for value in values) for source, values in others.items()]
-    if not inside:
-        return 0.15, 0.1
-    return 1.48 * statistics.median(map(abs, middles.values())), 1.48 * statistics.median(inside)
+def spreads(known: Sequence[Judged], without: str) -> tuple[float, float]:
+    """Mean size of the error that a source's rows share, and the standard deviation of rows around it, over all sources but one."""
+    sources = [[error for _, error in rows] for name, rows in residuals(known).items() if name != without and len(rows) > 2]
+    if len(sources) < 3:
+        return 0.1, 0.1
+    middles = [statistics.median(errors) for errors in sources]
+    inside = [statistics.median(abs(error - middle) for error in errors) for errors, middle in zip(sources, middles)]
+    return statistics.fmean(map(abs, middles)), 1.48 * statistics.median(inside)
 
 
-def after_runs(judged: Sequence[Judged], count: int, known: Mapping[str, Sequence[float]], key: Key = lambda one: "") -> float | None:
-    """Median error of the rows that are left when ``count`` random runs of their source (and ``key``) are given; the mean over draws.
-    ``known``: errors of sources, of which all but the row's own tell the spreads."""
+def common_error(given: Sequence[float], shared: float, row: float) -> float:
+    """The most probable common error behind the errors of ``given`` runs. Most sources share little, a few much (Laplace): what could be
+    chance is not believed."""
+    mean = statistics.fmean(given)
+    return float(np.sign(mean)) * max(abs(mean) - row**2 / (len(given) * shared), 0.0)
+
+
+def after_runs(judged: Sequence[Judged], count: int, known: Sequence[Judged], sizes: bool = False) -> float | None:
+    """Median error of the rows that are left when ``count`` random runs of their source are given, with ``sizes`` of every number of
+    devices; the mean over draws. ``known``: rows of left-out sources, of which all but the row's own tell what rows share."""
     chance, totals = np.random.default_rng(0), []
+    sources = {source: (rows, spreads(known, source)) for source, rows in residuals(judged).items()}
     for _ in range(DRAWS):
-        errors = [error for source, rows in residuals(judged).items() for error in _calibrated(rows, count, known, source, key, chance)]
+        errors = [error for rows, widths in sources.values() for error in _calibrated(rows, count, widths, sizes, chance)]
         if errors:
             totals.append(statistics.median(abs(np.expm1(errors)).tolist()))
     return statistics.fmean(totals) if totals else None
 
 
 def _calibrated(
-    rows: list[tuple[Judged, float]], count: int, known: Mapping[str, Sequence[float]], source: str, key: Key, chance: np.random.Generator
+    rows: Sequence[tuple[Judged, float]], count: int, widths: tuple[float, float], sizes: bool, chance: np.random.Generator
 ) -> list[float]:
     """Errors of one source's rows after one draw, the drawn ones left out."""
-    between, within = spreads(known, source)
     groups: dict[object, list[float]] = defaultdict(list)
-    for one, error in rows:
-        groups[key(one)].append(error)
-    left: list[float] = []
-    for errors in groups.values():
-        drawn = chance.permutation(len(errors))
-        given, rest = [errors[i] for i in drawn[:count]], [errors[i] for i in drawn[count:]]
-        common = statistics.fmean(given) * between**2 / (between**2 + within**2 / len(given))
-        left += [error - common for error in rest]
-    return left
+    for i in chance.permutation(len(rows)):
+        groups[rows[i][0].row["gpus"] if sizes else None].append(rows[i][1])
+    return [error - common_error(errors[:count], *widths) for errors in groups.values() for error in errors[count:]]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fit import FitProblem, fit
-from benchmarks.left_out import Unseen, after_runs, residuals
+from benchmarks.left_out import Unseen, after_runs
 from benchmarks.published.convert import canonical
 from benchmarks.published.raw import read as read_raw
 from launcher.config.hardware import shipped_hardware
@@ -33,17 +33,16 @@ def rows_of(table: Path) -> list[MeasuredRun]:
         return read(path)
 
 
-def unseen_by(tables: Sequence[Path]) -> tuple[Unseen, Mapping[str, Sequence[float]]]:
-    """What each source is predicted with when it is left out: fits to the other sources of the table that has most of them; and what such
-    predictions of that table's rows are off."""
+def unseen_by(tables: Sequence[Path]) -> tuple[Unseen, list[Judged]]:
+    """What each source is predicted with when it is left out: fits to the other sources of the table that has most of them; and that
+    table's rows predicted so."""
     rows = max((rows_of(table) for table in tables), key=lambda rows: len({row["source"] for row in rows}))
     problem = FitProblem.of_rows(rows)
     unseen = Unseen.of(problem, fit(problem))
-    found = residuals(unseen.judge(rows, shipped_hardware()))
-    return unseen, {source: [error for _, error in pairs] for source, pairs in found.items()}
+    return unseen, unseen.judge(rows, shipped_hardware())
 
 
-def figures_of(table: Path, apart: tuple[Unseen, Mapping[str, Sequence[float]]] | None = None) -> Figures:
+def figures_of(table: Path, apart: tuple[Unseen, list[Judged]] | None = None) -> Figures:
     """All figures of a published table; with ``apart`` (``unseen_by``) those of sources left out of the fit too. ``ConfigError`` where it
     cannot be read."""
     rows = rows_of(table)
@@ -67,10 +66,10 @@ def _selections(judged: Sequence[Judged], figures: Callable[[Sequence[Judged]], 
     return {name: figures(members) for name, members in chosen.items()}
 
 
-def _left_out(judged: Sequence[Judged], known: Mapping[str, Sequence[float]]) -> Figures:
+def _left_out(judged: Sequence[Judged], known: Sequence[Judged]) -> Figures:
     """Figures of rows whose source was left out, and what a few of its runs make of them."""
     calibrated = {f"after_{count}": after_runs(judged, count, known) for count in (1, 3)}
-    calibrated["after_1_each_size"] = after_runs(judged, 1, known, lambda one: (one.row["hardware"], one.row["gpus"]))
+    calibrated["after_1_each_size"] = after_runs(judged, 1, known, sizes=True)
     return _figures(judged) | {name: None if value is None else round(value, 6) for name, value in calibrated.items()}
 
 

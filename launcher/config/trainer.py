@@ -105,7 +105,6 @@ class PipelineProfile:
     keeps_outputs: bool = key(False, "a stage keeps the activation that it sent until its gradient arrives")
     blocking_sends: bool = key(False, "a rank stands still while it sends activations")
     split_sends: bool = key(False, "each tensor rank sends a part of an activation that all of them hold")
-    lock_step: bool = key(False, "pipeline ranks meet their neighbours before and after every micro-batch")
     whole_parameters: bool = key(False, "under a pipeline sharded parameters stay gathered for a step, gradients are reduced at its end")
 
 
@@ -120,7 +119,7 @@ class OverlapProfile:
     refresh: bool = key(True, "updated parameters travel while the next step begins")
     gathers_per_block: float = key(1, "collectives that gather a block's sharded parameters, or scatter its gradients", above=0)
     reduce_every_micro_batch: bool = key(False, "sharded gradients are reduce-scattered after every micro-batch (FSDP without no_sync)")
-    single_rail: bool = key(False, "data-parallel collectives use one network port of a node, however many ranks take part")
+    all_reduces_shards: bool = key(False, "sharded gradients are summed by all-reduce, not by reduce-scatter: twice the bytes")
     experts: bool = key(False, "dispatch and return of tokens overlap the computation of another micro-batch")
     dispatch_by_domain: bool = key(False, "a token travels to each link domain once, whatever experts it has there (DeepEP, HybridEP)")
     reads_every_step: bool = key(True, "the host waits for the loss of every step, to log it or to look for overflows")
@@ -156,6 +155,7 @@ class TrainerProfile:
     """One trainer. Without ``launch.program`` it is for predictions alone."""
 
     name: str = key("unknown", "name of the trainer")
+    on_newer_devices: Optional[str] = key(None, "profile in place of this one on devices with hardware.legacy_kernel_factor below 1")
     kernels: KernelProfile = key(KernelProfile, "how operations are computed")
     numbers: NumberProfile = key(NumberProfile, "number formats")
     memory: MemoryProfile = key(MemoryProfile, "what stays in device memory")

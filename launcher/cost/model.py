@@ -86,7 +86,7 @@ def oversubscribed(case: Case, parts: Parts, once_parts: Parts, path: Array) -> 
 def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> pipeline.StageTimes:
     """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
     blocks, (first, middle, last) = held.blocks, embedding_head.by_stage(case)
-    slow = 1 + case.constants.jitter * np.log2(case.tensor * case.pipeline) if case.trainer.pipeline.lock_step else 1.0
+    slow = 1 + case.constants.jitter * np.sqrt(2 * np.log(case.pipeline))
     forward, backward = total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow
     wait = blocking(case)  # 0 for a single rank
 

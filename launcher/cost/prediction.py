@@ -114,9 +114,10 @@ def predict(
 
 
 def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:
-    """The embedded trainer as ``run`` configures it; any other trainer as it is."""
+    """The embedded trainer as ``run`` configures it; any other trainer as it is, or as its profile says for devices that the kernels of the
+    generation before do not suit."""
     if not trainer.embedded:
-        return trainer
+        return profile(trainer.on_newer_devices) if trainer.on_newer_devices and device.legacy_kernel_factor < 1 else trainer
     compiled = not device.host if run.compile is None else run.compile  # as trainer.pipeline.compile decides
     kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager")
     return replace(trainer, kernels=kernels, memory=replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20))

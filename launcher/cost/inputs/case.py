@@ -169,7 +169,7 @@ class Case:
 
     def data_group(self, size: Array, stride: Array = 1) -> PlacedGroup:
         """``size`` replicas, each ``stride`` replicas from the next."""
-        return PlacedGroup.of(self.device, size, self.data_stride * stride, self.trainer.overlap.single_rail)
+        return PlacedGroup.of(self.device, size, self.data_stride * stride)
 
     @cached_property
     def stages_apart(self) -> np.ndarray:

@@ -49,7 +49,7 @@ class Constants:
     # overlap
     tensor_hidden: float  # part of overlappable tensor-parallel communication that is hidden
     sends_hidden: float  # part of the transfers between pipeline ranks that is hidden where sends do not block
-    jitter: float  # slow-down per doubling of the ranks of a replica that work in lock-step: the slowest sets the pace
+    jitter: float  # standard deviation of a stage's pace: stages wait for each other, so the slowest of them sets it
     data_hidden: float  # part of overlappable data-parallel communication that is hidden
     contention: float  # slow-down of compute while communication overlaps with it
     host_link: float  # bytes/s between a device and unpinned host memory while its neighbours copy too

@@ -20,10 +20,10 @@ class PlacedGroup:
     rails: Array
 
     @classmethod
-    def of(cls, device: Device, size: Array, stride: Array, single_rail: bool = False) -> PlacedGroup:
+    def of(cls, device: Device, size: Array, stride: Array) -> PlacedGroup:
         """A group whose neighbours are ``stride`` ranks apart; domains are filled rank by rank."""
         near = np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1))
-        return cls(size, near, 1 if single_rail else near)
+        return cls(size, near, near)
 
     @property
     def far(self) -> Array:

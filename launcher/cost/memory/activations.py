@@ -63,6 +63,11 @@ def rows(case: Case) -> Array:
     return case.tokens * case.shape.hidden / case.sequence_split
 
 
+def input_bytes(case: Case) -> float:
+    """Bytes of an element that is kept for a weight gradient alone: nothing where weights are frozen."""
+    return 0 if case.shape.frozen else narrow(case)
+
+
 def narrow(case: Case) -> float:
     """Bytes of an element of a product's saved input."""
     return 1 if case.trainer.numbers.saves_low_precision and case.precision in ("fp8", "fp4") else case.width
@@ -90,7 +95,8 @@ def _copies_norm_inputs(case: Case) -> bool:
 
 
 def norms(case: Case) -> Array:
-    return 2 * one_norm(case)
+    """Of both norms; the output of the second feeds the MLP's first product alone."""
+    return 2 * one_norm(case) - rows(case) * (narrow(case) - input_bytes(case))
 
 
 def projections(case: Case) -> Array:
@@ -130,7 +136,7 @@ def biases(case: Case, blocks: Array) -> Array:
 def mlp(case: Case) -> Array:
     """Inputs of the non-linearity and its output; written in tensor operations, SwiGLU keeps the gated half too."""
     s, w = case.shape, case.width
-    kept = (2 if s.gated else 1) * w + narrow(case) + (w if s.gated and case.trainer.kernels.pointwise == "eager" else 0)
+    kept = (2 if s.gated else 1) * w + input_bytes(case) + (w if s.gated and case.trainer.kernels.pointwise == "eager" else 0)
     return case.tokens * inner_width(case) / case.tensor * kept
 
 

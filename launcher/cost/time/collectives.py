@@ -32,9 +32,10 @@ def latency(device: Device, constants: Constants, group: PlacedGroup) -> Array:
 
 
 def ring_latency(device: Device, constants: Constants, group: PlacedGroup) -> Array:
-    """Seconds before the first byte has gone round a ring, domain by domain: gathers and scatters have nothing that a tree could add up."""
-    inside = np.log2(np.maximum(group.near, 1)) * device.link_latency
-    return constants.launch + np.where(group.far > 1, group.far * (inside + device.network_latency), inside)
+    """Seconds of a ring's steps, one for every rank but one: gathers and scatters have nothing that a tree could add up. A step takes the
+    latency of its slowest hop; of those between domains there is one for each domain but one (NCCL's own estimate, src/graph/tuning.cc)."""
+    between = np.maximum(group.far - 1, 0)
+    return constants.launch + (group.size - 1 - between) * device.link_latency + between * device.network_latency
 
 
 def _run(device: Device, constants: Constants, group: PlacedGroup, share: Array, payload: Array, operation: str) -> Array:
@@ -47,7 +48,7 @@ def _run(device: Device, constants: Constants, group: PlacedGroup, share: Array,
     ramp = 1 + ramp_bytes / (payload + ramp_bytes)
     wait = latency if operation == "all_reduce" else ring_latency
     seconds = (wait(device, constants, group) + volume / rate * ramp) * missed(device, operation, group, payload)
-    return np.where(group.size > 1, seconds, 0.0)
+    return np.where((np.asarray(group.size) > 1) & (np.asarray(payload) > 0), seconds, 0.0)
 
 
 def missed(device: Device, operation: str, group: PlacedGroup, payload: Array) -> Array:

@@ -47,7 +47,8 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
         gather = gather + count * _all(case, case.data_group(owners, case.expert), expert * weights / count)
         scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
-    refresh = _all(case, between, dense / params * weights) + _all(case, further, dense / grads * weights)
+    renewed = 0.0 if case.shape.frozen else weights  # what is not trained stays as it is
+    refresh = _all(case, between, dense / params * renewed) + _all(case, further, dense / grads * renewed)
     updated = 0 if case.shape.frozen else case.shard("optimizer", dense, expert)
     return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 
@@ -58,7 +59,7 @@ def _level(case: Case, shards: Array, before: Array) -> PlacedGroup:
     apart = case.data_stride / case.context  # ranks between neighbours on the axis of replicas and context ranks
     whole = shards == case.data * case.context
     stride = np.where(whole & (before == 1), 1, before * case.context)
-    return PlacedGroup.of(case.device, shards / before, apart * stride, case.trainer.overlap.single_rail)
+    return PlacedGroup.of(case.device, shards / before, apart * stride)
 
 
 def _expert_replicas(case: Case, holders: Array) -> PlacedGroup:
@@ -79,6 +80,8 @@ def _all(case: Case, group: PlacedGroup, payload: Array) -> Array:
 
 
 def _scatter(case: Case, group: PlacedGroup, payload: Array) -> Array:
+    if case.trainer.overlap.all_reduces_shards:
+        return _sum(case, group, payload)
     return collectives.reduce_scatter(case.device, case.constants, group, payload)
 
 
@@ -90,4 +93,4 @@ def update(case: Case, parameters: Array) -> Array:
     """Adam on one rank's shard: gradient, master weight and two moments read, all but the gradient written, weights written; the norm
     reads the gradient once more."""
     moved = 4 * 4 + 3 * 4 + case.width + 4
-    return parameters * moved / (case.device.bandwidth * case.constants.bandwidth)
+    return parameters * moved / (case.device.bandwidth * case.constants.streaming)
