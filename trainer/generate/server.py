@@ -163,7 +163,7 @@ class Desk:
 
 def percentiles(values: tuple[float, ...]) -> dict[str, float]:
     ordered = sorted(values)
-    return {f"p{share}": ordered[min(len(ordered) - 1, share * len(ordered) // 100)] for share in (50, 90, 99)} if ordered else {}
+    return {f"p{share}": ordered[-(-share * len(ordered) // 100) - 1] for share in (50, 90, 99)} if ordered else {}
 
 
 class HttpServer(ThreadingHTTPServer):
