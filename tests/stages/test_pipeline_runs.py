@@ -49,6 +49,13 @@ def test_everything_is_made_once_and_a_change_makes_only_what_follows(folder: Pa
     assert [c["prompt"] for c in completions] == ["some", "text"] and all(c["tokens"] for c in completions)
     assert main(["generate", first["base"]["folder"], "--prompt", "some", "--tokens", "5"]) == 0  # the checkpoint has its tokenizer with it
 
+    capsys.readouterr()
+    assert main(["status", "small", "--json"]) == 0
+    assert [trial["stage"] for trial in json.loads(capsys.readouterr().out)["trials"]] == [*first]
+    for name in ("text", "small.text", first["text"]["id"]):  # by its name, its pipeline's and its own, and its id
+        assert main(["logs", name]) == 0 and "some" in capsys.readouterr().out
+    assert main(["cancel", "hf"]) == 0 and "hf has ended" in capsys.readouterr().out
+
     made = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*") if path.is_file()}
     assert set(statuses(run(capsys)).values()) == {"reused"}
     assert {path: path.stat().st_mtime_ns for path in made} == made
