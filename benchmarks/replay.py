@@ -52,13 +52,16 @@ def stopped_wrongly(one: Replay) -> bool:
     return one.behind is None or 1 / (1 + one.behind) < 1 - one.tolerance
 
 
-def figures(replays: Sequence[Replay]) -> dict[str, float]:
-    """What the searches came to."""
+def figures(replays: Sequence[Replay], sources: Sequence[str]) -> dict[str, float]:
+    """What the searches of sweeps of ``sources`` came to."""
+    wrong = np.array([stopped_wrongly(each) for each in replays])
+    by_source = [wrong[np.array(sources) == source].mean() for source in dict.fromkeys(sources)]
     shares = [each.gpu_hours / each.grid_gpu_hours for each in replays]
     spent, grid = sum(each.gpu_hours for each in replays), sum(each.grid_gpu_hours for each in replays)
     return {
         "within": float(np.mean([each.behind is not None and each.behind <= each.tolerance for each in replays])),
-        "wrong": float(np.mean([stopped_wrongly(each) for each in replays])),
+        "wrong": float(wrong.mean()),
+        "by source": float(np.mean(by_source)),
         "believed": float(np.mean([each.doubt or 0.0 for each in replays])),
         "trials": float(np.mean([len(each.steps) for each in replays])),
         "of the grid": spent / grid,
@@ -107,14 +110,14 @@ def main() -> None:
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the reliability")
     given = parser.parse_args()
     made = searches(given.tables, left_out(given.tables))
-    points = []
-    print(f"{len(made)} sweeps of {len({each.cases[0].row['source'] for each, _ in made})} sources, each predicted without its source")
-    print("doubt  within 2 %  wrong  believed  trials  of the grid's GPU-hours  mean share")
+    points, sources = [], [str(sweep.cases[0].row["source"]) for sweep, _ in made]
+    print(f"{len(made)} sweeps of {len(set(sources))} sources, each predicted without its source")
+    print("doubt  within 2 %  wrong  each source once  believed  trials  of the grid's GPU-hours  mean share")
     for doubt in given.doubt:
-        found = figures([replay(sweep, SearchConfig(doubt=doubt), widths=widths) for sweep, widths in made])
+        found = figures([replay(sweep, SearchConfig(doubt=doubt), widths=widths) for sweep, widths in made], sources)
         points.append((doubt, found["wrong"]))
         print(
-            f"{doubt:5.2f}  {found['within']:10.1%} {found['wrong']:6.1%} {found['believed']:9.1%} {found['trials']:7.1f} "
+            f"{doubt:5.2f}  {found['within']:10.1%} {found['wrong']:6.1%} {found['by source']:17.1%} {found['believed']:9.1%} {found['trials']:7.1f} "
             f"{found['of the grid']:24.1%} {found['mean share']:11.1%}"
         )
     if given.svg:
