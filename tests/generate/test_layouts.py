@@ -28,7 +28,7 @@ LAYOUTS = list(itertools.product((1, 2, 4), repeat=2))
 def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[int]], batches: list[int], precision: str) -> None:
     """Texts of all models under all samplings and batches, by layout (tensor, pipeline); ranks that a layout leaves free make replicas."""
     answers: dict[str, Any] = {}
-    run = RunConfig(task="generate", steps=1, warmup_steps=0, precision=precision)
+    run = RunConfig(task="generate", steps=1, warmup_steps=0, global_batch=16, precision=precision)
     first = TrainConfig(run=run, data=DataConfig(kind="synthetic"), layout=LayoutConfig(data=env.world_size))
     with world_of(resolve(first, env.world_size), env) as world:
         for name, (tensor, pipeline) in itertools.product(models, layouts):
