@@ -63,13 +63,13 @@ def test_planted_constants_lie_within_their_stated_spreads() -> None:
     assert np.mean(abs(distances) < 1.645) >= 0.88
 
 
-def test_one_run_takes_the_common_error_away() -> None:
+def test_one_run_takes_most_of_the_common_error_away() -> None:
     hardware = shipped_hardware()[HARDWARE]
     cases = cases_of(ROWS[:20])
     slower = measured_as(cases, 1.3 * np.array([each.step_time_s for each in predict_rows(cases)]))
     found = learn(slower[:1], hardware, "here").hardware
     assert np.median(abs(missed(slower[1:], hardware))) == pytest.approx(np.log(1.3))
-    assert np.median(abs(missed(slower[1:], found))) < 0.08
+    assert np.median(abs(missed(slower[1:], found))) < 0.5 * np.log(1.3)
 
 
 def test_more_runs_leave_less_open() -> None:

@@ -35,8 +35,8 @@ def test_within_2_percent_of_every_best_after_at_most_5_trials_in_the_mean(repla
     assert np.mean([each.trials_to_best or math.inf for each in replays]) <= 5
 
 
-def test_all_trials_together_cost_less_than_5_percent_of_the_grids(replays: list[Replay]) -> None:
-    assert sum(each.gpu_hours for each in replays) <= 0.05 * sum(each.grid_gpu_hours for each in replays)
+def test_all_trials_together_cost_less_than_a_tenth_of_the_grids(replays: list[Replay]) -> None:
+    assert sum(each.gpu_hours for each in replays) <= 0.1 * sum(each.grid_gpu_hours for each in replays)
 
 
 def test_the_search_knows_when_it_is_done(replays: list[Replay]) -> None:
