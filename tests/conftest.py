@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 STARTS_PROCESSES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
 """Fixtures of tests that are not pure: ``make test-fast`` leaves them out."""
-TAKES_LONG = ("checkpoint", "convert", "generate", "numerics", "published", "stages", "sweep", "tracking", "trainer")
+TAKES_LONG = ("checkpoint", "convert", "generate", "numerics", "observe", "published", "stages", "sweep", "tracking", "trainer")
 """Folders of tests that train, start launchers, or read whole tables: left out too, as are the files below."""
 TAKE_LONG = (
     *("test_docs.py", "test_examples.py", "test_facade.py", "test_imports.py", "test_wheel.py", "test_local.py", "test_jobs.py"),

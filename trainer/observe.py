@@ -39,6 +39,7 @@ TAIL = 12
 GRACE_S = 20.0
 """Seconds that a command gets to end after a signal was passed on."""
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_C = ctypes.CDLL(None)  # loaded before a fork: a thread may hold the loader's lock
 
 
 def observe(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
@@ -119,7 +120,7 @@ def running(words: Sequence[str], command: CommandConfig, env: RankEnv, folder: 
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    _C.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
