@@ -1,7 +1,7 @@
 """What the cost model says of a source that it has never seen: constants and chips' rates fitted to all other sources, nothing else.
 
-With a few measured runs of the source given, the error that its rows share is taken out: logarithms of errors are the sum of a part common
-to the source and a rest, with the spreads that other sources have.
+With a few measured runs of the source given, the others are predicted as a search does after so many trials: errors that layouts share move
+together, as far as ``conf/uncertainty.yaml`` says. (Its six widths were learnt from left-out errors of all sources, this one's among them.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.fit import Fit, FitProblem, Parameters, left_out_parameters, with_parameters
+from benchmarks.spreads import known_cells
 from launcher.config.schema import HardwareConfig
+from launcher.config.uncertainty import shipped_widths
+from launcher.cost.known import Places
+from launcher.cost.uncertainty import TimeSurrogate, Traits, coordinates
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.cases import TableCase
 from launcher.tables.predictions import predict_rows
@@ -48,49 +52,53 @@ class Unseen:
         return replace(case, device=device, constants=constants)
 
 
-def residuals(judged: Sequence[Judged]) -> dict[str, list[tuple[Judged, float]]]:
-    """Timed rows of each source, with the logarithm of predicted / measured."""
-    found: dict[str, list[tuple[Judged, float]]] = defaultdict(list)
-    for one in judged:
-        if one.prediction and one.step_seconds:
-            found[one.row["source"]].append((one, float(np.log(one.prediction.step_time_s / one.step_seconds))))
-    return found
-
-
-def spreads(known: Sequence[Judged], without: str) -> tuple[float, float]:
-    """Mean size of the error that a source's rows share, and the standard deviation of rows around it, over all sources but one."""
-    sources = [[error for _, error in rows] for name, rows in residuals(known).items() if name != without and len(rows) > 2]
-    if len(sources) < 3:
-        return 0.1, 0.1
-    middles = [statistics.median(errors) for errors in sources]
-    inside = [statistics.median(abs(error - middle) for error in errors) for errors, middle in zip(sources, middles)]
-    return statistics.fmean(map(abs, middles)), 1.48 * statistics.median(inside)
-
-
-def common_error(given: Sequence[float], shared: float, row: float) -> float:
-    """The most probable common error behind the errors of ``given`` runs. Most sources share little, a few much (Laplace): what could be
-    chance is not believed."""
-    mean = statistics.fmean(given)
-    return float(np.sign(mean)) * max(abs(mean) - row**2 / (len(given) * shared), 0.0)
-
-
-def after_runs(judged: Sequence[Judged], count: int, known: Sequence[Judged], sizes: bool = False) -> float | None:
+def after_runs(judged: Sequence[Judged], count: int, sizes: bool = False) -> float | None:
     """Median error of the rows that are left when ``count`` random runs of their source are given, with ``sizes`` of every number of
-    devices; the mean over draws. ``known``: rows of left-out sources, of which all but the row's own tell what rows share."""
+    devices; the mean over draws. What the runs teach is what a search learns from its trials (``launcher.cost.uncertainty``)."""
     chance, totals = np.random.default_rng(0), []
-    sources = {source: (rows, spreads(known, source)) for source, rows in residuals(judged).items()}
-    for _ in range(DRAWS):
-        errors = [error for rows, widths in sources.values() for error in _calibrated(rows, count, widths, sizes, chance)]
-        if errors:
-            totals.append(statistics.median(abs(np.expm1(errors)).tolist()))
+    sources: dict[str, list[Judged]] = defaultdict(list)
+    for one in judged:
+        if one.prediction and one.case and one.step_seconds:
+            sources[one.row["source"]].append(one)
+    learners = [Learner.of(rows, sizes) for rows in sources.values()]
+    for _ in range(DRAWS if learners else 0):
+        totals.append(statistics.median(error for learner in learners for error in learner.errors(count, chance)))
     return statistics.fmean(totals) if totals else None
 
 
-def _calibrated(
-    rows: Sequence[tuple[Judged, float]], count: int, widths: tuple[float, float], sizes: bool, chance: np.random.Generator
-) -> list[float]:
-    """Errors of one source's rows after one draw, the drawn ones left out."""
-    groups: dict[object, list[float]] = defaultdict(list)
-    for i in chance.permutation(len(rows)):
-        groups[rows[i][0].row["gpus"] if sizes else None].append(rows[i][1])
-    return [error - common_error(errors[:count], *widths) for errors in groups.values() for error in errors[count:]]
+@dataclass(frozen=True)
+class Learner:
+    """The rows of one source, and what is believed of them before any is measured."""
+
+    believed: TimeSurrogate
+    parts: np.ndarray  # (n, k) predicted seconds
+    measured: np.ndarray  # (n,) seconds
+    group: list[object]  # of each row: every group has runs given
+
+    @classmethod
+    def of(cls, rows: Sequence[Judged], sizes: bool) -> Learner:
+        cases = [one.case for one in rows if one.case]
+        parts = np.array([list(one.prediction.time.values()) for one in rows if one.prediction])
+        layouts = np.array([case.layout for case in cases], dtype=cases[0].layout.dtype)
+        place = np.concatenate([coordinates(layouts), Places.of([known_cells(case) for case in cases]).machines], axis=1)
+        traits = Traits(parts / parts.sum(axis=1, keepdims=True), place)
+        measured = np.array([one.step_seconds for one in rows], dtype=float)
+        return cls(
+            TimeSurrogate(parts.sum(axis=1), traits, shipped_widths()),
+            parts,
+            measured,
+            [one.row["gpus"] if sizes else None for one in rows],
+        )
+
+    def errors(self, count: int, chance: np.random.Generator) -> list[float]:
+        """Relative errors of the rows that were not drawn."""
+        given: dict[object, list[int]] = defaultdict(list)
+        for i in chance.permutation(len(self.measured)).tolist():
+            if len(given[self.group[i]]) < count:
+                given[self.group[i]].append(i)
+        told = [i for some in given.values() for i in some]
+        believed = replace(self.believed, seen=[])
+        for i in told:
+            believed.observe(i, self.parts[i], float(self.measured[i]))
+        error = np.abs(np.exp(believed.posterior().mean) / self.measured - 1)
+        return [float(value) for value in np.delete(error, told)]

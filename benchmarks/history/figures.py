@@ -33,23 +33,20 @@ def rows_of(table: Path) -> list[MeasuredRun]:
         return read(path)
 
 
-def unseen_by(tables: Sequence[Path]) -> tuple[Unseen, list[Judged]]:
-    """What each source is predicted with when it is left out: fits to the other sources of the table that has most of them; and that
-    table's rows predicted so."""
+def unseen_by(tables: Sequence[Path]) -> Unseen:
+    """What each source is predicted with when it is left out: fits to the other sources of the table that has most of them."""
     rows = max((rows_of(table) for table in tables), key=lambda rows: len({row["source"] for row in rows}))
     problem = FitProblem.of_rows(rows)
-    unseen = Unseen.of(problem, fit(problem))
-    return unseen, unseen.judge(rows, shipped_hardware())
+    return Unseen.of(problem, fit(problem))
 
 
-def figures_of(table: Path, apart: tuple[Unseen, list[Judged]] | None = None) -> Figures:
-    """All figures of a published table; with ``apart`` (``unseen_by``) those of sources left out of the fit too. ``ConfigError`` where it
+def figures_of(table: Path, unseen: Unseen | None = None) -> Figures:
+    """All figures of a published table; with ``unseen`` (``unseen_by``) those of sources left out of the fit too. ``ConfigError`` where it
     cannot be read."""
     rows = rows_of(table)
     found = _selections(judge(rows, shipped_hardware()), _figures)
-    if apart:
-        unseen, known = apart
-        more = _selections(unseen.judge(rows, shipped_hardware()), lambda judged: _left_out(judged, known))
+    if unseen:
+        more = _selections(unseen.judge(rows, shipped_hardware()), _left_out)
         for name, figures in more.items():
             found[name]["left_out"] = figures
     selections = {name: found.pop(name) for name in ROWS}
@@ -66,10 +63,10 @@ def _selections(judged: Sequence[Judged], figures: Callable[[Sequence[Judged]], 
     return {name: figures(members) for name, members in chosen.items()}
 
 
-def _left_out(judged: Sequence[Judged], known: Sequence[Judged]) -> Figures:
+def _left_out(judged: Sequence[Judged]) -> Figures:
     """Figures of rows whose source was left out, and what a few of its runs make of them."""
-    calibrated = {f"after_{count}": after_runs(judged, count, known) for count in (1, 3)}
-    calibrated["after_1_each_size"] = after_runs(judged, 1, known, sizes=True)
+    calibrated = {f"after_{count}": after_runs(judged, count) for count in (1, 3)}
+    calibrated["after_1_each_size"] = after_runs(judged, 1, sizes=True)
     return _figures(judged) | {name: None if value is None else round(value, 6) for name, value in calibrated.items()}
 
 
