@@ -61,8 +61,10 @@ def after_runs(judged: Sequence[Judged], count: int, sizes: bool = False) -> flo
         if one.prediction and one.case and one.step_seconds:
             sources[one.row["source"]].append(one)
     learners = [Learner.of(rows, sizes) for rows in sources.values()]
-    for _ in range(DRAWS if learners else 0):
-        totals.append(statistics.median(error for learner in learners for error in learner.errors(count, chance)))
+    for _ in range(DRAWS):
+        errors = [error for learner in learners for error in learner.errors(count, chance)]
+        if errors:
+            totals.append(statistics.median(errors))
     return statistics.fmean(totals) if totals else None
 
 
