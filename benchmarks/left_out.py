@@ -76,6 +76,7 @@ class Learner:
     parts: np.ndarray  # (n, k) predicted seconds
     measured: np.ndarray  # (n,) seconds
     group: list[object]  # of each row: every group has runs given
+    machine: np.ndarray  # (n,) number of the machine and trainer: only their own runs teach anything of them
 
     @classmethod
     def of(cls, rows: Sequence[Judged], sizes: bool) -> Learner:
@@ -83,14 +84,11 @@ class Learner:
         parts = np.array([list(one.prediction.time.values()) for one in rows if one.prediction])
         layouts = np.array([case.layout for case in cases], dtype=cases[0].layout.dtype)
         place = np.concatenate([coordinates(layouts), Places.of([known_cells(case) for case in cases]).machines], axis=1)
-        traits = Traits(parts / parts.sum(axis=1, keepdims=True), place)
+        believed = TimeSurrogate(parts.sum(axis=1), Traits(parts / parts.sum(axis=1, keepdims=True), place), shipped_widths())
         measured = np.array([one.step_seconds for one in rows], dtype=float)
-        return cls(
-            TimeSurrogate(parts.sum(axis=1), traits, shipped_widths()),
-            parts,
-            measured,
-            [one.row["gpus"] if sizes else None for one in rows],
-        )
+        machines = [(one.row["hardware"], one.row["trainer"]) for one in rows]
+        machine = np.array([machines.index(one) for one in machines])
+        return cls(believed, parts, measured, [one.row["gpus"] if sizes else None for one in rows], machine)
 
     def errors(self, count: int, chance: np.random.Generator) -> list[float]:
         """Relative errors of the rows that were not drawn."""
@@ -99,8 +97,15 @@ class Learner:
             if len(given[self.group[i]]) < count:
                 given[self.group[i]].append(i)
         told = [i for some in given.values() for i in some]
-        believed = replace(self.believed, seen=[])
+        seconds = self.believed.seconds.copy()
+        for machine in {self.machine[i] for i in told}:
+            rows = np.flatnonzero(self.machine == machine)
+            seconds[rows] = self._learnt(rows, [i for i in told if self.machine[i] == machine])
+        return [float(error) for error in np.delete(np.abs(seconds / self.measured - 1), told)]
+
+    def _learnt(self, rows: np.ndarray, told: Sequence[int]) -> np.ndarray:
+        """Seconds of ``rows``, of one machine, after its runs ``told``."""
+        believed = TimeSurrogate(self.believed.seconds[rows], self.believed.traits.rows(rows), self.believed.widths)
         for i in told:
-            believed.observe(i, self.parts[i], float(self.measured[i]))
-        error = np.abs(np.exp(believed.posterior().mean) / self.measured - 1)
-        return [float(value) for value in np.delete(error, told)]
+            believed.observe(int(np.searchsorted(rows, i)), self.parts[i], float(self.measured[i]))
+        return np.exp(believed.posterior().mean)
