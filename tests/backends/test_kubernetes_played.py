@@ -244,7 +244,7 @@ def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage)
 
 def test_an_indexed_job_is_refused_by_a_server_that_would_forget_its_index(stage: Stage) -> None:
     cluster = stage.cluster(workload="job")
-    words = "is too old for cluster.workload=job: of the Job it drops spec.completionMode without a word; use cluster.workload=pods"
+    words = "is too old for cluster.workload=job: of the Job it drops spec.completionMode silently; use cluster.workload=pods"
     with pytest.raises(ConfigError, match=words):
         stage.backend(cluster).check()
     gang = stage.submit(workload="job")
