@@ -13,6 +13,7 @@ import collections
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import select
@@ -245,6 +246,9 @@ class Recording:
     def take(self, line: str) -> None:
         if done := self.reader.take(line, time.monotonic()):
             self._add(done)
+        loss = self.reader.told.get("loss")
+        if loss is not None and not math.isfinite(loss) and self.config.run.on_nonfinite == "stop":
+            raise TrainerFailure(Reason.NUMERICS, f"the loss of step {self.reader.told['step']:.0f} is {loss}")
 
     def measured(self) -> bool:
         """Whether steps after the warm-up were told with their times."""
@@ -263,9 +267,6 @@ class Recording:
         }
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps(finite(line)) + "\n")
-        loss = step["loss"]
-        if loss is not None and finite(loss) is None and self.config.run.on_nonfinite == "stop":
-            raise TrainerFailure(Reason.NUMERICS, f"the loss of step {step['step']} is {loss}")
 
     def _times(self) -> list[float]:
         """Seconds of the steps after the warm-up. Logs count steps from 0 or from 1; the first one told is the first."""

@@ -183,18 +183,20 @@ def test_nodes_that_are_down_are_no_refusal(whole: Cluster, tmp_path: Path, pyth
     assert [state for name, state in squeue("Name", "State") if name == f"trireme-{record.id}-0"] == ["CANCELLED"], "a rehearsal"
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    ({"partition": "one", "time": 5}, "than cluster.partition allows"),
-    ({"partition": "one", "nodes": 2}, "than cluster.partition allows"),
-    ({"cpus": 99}, "than cluster.partition allows"),
-    ({"dependency": "afterok:FAILED"}, "cluster.dependency can never be satisfied"),
+@pytest.mark.parametrize(("fields", "reason", "words"), [
+    ({"partition": "one", "time": 5}, Reason.CANNOT_START, "than cluster.partition allows"),
+    ({"partition": "one", "nodes": 2}, Reason.CANNOT_START, "than cluster.partition allows"),
+    ({"cpus": 99}, Reason.CANNOT_START, "than cluster.partition allows"),
+    ({"dependency": "afterok:FAILED"}, Reason.UPSTREAM, "a job that it comes after has failed"),
 ])  # fmt: skip
-def test_a_job_that_can_never_start_is_taken_back_and_says_why(slurm: Slurm, tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+def test_a_job_that_can_never_start_is_taken_back_and_says_why(
+    slurm: Slurm, tmp_path: Path, fields: dict[str, Any], reason: Reason, words: str
+) -> None:
     slurm.breakable()
     failed = subprocess.run(["sbatch", "--parsable", "--output=/dev/null", "--wrap=false"], check=True, capture_output=True, text=True)
     fields = {name: value.replace("FAILED", failed.stdout.strip()) if isinstance(value, str) else value for name, value in fields.items()}
     (record,) = run(tmp_path, trial(ranks=fields.get("nodes", 1), **fields))
-    assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START)
+    assert (record.status, record.reason) == (Status.FAILED, reason)
     assert words in record.detail
     ours = submissions(tmp_path)
     assert ours and all(state == "CANCELLED" for name, state in squeue("Name", "State") if name in ours)

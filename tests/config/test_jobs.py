@@ -67,7 +67,7 @@ def test_every_job_is_what_hydra_composes(loaded: Loaded, jobs: list[list[str]])
         assert [outcome(composer.compose, overrides) for overrides in jobs] == expected
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(
     [["layout.tensor=2"], ["layout.tensor=two", "cluster.nodes=x"], ["cluster.nodes=0", "run.steps=0"], ["run.seed=007"], ["run.seed=-3"]]
 )

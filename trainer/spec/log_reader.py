@@ -76,7 +76,7 @@ class LogReader:
         self._tokens, self._sequences, self._ranks = tokens_per_step, sequences_per_step, ranks
         self._numbered = any("step" in pattern.groupindex for pattern in self._patterns)
         self._counted = 0
-        self._open: dict[str, Any] = {}
+        self.told: dict[str, Any] = {}  # groups of the step that is not complete
         self._last: tuple[int, float] | None = None  # step that was completed last, and when its first line came
         self.peak_memory_bytes: float | None = None
 
@@ -94,21 +94,21 @@ class LogReader:
             self._counted += 1
             groups["step"] = self._counted
         done = None
-        if "step" in groups and groups["step"] != self._open.get("step"):
-            if groups["step"] < self._open.get("step", -1):
+        if "step" in groups and groups["step"] != self.told.get("step"):
+            if groups["step"] < self.told.get("step", -1):
                 return None  # another rank's line, come late
-            done, self._open = self._completed(), {"at": now}
-        if self._open or "step" in groups:
-            self._open |= groups
+            done, self.told = self._completed(), {"at": now}
+        if self.told or "step" in groups:
+            self.told |= groups
         return done
 
     def rest(self) -> dict[str, Any] | None:
         """The step that is not completed by another, at the log's end."""
-        done, self._open = self._completed(), {}
+        done, self.told = self._completed(), {}
         return done
 
     def _completed(self) -> dict[str, Any] | None:
-        told = self._open
+        told = self.told
         if "step" not in told:
             return None
         step = int(told["step"])
