@@ -28,10 +28,10 @@ from trainer.launch.failure import NonFinite
 from trainer.launch.rank_env import RankEnv
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
-from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, to_dict
+from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
 from trainer.spec.files import finite
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
-from trainer.spec.summary import rates, spread
+from trainer.spec.summary import result_of
 from trainer.validation import Validation, whole_batches
 
 GARBAGE_STEPS = 50
@@ -231,28 +231,15 @@ class TrainingRun:
         config, history = self.config, self.history
         skipped = config.run.warmup_steps
         times = history.step_times_s[skipped:] or history.step_times_s
-        step_time, step_spread = spread(times)
-        reason = Reason.PREEMPTED.value if status is Status.STOPPED else None
+        series = {"losses": history.losses, "grad_norms": history.grad_norms, "step_times_s": history.step_times_s}
         fullest = max(ranks, key=lambda r: sum(r["memory"].values()))  # parts of one rank add up; the largest of each part would not
         write_outcome(
             self.out / RESULT,
             {
-                "status": status.value,
-                "reason": reason,
-                "message": "stopped on request" if reason else "",
-                "attempt": self.attempt,
-                "losses": history.losses,
-                "grad_norms": history.grad_norms,
-                "step_times_s": history.step_times_s,
-                "step_time_s": step_time,
-                "step_time_spread_s": step_spread,
-                **rates(config, step_time, self.world.size, self.engine.recomputed_flops()),
+                **result_of(config, status, self.attempt, series, times, self.world.size, self.engine.recomputed_flops()),
                 "step_split_s": mean_split([r["split"] for r in ranks]),
                 "peak_memory_bytes": max(r["peak"] for r in ranks),
                 "memory": fullest["memory"],
-                "world_size": self.world.size,
-                "layout": to_dict(config.layout),
-                "model": to_dict(config.model),
                 "rank_step_times_s": {str(rank): r["worked_s"] for rank, r in enumerate(ranks)},
                 "stragglers": stragglers([r["worked_s"] for r in ranks], [r["stage"] for r in ranks]),
                 "communication": ranks[0]["communication"],

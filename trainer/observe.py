@@ -28,12 +28,12 @@ from typing import Any
 
 from trainer.launch.failure import TrainerFailure
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, to_dict
+from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status
 from trainer.spec.files import finite
 from trainer.spec.log_reader import COMMON_FAILURES, LogReader
 from trainer.spec.records import METRICS, RESULT, known_reason, write_outcome
 from trainer.spec.schema import AT_RUN_TIME, CommandConfig
-from trainer.spec.summary import rates, spread, tokens_per_step
+from trainer.spec.summary import result_of, tokens_per_step
 
 TAIL = 12
 """Last lines of a log that are shown when it cannot be read."""
@@ -276,24 +276,8 @@ class Recording:
     def result(self, status: Status) -> Status:
         """Write ``result.json``; ``status`` again."""
         self.measured()
-        step_time, step_spread = spread(self._times())
-        reason = Reason.PREEMPTED.value if status is Status.STOPPED else None
-        write_outcome(
-            self.out / RESULT,
-            {
-                "status": status.value,
-                "reason": reason,
-                "message": "stopped on request" if reason else "",
-                "attempt": self.attempt,
-                **{name: [step[key] for step in self.steps] for name, key in (("losses", "loss"), ("grad_norms", "grad_norm"), ("step_times_s", "step_time_s"))},
-                "step_time_s": step_time,
-                "step_time_spread_s": step_spread,
-                **rates(self.config, step_time, self.ranks, None),
-                "peak_memory_bytes": self.reader.peak_memory_bytes,
-                "world_size": self.ranks,
-                "layout": to_dict(self.config.layout),
-                "model": to_dict(self.config.model),
-                "hosts": [socket.gethostname()],
-            },
-        )  # fmt: skip
+        keys = (("losses", "loss"), ("grad_norms", "grad_norm"), ("step_times_s", "step_time_s"))
+        series = {name: [step[key] for step in self.steps] for name, key in keys}
+        told = {"peak_memory_bytes": self.reader.peak_memory_bytes, "hosts": [socket.gethostname()]}
+        write_outcome(self.out / RESULT, result_of(self.config, status, self.attempt, series, self._times(), self.ranks, None) | told)
         return status

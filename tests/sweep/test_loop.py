@@ -109,6 +109,7 @@ def test_a_backend_that_throttles_itself_gets_all_trials_in_one_call(cluster: Pl
 def test_many_jobs_are_asked_about_in_one_question(place: Place) -> None:
     thread, _ = place.begin(1, 2, 3, max_parallel=0)
     until(lambda: "poll 3" in place.queue.calls)
+    assert not {"poll 1", "poll 2"} & set(place.queue.calls)
     place.queue.play()
     thread.join()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainer.spec.flops import model_flops
+from trainer.spec.outcome import Reason, Status
+from trainer.spec.read import to_dict
 from trainer.spec.schema import ResolvedTrainConfig
 
 
@@ -31,6 +34,34 @@ def rates(config: ResolvedTrainConfig, step_time: float, ranks: int, recomputed_
         "tflops_per_gpu": flops / per_rank,
         "mfu": flops / per_rank / peak if peak else None,
         "hfu": (flops + recomputed_flops) / per_rank / peak if peak and recomputed_flops is not None else None,
+    }
+
+
+def result_of(
+    config: ResolvedTrainConfig,
+    status: Status,
+    attempt: int,
+    series: Mapping[str, Sequence[float | None]],
+    measured: Sequence[float],
+    ranks: int,
+    recomputed_flops: float | None,
+) -> dict[str, Any]:
+    """What every ``result.json`` holds, whichever trainer ran. ``series``: losses, grad_norms and step_times_s by step; ``measured``: the
+    step times after the warm-up."""
+    step_time, step_spread = spread(measured)
+    stopped = status is Status.STOPPED
+    return {
+        "status": status.value,
+        "reason": Reason.PREEMPTED.value if stopped else None,
+        "message": "stopped on request" if stopped else "",
+        "attempt": attempt,
+        **series,
+        "step_time_s": step_time,
+        "step_time_spread_s": step_spread,
+        **rates(config, step_time, ranks, recomputed_flops),
+        "world_size": ranks,
+        "layout": to_dict(config.layout),
+        "model": to_dict(config.model),
     }
 
 
