@@ -113,14 +113,14 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     console = wide_console()
     console.print(heading(config))
     if len(planned.order):
-        console.print(table(planned, planned.order[:top], config))
+        console.print(table(planned, planned.order[:top], config, console.width))
     else:
         console.print("no layout is likely to fit into memory; more devices, a smaller model or more recomputation would help")
     best = planned.seconds[planned.order[0]] if len(planned.order) else float("inf")
     edge = [row for row in planned.fastest(AT_EDGE) if planned.seconds[row] < best][: max(3, top // 3)]
     if edge:
         console.print(f"Faster if they fit (probability below {percent(FITS, digits=0)}):")
-        console.print(table(planned, edge, config))
+        console.print(table(planned, edge, config, console.width))
     counts = (
         (f"{len(planned.space.table):,} layouts predicted, {len(planned.order):,} are in ({seconds:.2f} s). Out:", planned.out),
         ("Not predicted, since they break a rule, repeat another layout or were not asked for:", planned.space.dropped),
@@ -143,32 +143,26 @@ def heading(config: Config) -> str:
     return f"{config.model.family} {size} parameters, {batch}, {config.run.precision}, {world(config.cluster)}"
 
 
-def table(planned: Plan, rows: Any, config: Config) -> Any:
-    """Layouts with what is predicted of them."""
-    from rich import box
-    from rich.table import Table
-
+def table(planned: Plan, rows: Any, config: Config, width: int) -> Any:
+    """Layouts with what is predicted of them, in so many characters."""
+    from launcher.cli.console import Column, fitted_table
     from launcher.planning.layout_names import name_of
 
-    made = Table(
-        "#", "layout", "step", "80 %", "fastest", "tokens/s", "MFU", "memory", "fits", "mostly", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for place, row in enumerate(rows, 1):
-        predicted = planned.prediction(int(row))
-        tokens = config.run.global_batch * config.model.seq / predicted.step_time_s
-        made.add_row(
-            str(place),
-            name_of(planned.layout(int(row))),
-            f"{predicted.step_time_s:.4g} s",
-            interval(predicted.interval_s),
-            percent(float(planned.chances[row])),
-            amount(tokens),
-            percent(predicted.mfu),
-            memory(predicted.memory_bytes),
-            percent(predicted.fits, digits=0),
-            mostly(predicted),
-        )
-    return made
+    found = [planned.prediction(int(row)) for row in rows]
+    tokens = config.run.global_batch * config.model.seq
+    columns = [
+        Column("#", [str(place) for place in range(1, len(found) + 1)]),
+        Column("layout", [name_of(planned.layout(int(row))) for row in rows], least=18),
+        Column("step", [f"{one.step_time_s:.4g} s" for one in found], right=True),
+        Column("80 %", [interval(one.interval_s) for one in found], keep=1, right=True),
+        Column("fastest", [percent(float(planned.chances[row])) for row in rows], keep=1, right=True),
+        Column("tokens/s", [amount(tokens / one.step_time_s) for one in found], keep=4, right=True),
+        Column("MFU", [percent(one.mfu) for one in found], keep=4, right=True),
+        Column("memory", [memory(one.memory_bytes) for one in found], keep=2, right=True),
+        Column("fits", [percent(one.fits, digits=0) for one in found], keep=2, right=True),
+        Column("mostly", [mostly(one) for one in found], keep=5),
+    ]
+    return fitted_table(columns, width, [""] * len(found))
 
 
 def mostly(predicted: Prediction) -> str:

@@ -80,7 +80,7 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
     if not planned.possible.any():
         console.print("nothing fits, or serves what arrives; more devices, a smaller model or weights in fewer bits would help")
     else:
-        console.print(table(planned, planned.front[:top]))
+        console.print(table(planned, planned.front[:top], console.width))
     for goal, row in planned.recommended.items():
         if row is not None:
             console.print(
@@ -96,47 +96,29 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
         console.print(f"  {count:>8,}  {reason}")
 
 
-def table(planned: InferencePlan, rows: Any) -> Any:
-    """Rows with what is predicted of them."""
-    from rich import box
-    from rich.table import Table
-
+def table(planned: InferencePlan, rows: Any, width: int) -> Any:
+    """Rows with what is predicted of them, in so many characters."""
+    from launcher.cli.console import Column, fitted_table
     from launcher.planning.inference import name_of
 
-    made = Table(
-        "#",
-        "layout",
-        "latency",
-        "first token",
-        "per token",
-        "requests/s",
-        "tokens/s/device",
-        "cost/M",
-        "memory",
-        "KV",
-        "room",
-        "mostly",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for place, row in enumerate(rows, 1):
-        one = entry(planned, int(row))
-        parts = one["memory"]
-        made.add_row(
-            str(place),
-            name_of(planned.table[row]),
-            f"{seconds(one['latency_ms'] / 1e3)} ±{percent(planned.interval[1] - 1, digits=0)}",
-            seconds(one["ttft_ms"] / 1e3),
-            seconds(one["tpot_ms"] / 1e3),
-            amount(one["throughput"]),
-            amount(one["tokens_per_device"]),
-            f"{one['cost']:.3g}",
-            memory(sum(parts.values())),
-            percent(parts["keys and values"] / sum(parts.values()), digits=0),
-            amount(one["room"]),
-            mostly(one["per_token"]),
-        )
-    return made
+    found = [entry(planned, int(row)) for row in rows]
+    sizes = [sum(one["memory"].values()) for one in found]
+    give = percent(planned.interval[1] - 1, digits=0)
+    columns = [
+        Column("#", [str(place) for place in range(1, len(found) + 1)]),
+        Column("layout", [name_of(planned.table[row]) for row in rows], least=18),
+        Column("latency", [f"{seconds(one['latency_ms'] / 1e3)} ±{give}" for one in found], right=True),
+        Column("first token", [seconds(one["ttft_ms"] / 1e3) for one in found], keep=2, right=True),
+        Column("per token", [seconds(one["tpot_ms"] / 1e3) for one in found], keep=1, right=True),
+        Column("requests/s", [amount(one["throughput"]) for one in found], keep=3, right=True),
+        Column("tokens/s/device", [amount(one["tokens_per_device"]) for one in found], keep=1, right=True),
+        Column("cost/M", [f"{one['cost']:.3g}" for one in found], keep=2, right=True),
+        Column("memory", [memory(size) for size in sizes], keep=3, right=True),
+        Column("KV", [percent(one["memory"]["keys and values"] / size, digits=0) for one, size in zip(found, sizes)], keep=4, right=True),
+        Column("room", [amount(one["room"]) for one in found], keep=4, right=True),
+        Column("mostly", [mostly(one["per_token"]) for one in found], keep=5),
+    ]
+    return fitted_table(columns, width, [""] * len(found))
 
 
 def mostly(parts: Mapping[str, Mapping[str, float]]) -> str:

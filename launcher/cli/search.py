@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.console import wide_console
+from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.overrides import add_overrides, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
 from launcher.named_files import check_file, check_folder
@@ -217,25 +217,19 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome, layouts
 
 def show(result: dict[str, Any]) -> None:
     """The same for people."""
-    from rich import box
-    from rich.table import Table
-
-    console = wide_console()
-    made = Table("#", "layout", "step", "predicted", "error", "fastest", "size", "trial", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, row in enumerate(result["ranking"], 1):
-        error = percent(error_of(row["predicted_s"], row["step_time_s"]), signed=True)
-        size = "full" if row["full_size"] else "scaled up"
-        made.add_row(
-            str(place),
-            row["layout"],
-            seconds(row["step_time_s"]),
-            seconds(row["predicted_s"]),
-            error,
-            percent(row["fastest"]),
-            size,
-            row["trial"],
-        )
-    console.print(made)
+    console, ranking = wide_console(), result["ranking"]
+    errors = [percent(error_of(row["predicted_s"], row["step_time_s"]), signed=True) for row in ranking]
+    columns = [
+        Column("#", [str(place) for place in range(1, len(ranking) + 1)]),
+        Column("layout", [row["layout"] for row in ranking], least=18),
+        Column("step", [seconds(row["step_time_s"]) for row in ranking], right=True),
+        Column("predicted", [seconds(row["predicted_s"]) for row in ranking], keep=1, right=True),
+        Column("error", errors, keep=3, right=True),
+        Column("fastest", [percent(row["fastest"]) for row in ranking], keep=1, right=True),
+        Column("size", ["full" if row["full_size"] else "scaled up" for row in ranking], keep=4),
+        Column("trial", [row["trial"] for row in ranking], keep=2),
+    ]
+    console.print(fitted_table(columns, console.width, [""] * len(ranking)))
     for row in result["failed"]:
         console.print(f"{row['trial']}  {row['layout']}: {row['reason']} {row['detail']}".rstrip(), markup=False)
     share = result["gpu_hours"] / result["grid_gpu_hours"] if result["grid_gpu_hours"] else 0.0
