@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.attention import AttentionCore, Rotary
+from trainer.models.attention import AttentionCore, Rotary, rotated
 from trainer.models.transformer import Head
 from trainer.tensor.layers import ShardedPositionEmbedding
 
@@ -111,13 +111,12 @@ class PlacedRotary(nn.Module):
         super().__init__()
         self.head, self.theta, self.reading = rotary.head, rotary.theta, reading
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [s, b, heads, d]. Angles are computed in fp64 and rounded, as in training."""
-        frequency = self.theta ** (-torch.arange(0, self.head, 2, dtype=torch.float64, device=x.device) / self.head)
+    def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Both [s, b, heads, d]. Angles are computed in fp64 and rounded, as in training."""
+        frequency = self.theta ** (-torch.arange(0, self.head, 2, dtype=torch.float64, device=query.device) / self.head)
         angle = self.reading.memory.positions().double()[..., None, None] * frequency  # [s, b, 1, d/2]
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        cos, sin = angle.cos().to(query.dtype), angle.sin().to(query.dtype)
+        return rotated(query, cos, sin), rotated(key, cos, sin)
 
 
 class PlacedPositions(nn.Module):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache, wraps
+from typing import ParamSpec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.layers import Dropout, Linear
+
+P = ParamSpec("P")
 
 
 class Attention(nn.Module):
@@ -42,12 +45,12 @@ class Attention(nn.Module):
         groups = self.qkv(x)  # [s, b, kv_heads, queries + 2, head]
         query, key, value = groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]
         if self.rotary is not None:
-            query, key = self.rotary(query), self.rotary(key)
+            query, key = self.rotary(query, key)
         return self.output(self.core(query, key, value))
 
 
 class AttentionCore(nn.Module):
-    """softmax(q k^T / sqrt(d) + bias) v, causal. q [s, b, heads, d], k and v [s, b, kv_heads, d] -> [s, b, heads d].
+    """softmax(q k^T / sqrt(d)) v, causal. q [s, b, heads, d], k and v [s, b, kv_heads, d] -> [s, b, heads d].
 
     ``heads`` are the global indices of the heads in q. The fused kernel is used unless attention weights have dropout.
     """
@@ -55,27 +58,30 @@ class AttentionCore(nn.Module):
     def __init__(self, heads: int, fused: bool, dropout: float, alibi: bool = False):
         super().__init__()
         self.heads = range(heads)
-        self.alibi = AlibiSlopes(heads) if alibi else None
+        self.alibi = Alibi(heads) if alibi else None
         self.fused = fused and dropout == 0.0
         self.dropout: nn.Module = AttentionDropout(dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
-        bias = None if self.alibi is None else self.alibi(query, self.heads)
+        scale = 1 / math.sqrt(query.shape[-1])
+        if self.alibi is not None:
+            query, key = self.alibi(query, key, self.heads)
         attend = self._fused if self.fused else self._unfused
-        return attend(query, key, value, bias).permute(2, 0, 1, 3).flatten(2)
+        return attend(query, key, value, scale).permute(2, 0, 1, 3).flatten(2)
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        grouped = query.shape[1] != key.shape[1]
-        mask = None if bias is None else bias.unsqueeze(0)  # torch.compile mishandles masks with fewer than four dimensions
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        grouped, head = query.shape[1] != key.shape[1], value.shape[-1]
+        if query.shape[-1] > head:
+            value = F.pad(value, (0, query.shape[-1] - head))  # the fast kernels want one head size
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)[..., :head]
 
-    def _unfused(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    def _unfused(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         groups = key.shape[1]
         query = query.unflatten(1, (groups, -1))  # [b, groups, queries, s, d]
-        scores = query @ key.unsqueeze(2).transpose(-1, -2) / math.sqrt(query.shape[-1])
-        mask = causal_mask(query) if bias is None else bias.unflatten(0, (groups, -1))
-        weights = self.dropout(torch.softmax(scores + mask, dim=-1).flatten(1, 2)).unflatten(1, (groups, -1))
+        scores = query @ key.unsqueeze(2).transpose(-1, -2) * scale
+        weights = torch.softmax(scores + causal_mask(query.shape[-2], query.dtype, query.device), dim=-1)
+        weights = self.dropout(weights.flatten(1, 2)).unflatten(1, (groups, -1))
         return (weights @ value.unsqueeze(2)).flatten(1, 2)
 
 
@@ -83,46 +89,61 @@ class AttentionDropout(Dropout):
     """Dropout of attention weights [b, heads, s, s]."""
 
 
-class LastValue:
-    """Caches the last value of a function of a tensor's shape, dtype and device, and of further plain arguments."""
+def kept(compute: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """A tensor that depends on plain values alone is computed once and shared by all layers of a rank. Compiled code fuses its computation."""
+    remembered = lru_cache(maxsize=8)(torch.no_grad()(compute))
 
-    def __init__(self, compute: Callable[..., Any]):
-        self.compute = compute
-        self.key: tuple[Any, ...] | None = None
-        self.value: Any = None
+    @wraps(compute)
+    def look_up(*arguments: P.args, **named: P.kwargs) -> Tensor:
+        if torch.compiler.is_compiling():
+            return compute(*arguments, **named)
+        return remembered(*arguments, **named)  # type: ignore[arg-type]
 
-    def __call__(self, like: Tensor, *arguments: Any) -> Any:
-        key = (like.shape, like.dtype, like.device, *arguments)
-        if key != self.key:
-            with torch.no_grad():
-                self.key, self.value = key, self.compute(like, *arguments)
-        return self.value
+    return look_up
 
 
-def causal_mask(like: Tensor) -> Tensor:
-    """[s, s]: 0 where key <= query, -inf elsewhere; s is the second-last dimension of ``like``."""
-    s = like.shape[-2]
-    return torch.full((s, s), -math.inf, dtype=like.dtype, device=like.device).triu(1)
+@kept
+def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[s, s]: 0 where key <= query, -inf elsewhere."""
+    return torch.full((length, length), -math.inf, dtype=dtype, device=device).triu(1)
 
 
-class AlibiSlopes(nn.Module):
-    """Attention with linear biases: key j adds ``-slope (i - j)`` to the score of query i (Press et al. 2022)."""
+class Alibi(nn.Module):
+    """Attention with linear biases: key j adds ``-slope (i - j)`` to the score of query i (Press et al. 2022).
+
+    Softmax ignores what is added to a whole row, so ``slope j`` does the same. It is added by the product of queries and keys itself,
+    in further columns: no bias of [heads, s, s], and every fused kernel can be used.
+    """
 
     def __init__(self, heads: int):
         super().__init__()
         self.slopes = slopes(heads)
-        self.bias = LastValue(self._bias)
 
-    def forward(self, query: Tensor, heads: range) -> Tensor:
-        """[heads, s, s], with -inf above the diagonal, for query [b, heads, s, d]."""
-        return self.bias(query, heads)
+    def forward(self, query: Tensor, key: Tensor, heads: range) -> tuple[Tensor, Tensor]:
+        """query [b, heads, s, d] and key [b, groups, s, d], each with 8 more columns."""
+        own = tuple(self.slopes[h] * math.sqrt(query.shape[-1]) for h in heads)  # scores are divided by that root
+        steep = slope_columns(own, query.dtype, query.device).expand(*query.shape[:-1], -1)
+        place = position_columns(key.shape[-2], key.dtype, key.device).expand(*key.shape[:-1], -1)
+        return torch.cat((query, steep), -1), torch.cat((key, place), -1)
 
-    def _bias(self, query: Tensor, heads: range) -> Tensor:
-        s = query.shape[-2]
-        distance = torch.arange(s, device=query.device)
-        distance = distance.unsqueeze(0) - distance.unsqueeze(1)  # key - query
-        own = torch.tensor([self.slopes[h] for h in heads], dtype=query.dtype, device=query.device)
-        return own[:, None, None] * distance + causal_mask(query)
+
+@kept
+def slope_columns(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[heads, 1, 8]: each value as a sum of three numbers of ``dtype``, each twice, then zeros: 24 bits even of bfloat16."""
+    left = torch.tensor(values, dtype=torch.float64, device=device)
+    columns = []
+    for _ in range(3):
+        columns += [left.to(dtype)] * 2
+        left = left - columns[-1].double()
+    return F.pad(torch.stack(columns, -1), (0, 2))[:, None]
+
+
+@kept
+def position_columns(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[s, 8]: each position as a multiple of 256 and the rest, both exact in bfloat16; three times, then zeros."""
+    position = torch.arange(length, device=device)
+    pair = torch.stack((position - position % 256, position % 256), -1).to(dtype)
+    return F.pad(pair.repeat(1, 3), (0, 2))
 
 
 def slopes(heads: int) -> list[float]:
@@ -139,16 +160,28 @@ class Rotary(nn.Module):
     def __init__(self, head: int, theta: float):
         super().__init__()
         self.head, self.theta = head, theta
-        self.angles = LastValue(self._angles)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [s, b, heads, d]."""
-        cos, sin = self.angles(x)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Both [s, b, heads, d], each with its own number of heads."""
+        cos, sin = rotary_table(query.shape[0], self.head, self.theta, query.dtype, query.device).unbind()
+        return rotated(query, cos, sin), rotated(key, cos, sin)
 
-    def _angles(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, [s, 1, 1, d/2], computed in fp64 and rounded to x's type."""
-        frequency = self.theta ** (-torch.arange(0, self.head, 2, dtype=torch.float64, device=x.device) / self.head)
-        angle = torch.outer(torch.arange(x.shape[0], dtype=torch.float64, device=x.device), frequency)[:, None, None, :]
-        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [s, b, heads, d] by the angles whose cos and sin are given, [s, 1 or b, 1, d/2]."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+@torch.compiler.assume_constant_result
+def rotary_table(length: int, head: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """cos and sin, [2, s, 1, 1, d/2], computed in fp64 and rounded to ``dtype``. A constant for torch.compile: fp64 is slow on a GPU."""
+    return _rotary_table(length, head, theta, dtype, device)
+
+
+@lru_cache(maxsize=8)
+@torch.no_grad()
+def _rotary_table(length: int, head: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    frequency = theta ** (-torch.arange(0, head, 2, dtype=torch.float64, device=device) / head)
+    angle = torch.outer(torch.arange(length, dtype=torch.float64, device=device), frequency)[:, None, None, :]
+    return torch.stack((angle.cos(), angle.sin())).to(dtype)

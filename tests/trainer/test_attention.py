@@ -1,0 +1,82 @@
+"""Attention's tables and biases: what they add, and what they cost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.models import attention
+from trainer.models.attention import Alibi, AttentionCore, Rotary, slopes
+
+
+class Sizes(TorchDispatchMode):
+    """Elements of every tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[int] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):  # type: ignore[no-untyped-def]
+        output = function(*arguments, **(named or {}))
+        self.made += [t.numel() for t in (output if isinstance(output, tuple) else (output,)) if isinstance(t, Tensor)]
+        return output
+
+
+def biased(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """The textbook form: -slope (i - j) on every score. All [b, heads, s, d]."""
+    s = query.shape[-2]
+    distance = torch.arange(s, device=query.device)[:, None] - torch.arange(s)
+    bias = -torch.tensor(slopes(heads), dtype=query.dtype)[:, None, None] * distance
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
+    return torch.softmax(scores.masked_fill(distance < 0, -math.inf), -1) @ value
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-10), (torch.float32, 2e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("heads", [4, 6])
+def test_alibi_by_further_columns_is_alibi(dtype: torch.dtype, off: float, heads: int) -> None:
+    """For positions far beyond what bfloat16 can count, too."""
+    torch.manual_seed(heads)
+    query, key, value = (torch.randn(700, 2, heads, 24, dtype=dtype) for _ in range(3))
+    got = AttentionCore(heads, fused=True, dropout=0.0, alibi=True)(query, key, value).unflatten(2, (heads, -1))
+    want = biased(*(t.double().permute(1, 2, 0, 3) for t in (query, key, value)), heads).permute(2, 0, 1, 3)
+    assert (got.double() - want).abs().max() < off
+
+
+def test_alibi_reaches_across_sixteen_bits_of_positions() -> None:
+    """The further columns of a query and a key give slope times position to the last bit of fp32, in bfloat16."""
+    query, key = torch.zeros(1, 8, 1, 16, dtype=torch.bfloat16), torch.zeros(1, 8, 40_000, 16, dtype=torch.bfloat16)
+    wide_query, wide_key = Alibi(8)(query, key, range(8))
+    added = (wide_query.double() @ wide_key.double().transpose(-1, -2) / math.sqrt(16))[0, :, 0]
+    want = torch.tensor(slopes(8), dtype=torch.float64)[:, None] * torch.arange(40_000)
+    assert (added - want).abs().max() <= 2.0**-23 * want.max()
+
+
+def test_fused_alibi_makes_nothing_of_sequence_by_sequence() -> None:
+    """Before, a bias of heads x s x s per block."""
+    s, heads = 128, 4
+    core = AttentionCore(heads, fused=True, dropout=0.0, alibi=True)
+    with Sizes() as sizes:
+        core(
+            *(
+                torch.randn(
+                    s,
+                    1,
+                    heads,
+                    8,
+                )
+                for _ in range(3)
+            )
+        )
+    assert 0 < max(sizes.made) <= s * heads * (8 + 8) < s * s * heads
+
+
+def test_rotary_tables_are_made_once_for_all_layers() -> None:
+    """Whatever number of heads queries and keys have."""
+    attention._rotary_table.cache_clear()
+    for _ in range(3):
+        Rotary(8, 1e4)(torch.randn(5, 1, 4, 8), torch.randn(5, 1, 2, 8))
+    assert attention._rotary_table.cache_info().misses == 1
