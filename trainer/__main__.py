@@ -21,7 +21,7 @@ from trainer.launch.rank_env import RankEnv, discover
 from trainer.measure.forwarder import forwarding
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, load, resolve
 from trainer.spec.records import EXIT_FAILED, EXIT_STOPPED, RESULT, write_outcome
-from trainer.spec.stage_run import load_stage
+from trainer.spec.stage_run import StageRun, load_stage
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,32 +51,28 @@ def preload() -> None:
 
 def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
     stage, config = load_stage(path), resolve(load(path), env.world_size)
-    run = partial(_run, config, env, out, attempt)
-    if stage is None:
+    run = partial(_run, config, env, out, attempt, stage)
+    if stage is None or not stage.folder:
         return run()
     from trainer.stage import make, run_command
 
-    work = run if stage.verb in ("train", "evaluate") else partial(run_command, stage, config)
+    work = run if stage.verb in ("train", "evaluate", "generate") else partial(run_command, stage, config)
     return make(stage, work, env, out, attempt, config.run.warmup_steps)
 
 
-def _run(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Callable[[], None] = lambda: None) -> Status:
-    """``finish`` is called by rank 0 when all is written but the result of a training, or all of an evaluation."""
+def _run(
+    config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Callable[[], None] = lambda: None
+) -> Status:
+    """``finish`` is called by rank 0 when all is written but the result of a training, or all of an evaluation or a generation."""
     if config.run.task == "probe":
         from trainer.probe import probe
 
         return probe(config, env, out, attempt)
-    if config.run.task == "evaluate":
-        from trainer.evaluate import evaluate
-
-        status = evaluate(config, env, out, attempt)
+    if config.run.task in ("evaluate", "generate"):
+        status = _read(config, env, out, attempt, stage)
         if env.rank == 0:
             finish()
         return status
-    if config.run.task == "generate":
-        from trainer.generate.job import generate_on_ranks
-
-        return generate_on_ranks(config, env, out, attempt)
     if config.command is not None:
         from trainer.observe import observe
 
@@ -86,6 +82,17 @@ def _run(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fin
 
     with forwarding(config, env.rank, out):
         return train(config, env, out, attempt, finish)
+
+
+def _read(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None) -> Status:
+    """What only reads a model's weights."""
+    if config.run.task == "evaluate":
+        from trainer.evaluate import evaluate
+
+        return evaluate(config, env, out, attempt)
+    from trainer.generate.job import generate_on_ranks
+
+    return generate_on_ranks(config, env, out, attempt, stage)
 
 
 def _fail(error: Exception, env: RankEnv, out: Path, attempt: int) -> int:

@@ -26,6 +26,7 @@ from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import look_again, read_json, write_json
 from trainer.spec.records import RESULT, attempt_of, failures_in, number, positive, read_steps, write_outcome
 from trainer.spec.stage_run import StageRun
+from trainer.spec.stages import COMPLETIONS
 
 FIGURES, CHOICE = ".training.json", ".choice.json"
 """How a training went, and which was chosen. Hidden: the digest of an artifact names its weights, not their timings."""
@@ -163,10 +164,11 @@ def _finish(stage: StageRun, out: Path, warmup: int) -> None:
     folder = Path(stage.folder)
     if stage.verb == "train":
         write_json(folder / FIGURES, figures_of(out, warmup))
+        shutil.copyfile(Path(stage.sources["data"]) / TOKENIZER, folder / TOKENIZER)
     if stage.verb == "evaluate":
         write_json(folder / METRICS_FILE, (read_json(out / RESULT) or {})["evaluation"])
-    if stage.verb == "train":
-        shutil.copyfile(Path(stage.sources["data"]) / TOKENIZER, folder / TOKENIZER)
+    if stage.verb == "generate":
+        write_json(folder / COMPLETIONS, {"completions": (read_json(out / RESULT) or {})["completions"]})
     write_artifact(folder, ArtifactKind(stage.gives), stage.id, stage.inputs)
 
 

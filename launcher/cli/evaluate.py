@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.overrides import add_overrides
 from trainer.spec import ConfigError, ModelConfig, from_dict
 from trainer.spec.artifacts import checkpoint_facts
-from trainer.spec.errors import listed, nearest
-from trainer.spec.files import read_json
-from trainer.spec.stages import BUILTIN_TASKS, COMMAND, FETCHED
+from trainer.spec.stage_run import StageRun
+from trainer.spec.stages import BUILTIN_TASKS
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -56,7 +54,8 @@ def main(argv: list[str]) -> int:
     check_launchable(config)
     wanted = for_evaluation(config, arguments.checkpoint, arguments.overrides)
     try:
-        result = run_job(locate_data(resolve(wanted)), "evaluate", lambda *_: None)
+        told = StageRun(verb="evaluate", sources={"model": str(wanted.run.checkpoint.dir)})
+        result = run_job(locate_data(resolve(wanted)), "evaluate", lambda *_: None, stage=told)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -67,46 +66,23 @@ def main(argv: list[str]) -> int:
 
 def evaluate_tasks(arguments: argparse.Namespace) -> int:
     """Exit code as ``main``."""
-    from launcher.cli.generate import for_generation
+    from launcher.cli.generate import command, for_generation
     from launcher.config import locate_data
+    from launcher.stages.tasks import check_tasks
     from launcher.sweep.oneoff import JobError, run_job
 
-    check_tasks(arguments.tasks, arguments.tasks_folder)
+    check_tasks(arguments.tasks.split(","), arguments.tasks_folder)
     config = for_generation([str(arguments.checkpoint)], arguments.overrides)
     options = {"--tasks-folder": arguments.tasks_folder, "--tokenizer": arguments.tokenizer, "--limit": arguments.limit}
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    command = {"verb": "score", "words": [str(arguments.checkpoint), "--tasks", arguments.tasks, *words], "folder": os.getcwd()}
+    told = command("evaluate", [str(arguments.checkpoint), "--tasks", arguments.tasks, *words])
     try:
-        figures = run_job(locate_data(config), "evaluate", lambda *_: None, files={COMMAND: command})["evaluation"]
+        figures = run_job(locate_data(config), "evaluate", lambda *_: None, stage=told)["evaluation"]
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(json.dumps(figures) if arguments.json else scores(figures))
     return 0
-
-
-def check_tasks(names: str, folder: Path | None) -> None:
-    """``ConfigError`` for a task that is not there, and for one that lacks a file: before anything is started."""
-    own, fetched = {}, []
-    if folder is not None:
-        own = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-        fetched = (read_json(folder / FETCHED) or {}).get("tasks", [])
-    known = [*BUILTIN_TASKS, *own, *fetched]
-    for name in names.split(","):
-        if name not in known:
-            raise ConfigError(
-                f"--tasks: {name!r} is not there{nearest(name, known)}; use {listed(known)}, name a folder with --tasks-folder, or fetch it "
-                f"where there is a network: trireme prepare --tasks {name} --tasks-folder DIR"
-            )
-        if name in own:
-            _check_files(name, own[name])
-
-
-def _check_files(name: str, path: Path) -> None:
-    """The data files that a task's YAML names, by word: its functions are not read here."""
-    for found in re.findall(r"[^\s'\"\[\],{}]+\.(?:jsonl|json|csv|parquet)\b", path.read_text(encoding="utf-8")):
-        if not Path(found).is_file():
-            raise ConfigError(f"--tasks: {name} ({path}) reads {found}, which is not there; put it there, or correct its path")
 
 
 def scores(figures: dict[str, Any]) -> str:
@@ -122,8 +98,6 @@ def scores(figures: dict[str, Any]) -> str:
 def for_evaluation(config: Config, checkpoint: Path, overrides: list[str]) -> Config:
     """``config`` with the model of the newest checkpoint in ``checkpoint``, and everything set that an evaluation needs. ``ConfigError``
     if there is none, or if keys of the model are among ``overrides``."""
-    if config.cluster.backend == "kubernetes":
-        raise ConfigError("cluster.backend=kubernetes cannot evaluate: pods do not see the checkpoint's folder; use local or slurm")
     given = [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]
     if given:
         raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")

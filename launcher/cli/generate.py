@@ -3,7 +3,6 @@ process, or with keys (``layout.tensor=2``, ``cluster=slurm``) in a job under th
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING
 from launcher.config.packages import need
 from trainer.spec import ConfigError
 from trainer.spec.model_files import model_of
-from trainer.spec.stages import COMMAND, TEXT
+from trainer.spec.stage_run import StageRun
+from trainer.spec.stages import TEXT
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _OVERRIDE = re.compile(r"\+{0,2}[a-z_]+([./][a-z_]+)*=.*", re.DOTALL)
 FLAGS = ("--json", "-h", "--help")
 """Options without a value."""
+FILES = ("--prompts", "--tokenizer", "--tasks-folder", "--token-file", "--out")
+"""Options whose value is a path."""
 
 
 def main(argv: list[str]) -> int:
@@ -36,15 +38,30 @@ def main(argv: list[str]) -> int:
     from launcher.sweep.oneoff import JobError, run_job
 
     config, as_json = for_generation(words, overrides), "--json" in words
+    copy = copier(not as_json and config.cluster.backend != "kubernetes")  # what pods write is not seen while it grows
     try:
-        command = {"verb": "generate", "words": words, "folder": os.getcwd()}
-        result = run_job(locate_data(config), "generate", lambda *_: None, files={COMMAND: command}, watch=copier(not as_json))
+        result = run_job(locate_data(config), "generate", lambda *_: None, stage=command("generate", words), watch=copy)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if as_json:
         print(json.dumps(result["completions"]))
+    elif config.cluster.backend == "kubernetes":
+        print(*(made["prompt"] + made["text"] for made in result["completions"]), sep="\n")
     return 0
+
+
+def command(verb: str, words: Sequence[str]) -> StageRun:
+    """What the ranks are told: ``words`` with absolute paths, and which of them must be seen where they run."""
+    told, sources = [os.path.abspath(words[0])], {"model": os.path.abspath(words[0])}
+    for word in words[1:]:
+        option, equals, value = word.partition("=")
+        if option in FILES and equals:
+            told, word = [*told, option], value
+        if told[-1] in FILES:
+            word = sources[told[-1].lstrip("-")] = os.path.abspath(word)
+        told.append(word)
+    return StageRun(verb=verb, command=told, sources=sources)
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -59,21 +76,14 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def for_generation(words: Sequence[str], overrides: list[str]) -> Config:
     """The resolved configuration of a job that generates with the model that ``words`` name first. ``data`` is 1 unless it is given."""
-    from launcher.config import check_launchable, compose, resolve
+    from launcher.config import compose
+    from launcher.config.rules import generating
 
-    config = compose(overrides)
-    check_launchable(config)
-    if config.cluster.backend == "kubernetes":
-        raise ConfigError("cluster.backend=kubernetes cannot generate: pods do not see the weights' folder; use local or slurm")
     if given := [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]:
         raise ConfigError(f"{given[0]}: the model is that of the weights; leave it out")
     if not words or words[0].startswith("-"):
         raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
-    layout = dataclasses.replace(config.layout, data=config.layout.data or 1)
-    batch = (layout.data or 1) * layout.micro_batch
-    run = dataclasses.replace(config.run, task="generate", steps=1, warmup_steps=0, global_batch=batch)
-    data = dataclasses.replace(config.data, kind="synthetic")
-    return resolve(dataclasses.replace(config, model=model_of(Path(words[0])), layout=layout, run=run, data=data))
+    return generating(compose(overrides), model_of(Path(words[0])))
 
 
 def copier(prints: bool) -> Callable[[Path], None]:

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from launcher.cli.generate import copier, for_generation, split
+from launcher.cli.generate import command, copier, for_generation, split
 from launcher.interrupt import leave
-from trainer.spec.stages import COMMAND, STOP
+from trainer.spec import ConfigError
+from trainer.spec.stages import STOP
 
 
 def main(argv: list[str]) -> int:
@@ -22,6 +23,11 @@ def main(argv: list[str]) -> int:
     from launcher.sweep.oneoff import JobError, run_job
 
     config, copy = for_generation(words, overrides), copier(True)
+    if config.cluster.backend == "kubernetes":
+        raise ConfigError(
+            "cluster.backend=kubernetes: a pod's address is its own, so this command cannot serve there; run 'python -m trainer.generate.serve' "
+            "in a Deployment with a Service, or use local or slurm"
+        )
     ending: list[int] = []
 
     def watch(folder: Path) -> None:
@@ -35,8 +41,7 @@ def main(argv: list[str]) -> int:
         ending.append(number)
 
     try:
-        command = {"verb": "serve", "words": words, "folder": os.getcwd()}
-        run_job(locate_data(config), "serve", lambda *_: None, files={COMMAND: command}, watch=watch, on_signal=on_signal)
+        run_job(locate_data(config), "serve", lambda *_: None, stage=command("serve", words), watch=watch, on_signal=on_signal)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

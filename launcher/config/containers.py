@@ -120,7 +120,7 @@ def host_paths(config: Mapping[str, Any] | None, directory: Path, code: Path | N
         paths.append(_named("data.path", config["data"]["path"], mounts))
     stage = config.get(SECTION) or {"sources": {}}
     paths += [HostPath(f"input {name}", folder, folder) for name, folder in stage["sources"].items()]
-    if "folder" in stage:
+    if stage.get("folder"):
         made = os.path.dirname(stage["folder"])
         paths.append(HostPath("sweep.dir", made, made, written=True))
     if config["run"]["checkpoint"]["dir"] is not None:

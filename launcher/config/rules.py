@@ -13,7 +13,7 @@ from launcher.config.containers import Mount, check_paths, given_mounts, host_pa
 from launcher.config.packages import need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
-from trainer.spec import ConfigError, TrainConfig
+from trainer.spec import ConfigError, ModelConfig, TrainConfig
 from trainer.spec import resolve as resolve_run
 from trainer.spec.corpus import check_corpus
 from trainer.spec.read import SECTION
@@ -34,6 +34,16 @@ def resolve(config: Config) -> Config:
 def run_of(config: Config) -> TrainConfig:
     """What the ranks of a resolved run read: its configuration, and the command of a trainer that is not ours."""
     return dataclasses.replace(config.train_config(), command=command_of(config))
+
+
+def generating(config: Config, model: ModelConfig) -> Config:
+    """The resolved configuration of ranks that read a model's weights and generate; one replica unless ``layout.data`` says more."""
+    check_launchable(config)
+    layout = dataclasses.replace(config.layout, data=config.layout.data or 1)
+    batch = (layout.data or 1) * layout.micro_batch
+    run = dataclasses.replace(config.run, task="generate", steps=1, warmup_steps=0, global_batch=batch)
+    data = dataclasses.replace(config.data, kind="synthetic")
+    return resolve(dataclasses.replace(config, model=model, layout=layout, run=run, data=data))
 
 
 def check_launchable(config: Config) -> None:
@@ -102,13 +112,14 @@ def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
 
 
 def check_shared(config: Config, stage: dict[str, Any]) -> Config:
-    """The run of a pipeline's stage as its place needs it; ``ConfigError`` if its ranks could not have the folders that ``stage`` names.
+    """A run as its place needs it, with the section ``stage``; ``ConfigError`` if its ranks could not have the folders that this names.
     What is to be made by then need not be there yet."""
     if config.cluster.backend == "kubernetes":
         from launcher.config.kubernetes import check_cluster, check_mounted, locate_in_pods
 
         cluster = check_cluster(config.cluster)
-        check_mounted(cluster, {"sweep.dir": stage["folder"], **{f"input {n}": f for n, f in stage["sources"].items()}})
+        made = {"sweep.dir": stage["folder"]} if stage["folder"] else {}
+        check_mounted(cluster, made | {f"input {name}": folder for name, folder in stage["sources"].items()})
         data, cluster = locate_in_pods(config.data, cluster)
         return dataclasses.replace(config, data=data, cluster=cluster)
     if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":

@@ -16,30 +16,43 @@ from launcher.config.compose import group_folders
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.artifacts import ArtifactKind
 from trainer.spec.errors import listed, nearest
-from trainer.spec.stages import ChooseSettings, ConvertSettings, GenerateSettings
+from trainer.spec.stages import ChooseSettings, ConvertSettings, EvaluateSettings, GenerateSettings
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 @dataclass(frozen=True)
 class StageKind:
-    """What a stage takes, by the name of the input, and what it gives. ``settings`` is None where its keys are those of a run."""
+    """What a stage takes, by the name of the input, and what it gives. ``settings`` are keys of its own; of the keys of a run it has those
+    that begin with one of ``run_keys``, or all."""
 
     takes: dict[str, tuple[ArtifactKind, ...]]
     gives: ArtifactKind
     settings: type | None = None
+    run_keys: tuple[str, ...] | None = None
+
+    def is_own(self, key: str) -> bool:
+        """Whether a key of the file is one of ``settings``, rather than one of a run."""
+        if self.settings is None or self.run_keys is None:
+            return self.settings is not None and key in {f.name for f in dataclasses.fields(self.settings)}
+        return not key.startswith(self.run_keys)
 
 
+PLACE = ("cluster", "hardware")
+"""Keys of where a stage runs."""
+MODEL = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)
 KINDS = {
     "prepare": StageKind({}, ArtifactKind.CORPUS),
     "train": StageKind({"data": (ArtifactKind.CORPUS,)}, ArtifactKind.CHECKPOINT),
-    "evaluate": StageKind({"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}, ArtifactKind.METRICS),
-    "convert": StageKind({"model": (ArtifactKind.CHECKPOINT,)}, ArtifactKind.HUGGINGFACE, ConvertSettings),
-    "generate": StageKind({"model": (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)}, ArtifactKind.TEXT, GenerateSettings),
+    "evaluate": StageKind({"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}, ArtifactKind.METRICS, EvaluateSettings),
+    "convert": StageKind({"model": (ArtifactKind.CHECKPOINT,)}, ArtifactKind.HUGGINGFACE, ConvertSettings, PLACE),
+    "generate": StageKind(
+        {"model": MODEL}, ArtifactKind.TEXT, GenerateSettings, (*PLACE, "layout.", "run.device", "run.precision", "run.threads")
+    ),
 }
 
 
-CHOICE = StageKind({}, ArtifactKind.CHECKPOINT, ChooseSettings)
+CHOICE = StageKind({}, ArtifactKind.CHECKPOINT, ChooseSettings, PLACE)
 """The stage that a training with ``over`` becomes: it takes the trainings of all its values, and gives the best of them."""
 
 
@@ -57,24 +70,36 @@ class Stage:
         return KINDS.get(self.verb, CHOICE)
 
     @property
+    def takes(self) -> dict[str, tuple[ArtifactKind, ...]]:
+        """The kinds that each input may be of."""
+        if self.verb == "choose":
+            return dict.fromkeys(self.inputs, (ArtifactKind.CHECKPOINT,))
+        return {"model": MODEL} if self.asks_tasks else self.kind.takes
+
+    @property
+    def gives(self) -> ArtifactKind:
+        return ArtifactKind.GGUF if self.settings.get("format") == "gguf" else self.kind.gives
+
+    @property
+    def asks_tasks(self) -> bool:
+        """Whether it is an evaluation by tasks, not on a corpus."""
+        return self.verb == "evaluate" and bool(self.settings.get("tasks"))
+
+    @property
     def needs(self) -> list[str]:
         """The stages that it takes something of."""
         return [source for source in self.inputs.values() if not is_folder(source)]
 
     @property
     def overrides(self) -> list[str]:
-        """Its settings in Hydra's grammar; of those that are no keys of a run, only where it runs."""
-        return [f"{key}={_word(value)}" for key, value in flat(self.settings).items() if self.kind.settings is None or _is_place(key)]
+        """Those of its settings that are keys of a run, in Hydra's grammar."""
+        return [f"{key}={_word(value)}" for key, value in flat(self.settings).items() if not self.kind.is_own(key)]
 
     def typed(self) -> Any:
         """Its own settings as the dataclass of its kind; ``ConfigError`` for unknown keys and wrong values."""
         assert self.kind.settings is not None
-        own = {key: value for key, value in self.settings.items() if not _is_place(key)}
+        own = {key: value for key, value in flat(self.settings).items() if self.kind.is_own(key)}
         return from_dict(self.kind.settings, own, f"stages.{self.name}.")
-
-
-def _is_place(key: str) -> bool:
-    return key.partition(".")[0] == "cluster"
 
 
 def is_folder(source: str) -> bool:
@@ -180,7 +205,7 @@ def _spread(name: str, table: Mapping[str, Any]) -> list[Stage]:
         raise ConfigError(f"stages.{name}.over.{wrong[0]}: all must train the same model on the same text; make stages of their own")
     rows = [dict(zip(over, values)) for values in itertools.product(*over.values())]
     trained = [dataclasses.replace(stage, name=f"{name}-{n}", settings=stage.settings | row) for n, row in enumerate(rows, 1)]
-    place = {key: value for key, value in stage.settings.items() if _is_place(key)}
+    place = {key: value for key, value in stage.settings.items() if not CHOICE.is_own(key)}
     best = {"best": table["best"]} if "best" in table else {}
     choice = Stage(name, "choose", {each.name: each.name for each in trained}, place | best)
     choice.typed()
@@ -197,7 +222,7 @@ def _check_known(stage: Stage, stages: Mapping[str, Stage]) -> None:
 
 def _check_inputs(stage: Stage, stages: Mapping[str, Stage]) -> None:
     """``ConfigError`` for inputs that are missing, too many, or of another kind."""
-    takes = stage.kind.takes if stage.verb != "choose" else dict.fromkeys(stage.inputs, (ArtifactKind.CHECKPOINT,))
+    takes = stage.takes
     for name in sorted(takes.keys() ^ stage.inputs.keys()):
         if name in takes:
             raise ConfigError(
@@ -207,11 +232,7 @@ def _check_inputs(stage: Stage, stages: Mapping[str, Stage]) -> None:
     for name, source in stage.inputs.items():
         if is_folder(source):
             continue
-        if source not in stages:
-            raise ConfigError(
-                f"stages.{stage.name}.inputs.{name}={source} is no stage{nearest(source, stages)}; a folder has a '/' in its name"
-            )
-        gives = stages[source].kind.gives
+        gives = stages[source].gives
         if gives not in takes[name]:
             raise ConfigError(
                 f"stages.{stage.name}.inputs.{name}={source} gives a {gives.value}; {stage.verb} takes a {_words(takes[name])}"

@@ -18,16 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
-from launcher.config.rules import check_shared
+from launcher.config.rules import check_shared, generating
 from launcher.stages import predicted
 from launcher.stages.graph import Stage, is_folder, settings_of
+from launcher.stages.tasks import check_tasks
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
-from trainer.spec import ConfigError, DataConfig, LayoutConfig, to_dict, world_size_of
+from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, to_dict, world_size_of
 from trainer.spec.artifacts import CHECKPOINTS, Artifact, find_artifact
-from trainer.spec.corpus import TOKENIZER
+from trainer.spec.corpus import TOKENIZER, check_corpus
+from trainer.spec.errors import listed
+from trainer.spec.model_files import model_of
 from trainer.spec.sources import open_source
 from trainer.spec.stage_run import StageRun
+from trainer.spec.stages import FORMATS
 
 OWN = ("data.path", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
 """Keys that the pipeline itself gives to a stage."""
@@ -66,7 +70,7 @@ class PlannedStage:
         """What its ranks are told."""
         sources = {name: str(path) for name, path in self.sources.items()}
         made_by = {name: source for name, source in self.stage.inputs.items() if not is_folder(source)}
-        gives, command = self.stage.kind.gives.value, _command(self)
+        gives, command = self.stage.gives.value, _command(self)
         return StageRun(self.stage.name, self.stage.verb, self.id, str(self.artifact_folder), gives, self.inputs, sources, made_by, command)
 
     @property
@@ -89,29 +93,48 @@ def plan(stages: Sequence[Stage], overrides: Sequence[str], own: Path | None = N
     return list(planned.values())
 
 
+@dataclass
+class Work:
+    """What a stage does, before it is known where: ``content`` decides its identity, ``settings`` are its own."""
+
+    config: Config
+    content: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    predicted_s: float | None = None
+    source_bytes: int = 0
+
+
 def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, composed: Callable[[Stage], Config]) -> PlannedStage:
-    config, predicted_s, source_bytes = composed(stage), None, 0
-    if stage.kind.settings is not None:
-        content, config = settings_of(stage.typed()), _one_process(config)
-        if stage.verb == "choose":
-            config = dataclasses.replace(config, model=before[stage.needs[0]].config.model)
-        _check_prompts(stage, content)
-        predicted_s = _generation(stage, config, content, before)
-    elif stage.verb == "prepare":
-        content, source_bytes = _prepare_content(config)
-        config = _one_process(config)
-    else:
-        config = _run_config(stage, config, before)
-        content = _run_content(config)
-        predicted_s = _predicted(config) if stage.verb == "train" else predicted.of_evaluation(config)
     made = {name: before[source] for name, source in stage.inputs.items() if not is_folder(source)}
     inputs = {name: made[name].id if name in made else _folder_digest(stage, name, source) for name, source in stage.inputs.items()}
+    work = _work(stage, composed(stage), before)
     sources = {name: made[name].artifact_folder if name in made else Path(os.path.abspath(source)) for name, source in stage.inputs.items()}
-    identifier = digest({"stage": stage.verb, "content": content, "inputs": inputs})
+    identifier = digest({"stage": stage.verb, "content": work.content, "inputs": inputs})
     needs = tuple(dict.fromkeys(item.id for item in made.values()))
-    item = PlannedStage(stage, identifier, root / identifier, inputs, sources, config, needs, content, predicted_s, source_bytes)
+    told = (work.settings, work.predicted_s, work.source_bytes)
+    item = PlannedStage(stage, identifier, root / identifier, inputs, sources, work.config, needs, *told)
     item.config = _placed(item)
     return item
+
+
+def _work(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Work:
+    if stage.verb == "prepare":
+        content, size = _prepare_content(config)
+        return Work(_one_process(config, config.model), content, {}, predicted.of_preparation(size), size)
+    if "data" in stage.takes:
+        config = _run_config(stage, config, before)
+        known = _predicted(config) if stage.verb == "train" else _fitting(config, predicted.of_evaluation(config))
+        return Work(config, _run_content(config), {}, known)
+    settings, model = settings_of(stage.typed()), _model_of(stage, before)
+    if stage.verb in ("evaluate", "generate"):
+        config = generating(config, model)
+        known = _reading(stage, config, settings)
+        own = {"layout": to_dict(config.layout), "precision": config.run.precision, **_fetched(settings)}
+        return Work(config, settings | own, settings, known)
+    if stage.verb == "convert":
+        settings |= {"dtype": _dtype(stage, settings)}
+    known = predicted.of_conversion(model) if stage.verb == "convert" else 0.0
+    return Work(_one_process(config, model), settings, settings, known)
 
 
 def _words(stage: Stage) -> list[str]:
@@ -122,20 +145,20 @@ def _words(stage: Stage) -> list[str]:
     return stage.overrides
 
 
-def _one_process(config: Config) -> Config:
-    """Of a stage that is no run on ranks, only where it runs matters, and what it prepares."""
+def _one_process(config: Config, model: ModelConfig) -> Config:
+    """Of a stage that is no run on ranks, only where it runs matters, and what it prepares or which model it carries."""
     run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
     cluster = config.cluster
     if cluster.backend == "local":  # how much room this machine has is said by those that are runs on ranks
         cluster = dataclasses.replace(cluster, gpus_per_node=1)
-    return resolve(dataclasses.replace(config, layout=LayoutConfig(data=1), run=run, cluster=cluster))
+    return resolve(dataclasses.replace(config, model=model, layout=LayoutConfig(data=1), run=run, cluster=cluster))
 
 
 def _placed(item: PlannedStage) -> Config:
     """The stage's configuration with the folders that it works in. ``ConfigError`` if the nodes could not have them."""
     config, verb = item.config, item.stage.verb
     run, data = config.run, config.data
-    if verb in ("train", "evaluate"):
+    if "data" in item.stage.takes:
         folder = item.artifact_folder if verb == "train" else item.sources["model"]
         run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(folder / CHECKPOINTS)))
         data = dataclasses.replace(data, path=str(item.sources["data"]))
@@ -150,21 +173,24 @@ def _placed(item: PlannedStage) -> Config:
 
 
 def _command(item: PlannedStage) -> list[str]:
-    """The module of the trainer that does the work of a stage which is no run on ranks, and its arguments."""
-    out, settings = str(item.artifact_folder), item.settings
-    if item.stage.kind.settings is None:
-        return []
-    if item.stage.verb == "choose":
+    """The words that say what to do; of a conversion, which is no run on ranks, behind the module of the trainer."""
+    settings, verb = item.settings, item.stage.verb
+    if verb == "choose":
         return [settings["best"]]
+    if verb == "prepare" or "data" in item.stage.takes:
+        return []
     model = str(item.sources["model"])
-    if item.stage.verb == "convert":
+    if verb == "convert":
         made_here = not is_folder(item.stage.inputs["model"])
         tokenizer = item.sources["model"] / TOKENIZER
         also = ["--tokenizer", str(tokenizer)] if made_here or tokenizer.is_file() else []
-        return ["trainer.convert", "export", model, out, "--dtype", settings["dtype"], *also]
+        target = item.artifact_folder / ("model.gguf" if settings["format"] == "gguf" else "")
+        return ["trainer.convert", "export", model, str(target), "--dtype", settings["dtype"], *also]
+    if verb == "evaluate":
+        options = {"--tasks": ",".join(settings["tasks"]), "--tasks-folder": settings["tasks_folder"], "--limit": settings["limit"]}
+        return [model, *(word for name, value in options.items() if value is not None for word in (name, str(value)))]
     words = [word for name, value in settings.items() if name != "prompts" for word in (f"--{name.replace('_', '-')}", json.dumps(value))]
-    prompts = [f"--prompt={text}" for text in settings["prompts"]]
-    return ["trainer.generate", model, "--out", out, *prompts, *words]
+    return [model, *(f"--prompt={text}" for text in settings["prompts"]), *words]
 
 
 def _prepare_content(config: Config) -> tuple[dict[str, Any], int]:
@@ -201,6 +227,7 @@ def _check_corpus(stage: Stage, config: Config, before: dict[str, PlannedStage])
     """What is known of a corpus before it is made: its tokenizer, and at most a token for each byte and document of its source."""
     made = before.get(stage.inputs["data"])
     if made is None:
+        check_corpus(dataclasses.replace(config.data, path=stage.inputs["data"]), config.model)
         return
     data, model = made.config.data, config.model
     if data.vocab > model.vocab:
@@ -221,15 +248,43 @@ def _run_content(config: Config) -> dict[str, Any]:
     return content
 
 
-def _generation(stage: Stage, config: Config, settings: dict[str, Any], before: dict[str, PlannedStage]) -> float | None:
-    """Seconds of a generation, where the model is known: that of the training behind it."""
-    if stage.verb != "generate":
+def _model_of(stage: Stage, before: dict[str, PlannedStage]) -> ModelConfig:
+    """The model that a stage takes: that of the stage which makes it, or of a folder."""
+    source = stage.needs[0] if stage.verb == "choose" else stage.inputs["model"]
+    return before[source].config.model if source in before else model_of(Path(source))
+
+
+def _reading(stage: Stage, config: Config, settings: dict[str, Any]) -> float | None:
+    """Seconds of a stage that reads a model's weights and its tokenizer; tasks are not predicted. ``ConfigError`` for what cannot be."""
+    source = Path(stage.inputs["model"])
+    if is_folder(stage.inputs["model"]) and not any((place / TOKENIZER).is_file() for place in (source, source.parent)):
+        raise ConfigError(f"inputs.model={source} has no {TOKENIZER} next to its weights; put the one it was trained with there")
+    if stage.verb == "evaluate":
+        check_tasks(settings["tasks"], settings["tasks_folder"])
+        _fitting(config, predicted.of_generation(config, [" " * config.model.seq], 1))
         return None
-    source = stage.inputs["model"]
-    while source in before and before[source].stage.verb not in ("train", "choose"):
-        source = before[source].stage.inputs.get("model", "")
-    model = before[source].config.model if source in before else None
-    return None if model is None else predicted.of_generation(config, model, settings["prompts"], settings["tokens"])
+    if not settings["prompts"]:
+        raise ConfigError(f"stages.{stage.name}.prompts=[] leaves nothing to continue; give at least one text")
+    if settings["tokens"] >= config.model.seq:
+        raise ConfigError(f"tokens={settings['tokens']} leave no room for a prompt in model.seq={config.model.seq}; ask for fewer")
+    return _fitting(config, predicted.of_generation(config, settings["prompts"], settings["tokens"]))
+
+
+def _dtype(stage: Stage, settings: dict[str, Any]) -> str:
+    """The type of converted weights. ``ConfigError`` if their form does not have it."""
+    dtype, allowed = settings["dtype"], FORMATS[settings["format"]]
+    if dtype not in (None, *allowed):
+        raise ConfigError(f"stages.{stage.name}.dtype={dtype} is no type of format={settings['format']}; use {listed(allowed)}")
+    return str(dtype or allowed[0])
+
+
+def _fetched(settings: dict[str, Any]) -> dict[str, Any]:
+    """What tells apart two states of a folder of tasks."""
+    if not settings.get("tasks_folder"):
+        return {}
+    settings["tasks_folder"] = os.path.abspath(settings["tasks_folder"])
+    folder = Path(settings["tasks_folder"])
+    return {"files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.glob("*"))]}
 
 
 def _predicted(config: Config) -> float | None:
@@ -237,29 +292,33 @@ def _predicted(config: Config) -> float | None:
     if not config.cluster.hardware.peak_tflops.get(config.run.precision):
         return None
     from launcher.cost import predict  # numpy: only where something can be said
+
+    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer)
+    known = predicted.Expected(float(found.step_time_s) * config.run.steps, found.memory_bytes, found.capacity, found.fits)
+    return _fitting(config, known, "layout.tensor, layout.pipeline or layout.sharding")
+
+
+def _fitting(config: Config, known: predicted.Expected | None, raised: str = "layout.tensor or layout.pipeline") -> float | None:
+    """Its seconds, where something is known. ``ConfigError`` for what cannot fit into memory."""
+    if known is None:
+        return None
     from launcher.cost.thresholds import CANNOT_FIT
 
-    prediction = predict(config.model, config.layout, config.run, config.cluster, config.trainer)
-    if prediction.fits < CANNOT_FIT and not config.sweep.ignore_memory:
+    if known.fits < CANNOT_FIT and not config.sweep.ignore_memory:
         raise ConfigError(
-            f"the layout needs about {prediction.memory_bytes / 1e9:.1f} GB on its fullest rank, and {config.cluster.hardware.name} has "
-            f"{prediction.capacity / 1e9:.1f}; raise layout.tensor, layout.pipeline or layout.sharding, or set sweep.ignore_memory=true"
+            f"the layout needs about {known.memory_bytes / 1e9:.1f} GB on its fullest rank, and {config.cluster.hardware.name} has "
+            f"{known.capacity / 1e9:.1f}; raise {raised}, or set sweep.ignore_memory=true"
         )
-    return float(prediction.step_time_s) * config.run.steps
+    return known.seconds
 
 
 def _folder_digest(stage: Stage, name: str, source: str) -> str:
     found = find_artifact(Path(source))
-    takes = stage.kind.takes[name]
+    takes = stage.takes[name]
     if found is None or found.kind not in takes:
         holds = "holds nothing that is known" if found is None else f"is a {found.kind.value}"
         raise ConfigError(f"inputs.{name}={source} {holds}; {stage.verb} takes a {' or a '.join(kind.value for kind in takes)}")
     return found.digest
-
-
-def _check_prompts(stage: Stage, settings: dict[str, Any]) -> None:
-    if stage.verb == "generate" and not settings["prompts"]:
-        raise ConfigError(f"stages.{stage.name}.prompts=[] leaves nothing to continue; give at least one text")
 
 
 def _check_clashes(planned: Sequence[PlannedStage]) -> None:

@@ -1,32 +1,62 @@
-"""What the stages that are no trainings are expected to take, by the cost model of inference with this project's own generator; None where
-the hardware has no rate. Reading text and converting weights wait for disks of which nothing is known: they are not predicted."""
+"""What the stages that are no trainings are expected to take: those that read a model's weights by the cost model of inference with this
+project's own generator, None where the hardware has no rate; those that one process does by rates that were measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from launcher.config import Config
-from trainer.spec import ModelConfig
+from trainer.spec import ModelConfig, resolve_model
+from trainer.spec.flops import attention_weights, mlp_weights
 
 BYTES_PER_TOKEN = 1
 """Of a prompt: a token is at least a byte, so this is the most tokens that it can have."""
+START_S = 0.0
+"""Of a process that imports torch."""
+LEARNT_BYTES_PER_S, ENCODED_BYTES_PER_S, CONVERTED_PER_S = 1.0, 1.0, 1.0
+"""Text of which the tokenizer is learnt, text that it encodes, and numbers that are converted, in a second."""
+RESTS_ON = "prepare and convert: bytes of text and weights over rates measured on two cores of a x86 server with a local disk"
 
 
-def of_evaluation(config: Config) -> float | None:
-    """Seconds of ``run.steps`` batches, each one pass over its sequences; there may be fewer."""
+@dataclass(frozen=True)
+class Expected:
+    """Seconds, bytes of the fullest rank, what it has, and the probability that they fit."""
+
+    seconds: float
+    memory_bytes: float
+    capacity: float
+    fits: float
+
+
+def of_preparation(size: int) -> float:
+    """Seconds of ``size`` bytes of text: a tokenizer is learnt of at most 64 MiB of them, and all are encoded."""
+    return START_S + min(size, 64 * 2**20) / LEARNT_BYTES_PER_S + size / ENCODED_BYTES_PER_S
+
+
+def of_conversion(model: ModelConfig) -> float:
+    """Seconds to read, write and hash a model's weights."""
+    m = resolve_model(model)
+    attention = attention_weights(m.hidden, m.hidden, m.kv_heads * (m.hidden // m.heads))
+    block = attention + mlp_weights(m.hidden, m.ffn, m.activation == "swiglu")
+    numbers = m.layers * block + m.vocab * m.hidden * (1 if m.tied else 2)
+    return START_S + float(numbers) / CONVERTED_PER_S
+
+
+def of_evaluation(config: Config) -> Expected | None:
+    """``run.steps`` batches, each one pass over its sequences; there may be fewer."""
     layout, run = config.layout, config.run
-    batch = max(1, run.global_batch // (layout.data or 1))
-    seconds = _seconds(config, config.model, (layout.tensor, layout.pipeline, layout.data or 1, batch), config.model.seq, 1)
-    return None if seconds is None else run.steps * seconds
+    passes = run.steps * run.global_batch / ((layout.data or 1) * layout.micro_batch)
+    return _expected(config, layout.micro_batch, config.model.seq, 1, passes)
 
 
-def of_generation(config: Config, model: ModelConfig, prompts: Sequence[str], tokens: int) -> float | None:
-    """Seconds until the longest prompt has its tokens."""
+def of_generation(config: Config, prompts: Sequence[str], tokens: int) -> Expected | None:
+    """Until the longest prompt has its tokens."""
     longest = max(len(text.encode()) for text in prompts) // BYTES_PER_TOKEN
-    return _seconds(config, model, (1, 1, 1, len(prompts)), longest, tokens)
+    return _expected(config, -(-len(prompts) // (config.layout.data or 1)), longest, tokens)
 
 
-def _seconds(config: Config, model: ModelConfig, layout: tuple[int, int, int, int], prompt: int, output: int) -> float | None:
+def _expected(config: Config, batch: int, prompt: int, output: int, times: float = 1.0) -> Expected | None:
     if not config.cluster.hardware.peak_tflops.get(config.run.precision):
         return None
     import numpy as np
@@ -36,8 +66,12 @@ def _seconds(config: Config, model: ModelConfig, layout: tuple[int, int, int, in
     from launcher.cost.inference.requests import static
     from launcher.cost.inputs.device import Device
     from launcher.cost.inputs.shape import Shape
+    from launcher.cost.parts import total
 
     device, precision = Device.of(config.cluster.hardware, config.cluster.gpus_per_node), config.run.precision
-    table = np.array([layout], SERVING_DTYPE)
-    case = InferenceCase(Shape.of(model), table, float(prompt), float(output), device, engine("trireme"), weights=precision, kv=precision)
-    return float(static(case).latency[0])
+    table = np.array([(config.layout.tensor, config.layout.pipeline, config.layout.data or 1, batch)], SERVING_DTYPE)
+    case = InferenceCase(
+        Shape.of(config.model), table, float(prompt), float(output), device, engine("trireme"), weights=precision, kv=precision
+    )
+    found = static(case)
+    return Expected(times * float(found.latency[0]), float(np.max(total(found.memory))), device.memory, float(found.fits[0]))

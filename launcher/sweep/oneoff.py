@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from launcher.backends import backend_for
 from launcher.backends.contract import Backend, BackendError
-from launcher.config.rules import run_of
+from launcher.config.rules import check_shared, run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.interrupt import asked, leave
 from launcher.named_files import check_folder
@@ -20,8 +20,10 @@ from launcher.trials.identity import digest
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, all_said, decide
 from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
-from trainer.spec.files import last_object, look_again, read_json, write_json
+from trainer.spec.files import last_object, look_again, read_json
+from trainer.spec.read import SECTION
 from trainer.spec.records import METRICS, RESULT, failures_in
+from trainer.spec.stage_run import StageRun
 
 Tell = Callable[[JobState, dict[str, Any] | None], None]
 
@@ -42,28 +44,29 @@ def run_job(
     name: str,
     tell: Tell,
     backends: Callable[[ClusterConfig], Backend] = backend_for,
-    files: Mapping[str, Any] | None = None,
+    stage: StageRun | None = None,
     watch: Callable[[Path], object] = lambda folder: None,
     on_signal: Callable[[int, FrameType | None], None] = leave,
 ) -> dict[str, Any]:
     """Run a resolved ``config`` once and return its ``result.json``. ``tell`` is called with its state and the newest line of its metrics.
 
-    Its folder is where trials are, so that all nodes see it, and is always removed. JSON ``files`` are put there first; ``watch`` is called
-    with it while the job runs, and once more when it has ended. ``JobError`` when the job fails, ``ConfigError`` when the cluster cannot be used.
+    Its folder is where trials are, so that all nodes see it, and is always removed. ``stage`` says what it does beside its configuration and
+    which folders that takes; ``watch`` is called with its folder while the job runs, and once more when it has ended. ``JobError`` when the job
+    fails, ``ConfigError`` when the cluster cannot be used or does not see these folders.
     """
     check_folder(config.sweep.dir, "sweep.dir")
     identifier = digest([name, time.time()])  # never that of an earlier job
     root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
-    train = run_of(config)
-    job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, to_dict(train))
+    section = {} if stage is None else {SECTION: to_dict(stage)}
+    config = check_shared(config, section[SECTION]) if section else config
+    content = to_dict(run_of(config)) | section
+    job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, content)
     backend = backends(config.cluster)
     with asked(on_signal):
         try:
             backend.check()
             job.directory.mkdir(parents=True)
-            save(train, job.config_path)
-            for file, content in (files or {}).items():
-                write_json(job.directory / file, content)
+            save(content, job.config_path)
             return _follow(backend, job, tell, watch)
         except BackendError as error:
             raise JobError(str(error)) from error

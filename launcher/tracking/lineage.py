@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from launcher.trials.store import Record
 
-MODELS = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)
+MODELS = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)
 DIGEST_LETTERS = 36
 """Of a dataset's digest MLflow takes no more."""
 STAGE = "stage_id"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.evaluate import check_tasks
-from launcher.cli.generate import for_generation, split
+from launcher.cli.generate import command, for_generation, split
+from launcher.stages.tasks import check_tasks
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.spec import ConfigError, resolve_model
 
@@ -18,6 +18,13 @@ def test_overrides_are_told_from_texts_that_look_like_them() -> None:
     )
     assert overrides == ["layout.tensor=2", "cluster=local", "run.seed=1"]
     assert words == ["m", "--prompt", "a=1", "--json", "--stop=b=2", "--stop", "c=3"]
+
+
+def test_paths_are_those_of_where_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = command("generate", ["m", "--prompt", "a/b", "--tokenizer=t", "--prompts", "p.txt"])
+    assert told.command == [f"{tmp_path}/m", "--prompt", "a/b", "--tokenizer", f"{tmp_path}/t", "--prompts", f"{tmp_path}/p.txt"]
+    assert told.sources == {"model": f"{tmp_path}/m", "tokenizer": f"{tmp_path}/t", "prompts": f"{tmp_path}/p.txt"} and not told.folder
 
 
 def test_a_job_takes_the_model_of_the_weights_and_one_replica(tmp_path: Path) -> None:
@@ -39,13 +46,13 @@ def test_a_job_takes_the_model_of_the_weights_and_one_replica(tmp_path: Path) ->
 def test_a_task_or_a_file_that_is_missing_is_named_first(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"task: mine\ndataset_kwargs: {{data_files: {{test: {tmp_path}/mine.jsonl}}}}\nx: !function a.b\n")
     (tmp_path / "tasks.json").write_text('{"tasks": ["piqa"]}')
-    check_tasks("addition,piqa", tmp_path)
+    check_tasks(["addition", "piqa"], tmp_path)
     for names, message in (
         ("adition", "'adition' is not there; did you mean"),
         ("mine", f"mine.yaml) reads {tmp_path}/mine.jsonl, which is not"),
     ):
         with pytest.raises(ConfigError) as error:
-            check_tasks(names, tmp_path)
+            check_tasks([names], tmp_path)
         assert message in str(error.value)
     (tmp_path / "mine.jsonl").touch()
-    check_tasks("mine", tmp_path)
+    check_tasks(["mine"], tmp_path)

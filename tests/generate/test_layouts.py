@@ -64,29 +64,52 @@ def answers_of(
     return dict(json.loads((done.directory / "answers.json").read_text()))
 
 
-def check(farm: Farm, folders: dict[str, str], precision: str, ranks: int, layouts: list[tuple[int, int]], batches: list[int]) -> None:
-    """Tokens are those of one process that completes the prompts one by one, log-probabilities nearly so."""
-    alone = answers_of(farm, 1, precision, folders, [(1, 1)], [1])
-    for key, made in answers_of(farm, ranks, precision, folders, layouts, batches).items():
+@pytest.fixture(scope="module")
+def alone(farm: Farm, folders: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """What one process says that completes the prompts one by one, by precision."""
+    return {precision: answers_of(farm, 1, precision, folders, [(1, 1)], [1]) for precision in ("fp64", "fp32")}
+
+
+def check(expected: dict[str, Any], answers: dict[str, Any], within: float) -> int:
+    """Tokens are those of one process, log-probabilities within ``within``; how many texts there were."""
+    for key, made in answers.items():
         model, kind = key.rsplit(" ", 4)[:2]
-        expected = alone[f"{model} {kind} 1 1 1"]
-        assert [(tokens, ended) for tokens, _, ended in made] == [(tokens, ended) for tokens, _, ended in expected], key
-        for (_, mine, _), (_, theirs, _) in zip(made, expected):
-            assert mine == pytest.approx(theirs, abs=1e-10 if precision == "fp64" else 1e-5), key
+        alone = expected[f"{model} {kind} 1 1 1"]
+        assert [(tokens, ended) for tokens, _, ended in made] == [(tokens, ended) for tokens, _, ended in alone], key
+        for (_, mine, _), (_, theirs, _) in zip(made, alone):
+            assert mine == pytest.approx(theirs, abs=within), key
+    return sum(map(len, answers.values()))
 
 
-def test_text_does_not_depend_on_the_layout_exactly(farm: Farm, folders: dict[str, str]) -> None:
-    check(farm, folders, "fp64", 4, [(2, 2)], [3])
+WITHIN = {"fp64": 1e-10, "fp32": 1e-5}
 
 
-def test_text_of_tensor_and_pipeline_ranks_in_fp32(farm: Farm, folders: dict[str, str]) -> None:
-    check(farm, {"llama": folders["llama"]}, "fp32", 2, [(2, 1), (1, 2)], [2])
+def test_text_does_not_depend_on_the_layout_exactly(farm: Farm, folders: dict[str, str], alone: dict[str, dict[str, Any]]) -> None:
+    assert check(alone["fp64"], answers_of(farm, 4, "fp64", folders, [(2, 2)], [3]), WITHIN["fp64"])
 
 
-def test_text_under_every_layout_and_batch(farm: Farm, folders: dict[str, str], request: pytest.FixtureRequest) -> None:
-    """Tensor 1, 2, 4 x pipeline 1, 2, 4 x batches of 1, 3 and 8, each kind of model: by hand, with ``--layouts`` above 60."""
+def test_text_of_tensor_and_pipeline_ranks_in_fp32(farm: Farm, folders: dict[str, str], alone: dict[str, dict[str, Any]]) -> None:
+    llama = {"llama": folders["llama"]}
+    assert check(alone["fp32"], answers_of(farm, 2, "fp32", llama, [(2, 1), (1, 2)], [2]), WITHIN["fp32"])
+
+
+@pytest.mark.parametrize("precision", WITHIN)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
+def test_text_under_every_layout_and_batch(
+    ranks: int,
+    precision: str,
+    farm: Farm,
+    folders: dict[str, str],
+    alone: dict[str, dict[str, Any]],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tensor 1, 2, 4 x pipeline 1, 2, 4 x batches of 1, 3 and 8, each kind of model: by hand, with ``--layouts`` above 60. The ranks are
+    started once for all layouts of up to four replicas."""
     if request.config.getoption("--layouts") <= 60:
         pytest.skip("many ranks: give --layouts 100")
-    for (tensor, pipeline), replicas, precision in itertools.product(LAYOUTS, (1, 2), ("fp64", "fp32")):
-        if tensor * pipeline * replicas <= 16:
-            check(farm, folders, precision, tensor * pipeline * replicas, [(tensor, pipeline)], [1, 3, 8])
+    monkeypatch.setattr("trainer.testing.PATIENCE_S", 1500.0)
+    layouts = [(tensor, pipeline) for tensor, pipeline in LAYOUTS if ranks / 4 <= tensor * pipeline <= ranks]
+    for name, folder in folders.items():
+        answers = answers_of(farm, ranks, precision, {name: folder}, layouts, [1, 3, 8])
+        assert check(alone[precision], answers, WITHIN[precision]) == len(layouts) * len(SAMPLINGS) * 3 * len(PROMPTS)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer.spec import ConfigError, ModelConfig
 from trainer.spec.corpus import TOKENIZER
+from trainer.spec.stages import FORMATS
 
 GGUF = ".gguf"
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dtype(arguments: argparse.Namespace) -> str:
     """The type of the weights; ``ConfigError`` if the form of the target does not have it."""
-    allowed = ("float16", "q8_0") if arguments.target.suffix == GGUF else ("float32", "bfloat16", "float16")
+    allowed = FORMATS["gguf" if arguments.target.suffix == GGUF else "huggingface"]
     if arguments.dtype not in (None, *allowed):
         raise ConfigError(
             f"--dtype={arguments.dtype} is none of {', '.join(allowed)}, which {arguments.target.name} may have; use one of these"

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.generate.command import PRECISIONS, TEXTS, parser, texts_of
+from trainer.generate.command import PRECISIONS, parser, texts_of
 from trainer.spec import ConfigError
 from trainer.spec.files import write_json
+from trainer.spec.stages import COMPLETIONS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _write(folder: Path, completions: list[dict[str, Any]]) -> None:
     try:
-        write_json(folder / TEXTS, {"completions": completions})
+        write_json(folder / COMPLETIONS, {"completions": completions})
     except OSError as error:
         raise ConfigError(f"--out={folder} cannot be written: {error.strerror}; choose another folder") from None
 

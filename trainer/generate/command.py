@@ -7,9 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from trainer.spec import ConfigError, from_dict
-from trainer.spec.stages import Sampling
+from trainer.spec.stages import COMPLETIONS, Sampling
 
-TEXTS = "completions.json"
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}
 
 
@@ -33,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--threads", type=int, default=1, help="CPU threads; more than cores that are free make it slow (default: %(default)s)"
     )
-    made.add_argument("--out", type=Path, metavar="FOLDER", help=f"also write {TEXTS} there")
+    made.add_argument("--out", type=Path, metavar="FOLDER", help=f"also write {COMPLETIONS} there")
     made.add_argument("--json", action="store_true", help="one JSON document, with tokens and log-probabilities")
     for option in fields(Sampling):
         kind = type(option.default)

@@ -1,14 +1,13 @@
 """Text from a checkpoint on the ranks of a layout: ``python -m trainer`` with ``run.task=generate``.
 
-A job finds its command line in ``generate.json`` beside its configuration. Rank 0 writes the text as it grows into ``text``, and the
-completions into ``result.json``.
+Its command line is in section ``stage`` of its configuration. Rank 0 writes the text as it grows into ``text``, and the completions, or the
+figures of tasks, into ``result.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,20 +26,18 @@ from trainer.generate.telling import Printer, Telling, end_tokens, read_tokenize
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status
-from trainer.spec.files import read_json
 from trainer.spec.records import RESULT, write_outcome
-from trainer.spec.stages import COMMAND, STOP, TEXT
+from trainer.spec.stage_run import StageRun
+from trainer.spec.stages import STOP, TEXT
 
 
-def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
-    """Complete the prompts of ``generate.json`` in ``out`` on every rank of ``env``."""
-    command = read_json(out / COMMAND)
-    if command is None:
-        raise ConfigError(f"{out} has no {COMMAND}; use `trireme generate`")
-    os.chdir(command["folder"])
-    act = {"generate": _completions, "serve": _served, "score": _scored}[command["verb"]]
+def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None) -> Status:
+    """What the words of ``stage`` say, on every rank of ``env``."""
+    if stage is None:
+        raise ConfigError("run.task=generate has no prompts of its own; use `trireme generate`")
+    act = {"generate": _completions, "serve": _served, "evaluate": _scored}[stage.verb]
     with world_of(config, env) as world, (out / TEXT).open("w") if world.rank == 0 else contextlib.nullcontext() as file:
-        made = act(command["words"], config, world, file, out)
+        made = act(stage.command, config, world, file, out)
     if env.rank == 0:
         result = {"status": Status.DONE.value, "attempt": attempt, "world_size": env.world_size, "layout": asdict(config.layout)}
         write_outcome(out / RESULT, result | {"model": asdict(config.model)} | made)

@@ -37,6 +37,7 @@ class ArtifactKind(str, Enum):
     CORPUS = "corpus"
     CHECKPOINT = "checkpoint"
     HUGGINGFACE = "huggingface"
+    GGUF = "gguf"
     METRICS = "metrics"
     TEXT = "text"
 

@@ -1,4 +1,5 @@
-"""Section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline. A run of its own has none."""
+"""Section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline, or does what a command line says
+(``generate``, ``serve``, ``evaluate --tasks``). A run of its own has none."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ class StageRun:
     """What a stage takes and makes. Its id names what it makes; folders are named as the ranks see them."""
 
     name: str = key("", "name of the stage in its pipeline")
-    verb: str = key("", "what is done: train, evaluate, prepare, convert, generate, choose")
+    verb: str = key("", "what is done: train, evaluate, prepare, convert, generate, choose, serve")
     id: str = key("", "identity of the stage, and of what it makes")
-    folder: str = key("", "folder of the artifact that it makes")
-    gives: str = key("", "kind of that artifact", choices=tuple(kind.value for kind in ArtifactKind))
+    folder: str = key("", "folder of the artifact that it makes; empty: a command line outside any pipeline")
+    gives: str = key("", "kind of that artifact", choices=("", *(kind.value for kind in ArtifactKind)))
     inputs: dict[str, str] = key(dict, "identity of each input")
     sources: dict[str, str] = key(dict, "folder of each input")
     made_by: dict[str, str] = key(dict, "of inputs that a stage makes: its name")
-    command: list[str] = key(list, "module of the trainer that does it and its arguments, where it is no run on ranks")
+    command: list[str] = key(list, "the words that say what to do; of what is no run on ranks, behind the module of the trainer")
 
     @property
     def made(self) -> Artifact | None:

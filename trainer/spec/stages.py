@@ -1,19 +1,23 @@
-"""Settings of the stages that are no runs on ranks: how a model is converted, and how text is made of it."""
+"""Settings of stages beside the keys of a run: how a model is converted, how text is made of it, which tasks it is asked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Optional
 
 from trainer.spec.schema import key
 
-COMMAND, TEXT, STOP = "generate.json", "text", "stop"
-"""Files of a job that generates: its command line (``verb``, ``words``, and the ``folder`` in which they were typed), its text as it grows, and
-one that asks a server to end."""
+TEXT, STOP = "text", "stop"
+"""Files of a job that generates: its text as it grows, and one that asks a server to end."""
+COMPLETIONS = "completions.json"
+"""File of an artifact of texts."""
 BUILTIN_TASKS = ("addition", "brackets", "copying", "members", "prose")
 """Tasks of ``trireme evaluate --tasks`` that need no download."""
 FETCHED = "tasks.json"
 """File of a folder of fetched tasks: their names."""
-DTYPES = ("float32", "bfloat16", "float16")
+FORMATS = {"huggingface": ("float32", "bfloat16", "float16"), "gguf": ("float16", "q8_0")}
+"""What weights are converted to, and the types that each may have; the first is the default."""
+DTYPES = tuple(dict.fromkeys(dtype for allowed in FORMATS.values() for dtype in allowed))
 
 
 @dataclass
@@ -29,9 +33,10 @@ class Sampling:
 
 @dataclass
 class ConvertSettings:
-    """A checkpoint to a Hugging Face folder."""
+    """A checkpoint to a Hugging Face folder, or to one GGUF file."""
 
-    dtype: str = key("float32", "type of the weights", choices=DTYPES)
+    format: str = key("huggingface", "what it becomes", choices=tuple(FORMATS))
+    dtype: Optional[str] = key(None, "type of the weights; null = float32, of a GGUF file float16", choices=DTYPES)
 
 
 @dataclass
@@ -41,6 +46,15 @@ class ChooseSettings:
     best: str = key(
         "step_time_s", "which one goes on: that of the shortest median step, or of the lowest last loss", choices=("step_time_s", "loss")
     )
+
+
+@dataclass
+class EvaluateSettings:
+    """Tasks of lm-evaluation-harness, in place of the loss on a corpus."""
+
+    tasks: list[str] = key(list, "names of tasks; none = the loss on the corpus")
+    tasks_folder: Optional[str] = key(None, "more tasks: YAML files, or what 'trireme prepare --tasks' filled")
+    limit: Optional[int] = key(None, "only the first items of each task; null = all", minimum=1)
 
 
 @dataclass
