@@ -99,7 +99,9 @@ def _state(item: PlannedStage, wanted: list[PlannedStage]) -> str:
 
 
 def _show(planned: list[PlannedStage], wanted: list[PlannedStage]) -> None:
-    """The plan as a table, with what each stage is predicted to take."""
+    """The plan as a table, with what each stage is predicted to take, and on what that rests."""
+    from launcher.stages.predicted import RESTS_ON
+
     console = wide_console()
     hours = [None if item.predicted_s is None else item.predicted_s * item.ranks / 3600 for item in planned]
     columns = [
@@ -115,6 +117,9 @@ def _show(planned: list[PlannedStage], wanted: list[PlannedStage]) -> None:
         Column("state", [_state(item, wanted) for item in planned]),
     ]
     console.print(fitted_table(columns, console.width, [""] * len(planned)))
+    print(RESTS_ON)
+    if None in hours:
+        print("unknown: tasks, and what no hardware is named for; say hardware=h100, or hardware=mine after 'trireme doctor'")
 
 
 def _tell(outcome: Outcome) -> None:

@@ -187,6 +187,8 @@ def _stage(name: str, table: Mapping[str, Any]) -> Stage:
     stage = Stage(name, str(verb), inputs, {key: value for key, value in table.items() if key not in ("stage", "inputs")})
     if stage.kind.settings is not None:
         stage.typed()
+    if extra := [key for key in ("tasks_folder", "limit") if stage.verb == "evaluate" and not stage.asks_tasks and stage.settings.get(key)]:
+        raise ConfigError(f"stages.{name}.{extra[0]}={stage.settings[extra[0]]} is for tasks; name some with tasks, or leave it out")
     return stage
 
 

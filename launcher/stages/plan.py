@@ -36,6 +36,9 @@ from trainer.spec.stages import FORMATS
 OWN = ("data.path", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
 """Keys that the pipeline itself gives to a stage."""
 
+BYTES_ONLY = 257
+"""A vocabulary of up to so many tokens is that of the bytes and the end token, whatever the text."""
+
 
 @dataclass
 class PlannedStage:
@@ -214,6 +217,7 @@ def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -
         model = before.get(stage.inputs["model"])
         if model is None:
             raise ConfigError(f"inputs.model={stage.inputs['model']} is a folder; use 'trireme evaluate FOLDER', or name a train stage")
+        _check_spelling(stage, model, before)
         config = dataclasses.replace(config, model=model.config.model)
         run = dataclasses.replace(run, task="evaluate", warmup_steps=0)
     elif not run.checkpoint.every:
@@ -236,6 +240,21 @@ def _check_corpus(stage: Stage, config: Config, before: dict[str, PlannedStage])
         )
     if 2 * made.source_bytes < model.seq + 1:
         raise ConfigError(f"data.source={data.source} has {made.source_bytes} bytes, fewer than a sequence of model.seq={model.seq} needs")
+
+
+def _check_spelling(stage: Stage, model: PlannedStage, before: dict[str, PlannedStage]) -> None:
+    """``ConfigError`` if the corpus of an evaluation has another tokenizer than that of the training: its numbers would be other words."""
+    trained = (before[model.stage.needs[0]] if model.stage.verb == "choose" else model).stage.inputs["data"]
+    names = (trained, stage.inputs["data"])
+    made = [before.get(name) for name in names]
+    files = [(Path(name) if item is None else item.artifact_folder) / TOKENIZER for name, item in zip(names, made)]
+    known = [file.read_bytes() for file in files if file.is_file()]
+    if names[0] == names[1] or (len(known) == 2 and known[0] == known[1]) or all(i and i.config.data.vocab <= BYTES_ONLY for i in made):
+        return
+    raise ConfigError(
+        f"inputs.data={names[1]} has not the tokenizer of {trained}, with which {model.stage.name} is trained; evaluate on {trained}, "
+        "with data.held_out, or prepare both texts together"
+    )
 
 
 def _run_content(config: Config) -> dict[str, Any]:

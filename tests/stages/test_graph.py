@@ -14,15 +14,20 @@ from hypothesis import strategies as st
 
 from launcher.cli.main import main
 from launcher.stages.graph import KINDS, choose, parse
-from trainer.spec import ConfigError
+from launcher.stages.predicted import ENCODED_PER_S, LEARNT_PER_S, of_preparation
+from trainer.data.prepare import prepare
+from trainer.spec import ConfigError, DataConfig
 
 GRAPH: dict[str, Any] = {
     "data": {"stage": "prepare", "data.source": "text.txt", "data.vocab": 300},
     "base": {"stage": "train", "inputs": {"data": "data"}, "model.vocab": 300, "model.seq": 16, "cluster.gpus_per_node": 1},
     "score": {"stage": "evaluate", "inputs": {"model": "base", "data": "data"}, "cluster.gpus_per_node": 1},
     "hf": {"stage": "convert", "inputs": {"model": "base"}},
-    "text": {"stage": "generate", "inputs": {"model": "hf"}, "prompts": ["a"]},
+    "text": {"stage": "generate", "inputs": {"model": "hf"}, "prompts": ["a"], "tokens": 4},
 }
+
+ASK = {"stage": "evaluate", "inputs": {"model": "hf"}}
+LARGE = {"model.hidden": 65536, "model.layers": 50}
 
 
 @st.composite
@@ -112,6 +117,40 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "inputs.model=./nothing holds nothing that is known; convert takes a checkpoint",
     ),
     ("twice", {"again": {"stage": "convert", "inputs": {"model": "base"}}}, "stages again and hf are the same and would write one folder"),
+    ("room", {"text": {"tokens": 16}}, "stage text: tokens=16 leave no room for a prompt in model.seq=16; ask for fewer"),
+    ("heads of a generation", {"text": {"layout.tensor": 3}}, "stage text: layout.tensor=3 does not divide model.heads=4"),
+    ("no ranks", {"hf": {"layout.tensor": 2}}, "unknown key stages.hf.layout.tensor (known: format, dtype)"),
+    ("form", {"hf": {"format": "onnx"}}, "stages.hf.format='onnx' is not one of huggingface or gguf"),
+    (
+        "type of a form",
+        {"hf": {"format": "gguf", "dtype": "float32"}, "text": {"inputs": {"model": "base"}}},
+        "stages.hf.dtype=float32 is no type of format=gguf; use float16 or q8_0",
+    ),
+    (
+        "text of a GGUF file",
+        {"hf": {"format": "gguf"}},
+        "stages.text.inputs.model=hf gives a gguf; generate takes a checkpoint or huggingface",
+    ),
+    ("task", {"ask": ASK | {"tasks": ["adition"]}}, "stage ask: tasks: 'adition' is not there; did you mean 'addition'?"),
+    ("task with a text", {"score": {"tasks": ["addition"]}}, "stages.score.inputs.data: evaluate takes model; leave it out"),
+    ("items of no task", {"score": {"limit": 3}}, "stages.score.limit=3 is for tasks; name some with tasks, or leave it out"),
+    (
+        "file of a task",
+        {"ask": ASK | {"tasks": ["own"], "tasks_folder": "tasks"}},
+        "tasks: own (tasks/own.yaml) reads no.jsonl, which is not there",
+    ),
+    (
+        "tokenizer",
+        {"more": GRAPH["data"] | {"data.vocab": 290}, "score": {"inputs": {"model": "base", "data": "more"}}},
+        "stage score: inputs.data=more has not the tokenizer of data, with which base is trained; evaluate on data",
+    ),
+    (
+        "vocabulary of a folder",
+        {"base": {"inputs": {"data": "./corpus"}, "model.vocab": 200}},
+        "model.vocab=200 is smaller than the 273 tokens of the tokenizer in data.path=./corpus",
+    ),
+    ("memory of a generation", {"base": LARGE, "text": {"hardware": "h100"}}, "stage text: the layout needs about"),
+    ("memory of an evaluation", {"base": LARGE, "score": {"hardware": "h100"}}, "stage score: the layout needs about"),
     ("synthetic", {"base": {"data": "synthetic"}}, "stage base: data.kind=synthetic takes no corpus"),
 ]
 
@@ -120,6 +159,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text.txt").write_text("some text to learn from\n" * 40)
     (tmp_path / "conf" / "pipeline").mkdir(parents=True)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "own.yaml").write_text("dataset_kwargs: {data_files: {test: no.jsonl}}\n")
+    prepare(DataConfig(source=str(tmp_path / "text.txt"), path=str(tmp_path / "corpus"), vocab=300))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -166,6 +208,13 @@ def test_every_stage_is_predicted_where_something_is_known_of_its_hardware(folde
     for words in ([], ["hardware=h100"]):
         assert main(["run", "pipeline=small", "--config-dir", "conf", "--dry-run", "--json", *words]) == 0
         predicted = {stage["name"]: stage["predicted_s"] for stage in json.loads(capsys.readouterr().out)["stages"]}
-        assert words or set(predicted.values()) == {None}
-    assert {name for name, seconds in predicted.items() if seconds is None} == {"data", "hf"}
+        known = {name for name, seconds in predicted.items() if seconds is not None}
+        assert known == (set(GRAPH) if words else {"data", "hf"})
     assert 0 < predicted["score"] < predicted["base"] and predicted["text"] > 0
+    size = (folder / "text.txt").stat().st_size
+    (folder / "text.txt").write_text("x" * (size + 44_000_000))
+    assert main(["run", "pipeline=small", "--config-dir", "conf", "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "million weights/s" in said and "hardware=mine after" in said
+    longer = of_preparation(size + 44_000_000) - predicted["data"]
+    assert longer == pytest.approx(44e6 / LEARNT_PER_S + 44e6 / ENCODED_PER_S)

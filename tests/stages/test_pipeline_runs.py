@@ -66,8 +66,9 @@ def test_everything_is_made_once_and_a_change_makes_only_what_follows(folder: Pa
     )
     assert told.stdout.count("reused") == len(GRAPH) and not {"torch", "mlflow", "numpy", "kubernetes"} & set(told.stderr.split())
 
-    changed = run(capsys, "stages.hf.dtype=bfloat16")
+    changed = run(capsys, "stages.hf.dtype=bfloat16", "stages.text.layout.tensor=2", "stages.text.cluster.gpus_per_node=2")
     assert statuses(changed) == {"data": "reused", "base": "reused", "score": "reused", "hf": "done", "text": "done"}
+    assert changed["text"]["ranks"] == 2 and (Path(changed["text"]["folder"]) / "completions.json").is_file()
     Path(first["score"]["folder"], "metrics.json").write_text("{}")  # damaged: it is made again, and nothing else
     assert statuses(run(capsys)) == {name: "done" if name == "score" else "reused" for name in GRAPH}
     (folder / "text.txt").write_text("other text\n" * 300)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,12 +37,19 @@ def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, atte
     if stage is None:
         raise ConfigError("run.task=generate has no prompts of its own; use `trireme generate`")
     act = {"generate": _completions, "serve": _served, "evaluate": _scored}[stage.verb]
-    with world_of(config, env) as world, (out / TEXT).open("w") if world.rank == 0 else contextlib.nullcontext() as file:
+    with world_of(config, env) as world, _page(stage, out, world.rank) as file:
         made = act(stage.command, config, world, file, out)
     if env.rank == 0:
         result = {"status": Status.DONE.value, "attempt": attempt, "world_size": env.world_size, "layout": asdict(config.layout)}
         write_outcome(out / RESULT, result | {"model": asdict(config.model)} | made)
     return Status.DONE
+
+
+def _page(stage: StageRun, out: Path, rank: int) -> contextlib.AbstractContextManager[IO[str] | None]:
+    """Where rank 0 writes the text as it grows: the log of a stage, else a file for the command that waits."""
+    if rank != 0:
+        return contextlib.nullcontext()
+    return contextlib.nullcontext(sys.stdout) if stage.folder else (out / TEXT).open("w")
 
 
 def _completions(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
