@@ -73,6 +73,10 @@ def _run(
         if env.rank == 0:
             finish()
         return status
+    if config.run.task == "inference":
+        from trainer.generate.measure import measure
+
+        return measure(config, env, out, attempt)
     if config.command is not None:
         from trainer.observe import observe
 

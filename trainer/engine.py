@@ -34,8 +34,8 @@ from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import Region
 from trainer.tensor.parallelize import Parallelizer
 
-FORWARD_TASKS = ("evaluate", "generate")
-"""Values of ``run.task`` that read a checkpoint's weights and change nothing: there are no initial weights, gradients and moments."""
+FORWARD_TASKS = ("evaluate", "generate", "inference")
+"""Values of ``run.task`` that take weights as they are given and change nothing: there are no initial weights, gradients and moments."""
 
 
 @dataclass(frozen=True)

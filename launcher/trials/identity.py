@@ -24,8 +24,9 @@ def trial_id(config: Config) -> str:
     """12 hexadecimal digits; ``config`` must be resolved, so that a value given and the same value derived agree."""
     content = to_dict(run_of(config))
     del content["tracking"]
-    if content["command"] is None:
-        del content["command"]
+    for name in ("command", "requests"):
+        if content[name] is None:
+            del content[name]
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
     return digest({**content, "cluster": place})

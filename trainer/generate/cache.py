@@ -32,6 +32,11 @@ class Memory:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(tensor.nbytes for held in (self.keys, self.values) for tensor in held.values())
+
     def positions(self) -> Tensor:
         """Position of each new token in its own row, [s, b]; of padding 0."""
         columns = torch.arange(self.read, self.read + self.new, device=self.padding.device)

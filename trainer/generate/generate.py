@@ -87,6 +87,7 @@ class Decoder:
         self.rows: list[TextRow] = []
         self.waiting: deque[PromptRequest] = deque()
         self.memory: Memory | None = None  # of this replica's rows, in their order
+        self.most_cached = 0  # bytes of keys and values, so far
 
     def run(self, hear: Hear, tell: Tell) -> None:
         """Turn after turn, until there is no more to do and none to come."""
@@ -158,6 +159,7 @@ class Decoder:
             fresh = self.session.begin(padding)
             parts.append(self.session.read(fresh, [[0] * spare + row.made.prompt for spare, row in zip(padding, new)]))
             self.memory = fresh if self.memory is None else self.memory.joined(fresh)
+        self.most_cached = max(self.most_cached, 0 if self.memory is None else self.memory.nbytes)
         return [row for part in parts if part is not None for row in part.cpu()]
 
 

@@ -38,6 +38,10 @@ MOST = 1e18
 SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
 """Keys of ``result.json`` that become metrics of the trial's MLflow run."""
 
+PERCENTILES = ("latency_s", "ttft_s", "tpot_s", "requests_per_s")
+"""Keys of the ``result.json`` of an inference: p50, p90 and p99 of a request's seconds, of those to its first token and per further one, and
+of the requests served per second. Its step is a batch (static), or as many requests as a replica has in flight."""
+
 OFFSET = "trireme.mirrored_bytes"
 """Tag of an MLflow run: how many bytes of ``metrics.jsonl`` it holds."""
 
@@ -120,6 +124,9 @@ def summary_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, Any] = {name: 0.0 if result.get(name) == 0 else positive(result.get(name)) for name in SUMMARY}
     memory, losses = result.get("memory"), result.get("losses")
     found |= {f"memory/{part}": value for part, value in (memory if isinstance(memory, Mapping) else {}).items()}
+    for name in PERCENTILES:
+        values = result.get(name)
+        found |= {f"{name}/{share}": value for share, value in (values if isinstance(values, Mapping) else {}).items()}
     found["loss"] = losses[-1] if isinstance(losses, list) and losses else None
     return {name: known for name, value in found.items() if (known := number(value)) is not None and math.isfinite(known)}
 

@@ -17,7 +17,7 @@ RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RATED = (*PRECISIONS, "fp8", "fp4")
 """Precisions that a device may have a rate for."""
-TASKS = ("train", "evaluate", "generate", "probe")
+TASKS = ("train", "evaluate", "generate", "inference", "probe")
 MOST = 10**9
 """The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
@@ -147,7 +147,7 @@ class RunConfig:
 
     task: str = key(
         "train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); generate: text from one (set by 'trireme "
-        "generate' and 'trireme serve'); probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS
+        "generate' and 'trireme serve'); inference: time requests (set by 'trireme search task=inference'); probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS
     )
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
@@ -203,6 +203,20 @@ class CommandConfig:
     success: Optional[str] = key(None, "pattern without which a run that ended with code 0 has failed; null = none is needed")
 
 
+LOADS = ("static", "closed", "open")
+
+
+@dataclass
+class RequestsConfig:
+    """The requests that an inference is measured with: made-up tokens, so many of them, and how they come."""
+
+    mode: str = key("static", "batches that begin and end together, a closed loop of requests in flight, or arrivals at random", choices=LOADS)
+    input: int = key(512, "tokens of a prompt", minimum=1, maximum=MOST)
+    output: int = key(128, "tokens generated per request", minimum=1, maximum=MOST)
+    batch: int = key(1, "requests in flight per replica; open: after so many are told, a line is written", minimum=1, maximum=MOST)
+    rate: Optional[float] = key(None, "open: requests per second over all replicas", above=0)
+
+
 @dataclass
 class TrainConfig:
     """One complete run, as ``python -m trainer CONFIG.yaml`` reads it."""
@@ -214,6 +228,7 @@ class TrainConfig:
     run: RunConfig = key(RunConfig, "how long and how exactly")
     tracking: TrackingConfig = key(TrackingConfig, "where measurements are mirrored")
     command: Optional[CommandConfig] = key(None, "another trainer that trains in place of ours; null = ours (set by the launcher)")
+    requests: Optional[RequestsConfig] = key(None, "run.task=inference: what is asked of the model (set by the launcher)")
 
 
 @dataclass(kw_only=True)
