@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.config import Config
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
@@ -47,3 +50,28 @@ def typed(value: Any) -> Any:
     import yaml
 
     return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+SERVING = ("engine", "workload", "sla", "serving")
+TRAINING = (
+    "trainer",
+    "optimizer",
+    "data",
+    "search.space",
+    "run.global_batch",
+    "run.eval_every",
+    "run.checkpoint",
+    "run.compile",
+    "run.precision",
+)
+"""Keys that have a meaning for ``task=inference`` alone, and those that have none there."""
+
+
+def check_task(config: Config, overrides: Sequence[str]) -> None:
+    """``ConfigError`` for a key that has no meaning for ``config.task``."""
+    from trainer.spec import ConfigError
+
+    strange, remedy = (TRAINING, "leave it out") if config.task == "inference" else (SERVING, "add task=inference")
+    for word in overrides:
+        if any(key_of(word) == name or key_of(word).startswith(name + ".") for name in strange):
+            raise ConfigError(f"{word} has no meaning for task={config.task}; {remedy}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
-from launcher.cli.overrides import add_overrides, layouts_asked
+from launcher.cli.overrides import add_overrides, check_task, layouts_asked
 from launcher.labels import amount, interval, memory, percent
 from launcher.named_files import check_file, write_named
 from trainer.spec import ConfigError
@@ -68,6 +68,7 @@ def main(argv: list[str]) -> int:
     started = time.perf_counter()
     wanted, others = layouts_asked(arguments.overrides)
     config = limited(compose(others, arguments.config_dir), arguments.limit)
+    check_task(config, arguments.overrides)
     if config.task == "inference":
         from launcher.cli.plan_inference import plan as plan_inference
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.overrides import add_overrides, key_of, layouts_asked, typed
+from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, say, searched
+from launcher.cli.overrides import add_overrides, check_task, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
 from launcher.named_files import check_file, check_folder
 from trainer.spec import ConfigError
@@ -20,15 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from launcher.config import Config
-    from launcher.search.policy import SearchTrial, TrialObservation
+    from launcher.search.policy import Policy, SearchTrial, TrialObservation
     from launcher.search.problem import SearchProblem
     from launcher.search.replay import Replay
     from launcher.search.replay_front import FrontReplay
     from launcher.sweep.search import SearchOutcome
     from launcher.trials.store import Record
-
-FOLDER = Path("runs") / "recipe"
-"""Where ``recipe=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml), whatever folder the trials are in."""
 
 WITHIN = 0.03
 """A front of inference counts as found when it is within this fraction of the true one, in time and in cost."""
@@ -74,6 +71,12 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--only={arguments.only} names sweeps of a table; give the table with --replay")
     wanted, others = layouts_asked(arguments.overrides)
     config = compose(others, arguments.config_dir)
+    check_task(config, arguments.overrides)
+    if config.task == "inference":
+        from launcher.cli.search_inference import run as run_inference
+
+        default = compose(alone(config), arguments.config_dir)
+        return run_inference(config, default, arguments.overrides, wanted, as_json=arguments.json)
     return run(config, compose(alone(config), arguments.config_dir), arguments.overrides, wanted, as_json=arguments.json)
 
 
@@ -111,19 +114,14 @@ def run(
 ) -> int:
     """Search and report. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values, by
     column."""
-    from launcher.backends.pool import Backends
     from launcher.cli import calibrate
     from launcher.config import check_launchable, locate_data
     from launcher.planning.layout_filter import widen_space
     from launcher.planning.plan import plan
     from launcher.search.problem import search_problem
-    from launcher.sweep.dry_run import print_requests
-    from launcher.sweep.multirun import check_tracking_of, sweep_name
-    from launcher.sweep.search import first_points, search
-    from launcher.tracking.process import PATIENCE_S, MlflowMirror
 
     check_launchable(config)
-    name = config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
+    name = name_of_search(config, overrides)
     path = recipe_path(config.search.recipe or name)
     check_file(path, "search.recipe")
     check_folder(config.sweep.dir, "sweep.dir")
@@ -131,17 +129,9 @@ def run(
     planned = plan(config, widen_space(wanted or {}, config.search.space), wanted)
     candidates = search_problem(config, planned)
     say(f"search {name}: {len(planned.space.table):,} layouts, {len(candidates.candidates):,} of them candidates")
-    base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]
-    if config.dry_run:
-        print_requests(first_points(candidates, base), config.dry_run)
+    found = searched(name, candidates, overrides, lambda *trial: say(line(candidates, *trial)))
+    if found is None:
         return 0
-    check_tracking_of(config)
-    mirror = MlflowMirror(config.sweep.dir, name)  # told of no single trial: copying during the trials would disturb their timings
-    mirror.begin()
-    with Backends() as backends:
-        found = search(name, candidates, backends, base, tell=lambda *trial: say(line(candidates, *trial)))
-    mirror.close()
-    mirror.finish(0 if found.interrupted else PATIENCE_S)
     won = bool(found.policy.ranking()) and not found.unfinished
     if won:
         write_recipe(path, name, candidates, found, asked, default, overrides)
@@ -158,11 +148,6 @@ def run(
     return 0 if won else 1
 
 
-def alone(config: Config) -> list[str]:
-    """What the recipe of ``config`` is compared with: the cluster's backend and nothing else, as its keys depend on it."""
-    return [f"cluster={config.cluster.backend}"]
-
-
 def line(candidates: SearchProblem, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
     """One trial as it ends."""
     from launcher.planning.layout_names import name_of
@@ -173,7 +158,7 @@ def line(candidates: SearchProblem, trial: SearchTrial, record: Record, measured
     return f"{record.id}  {name_of(candidates.trial_config(trial).layout)}: {took}, predicted {predicted:.4g} s{given_up}"
 
 
-def document(name: str, candidates: SearchProblem, found: SearchOutcome, layouts: int, recipe: Path | None) -> dict[str, Any]:
+def document(name: str, candidates: SearchProblem, found: SearchOutcome[Policy], layouts: int, recipe: Path | None) -> dict[str, Any]:
     """What a search found, as ``--json`` prints it: the ranking, predicted against measured, what it cost and what the grid would have."""
     from launcher.planning.layout_names import name_of
 
@@ -253,20 +238,8 @@ def show(result: dict[str, Any]) -> None:
         console.print(f"the winner is a recipe, {result['recipe']}: trireme train recipe={name}", soft_wrap=True)
 
 
-def recipe_path(name: str) -> Path:
-    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for a path, and for a recipe that ships, which would be found
-    instead."""
-    from launcher.config import conf_dir
-    from launcher.trials.store import check_name
-
-    check_name(name, "search.recipe", "a recipe")
-    if (conf_dir() / "recipe" / f"{name}.yaml").exists():
-        raise ConfigError(f"search.recipe={name} is a recipe that ships, and stays what it is; name the winner otherwise")
-    return FOLDER / f"{name}.yaml"
-
-
 def write_recipe(
-    path: Path, name: str, candidates: SearchProblem, found: SearchOutcome, asked: Config, default: Config, overrides: Sequence[str]
+    path: Path, name: str, candidates: SearchProblem, found: SearchOutcome[Policy], asked: Config, default: Config, overrides: Sequence[str]
 ) -> None:
     """The winner of the search ``name``: ``asked`` in the layout that was measured fastest."""
     from launcher.cli import recipes
@@ -393,7 +366,3 @@ def show_replays(replays: Sequence[Replay]) -> None:
         f"{sum(len(each.steps) for each in replays) / len(replays):.1f} trials until the search stops; "
         f"{spent:.4g} of {grid:.4g} GPU-hours ({percent(spent / grid)})"
     )
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

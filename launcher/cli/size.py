@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
 from launcher.cli.console import wide_console
+from launcher.cli.on_cluster import FOLDER, alone
 from launcher.cli.overrides import add_overrides, key_of
-from launcher.cli.search import FOLDER, alone
 from launcher.named_files import check_file
 from trainer.spec import ConfigError, ModelConfig, to_dict
 from trainer.spec.errors import listed

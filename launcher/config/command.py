@@ -71,7 +71,7 @@ def check_profile(launch: LaunchProfile) -> None:
 def values_of(config: Config) -> dict[str, Any]:
     """What placeholders stand for: every key of the run, derived names, the profile's own variables."""
     run, launch = config.train_config(), config.trainer.launch
-    values = flatten({name: value for name, value in to_dict(run).items() if name != "command"})
+    values = flatten({name: value for name, value in to_dict(run).items() if name not in ("command", "requests")})
     layout, batch = config.layout, run.run.global_batch
     size = world_size_of(layout)
     derived = (

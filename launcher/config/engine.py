@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.spec.schema import key
 
-BATCHING = ("static", "continuous")
+BATCHING = ("static", "continuous", "both")
 PREFILL = ("alone", "first", "mixed")
 LAUNCHES = ("python", "native", "graph")
 ALL_REDUCES = ("library", "one_shot")
@@ -37,7 +37,7 @@ class EngineProfile:
     """One engine."""
 
     name: str = key("unknown", "name of the engine")
-    batching: str = key("continuous", "static: a batch begins and ends together; continuous: requests join and leave", choices=BATCHING)
+    batching: str = key("continuous", "static: a batch begins and ends together; continuous: requests join and leave; both: static unless requests come otherwise", choices=BATCHING)
     prefill: str = key("mixed", "prompts are computed alone (static), first (decoding waits) or mixed with decoding", choices=PREFILL)
     prefill_tokens: int = key(8192, "prompt tokens of one forward pass at most", minimum=1)
     launch: str = key("graph", "how kernels of decoding are launched: by Python, by native code, or as one graph", choices=LAUNCHES)
@@ -51,6 +51,7 @@ class EngineProfile:
     pipeline_tokens: int = key(0, "a pipeline's groups are halved until one has no more tokens; 0 = one group per stage", minimum=0)
     pipeline_drains: bool = key(False, "the tokens of all groups are chosen before any group continues: the pipeline empties at every token")
     memory: EngineMemory = key(EngineMemory, "what it keeps in memory")
+    own: bool = key(False, "this project's generator, with which a search measures")
     command: str = key("", "how it is started: a line with {model}, {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
     formats: dict[str, str] = key(dict, "what {weights} becomes, by number format of the weights", choices=FORMATS)
     kv_formats: dict[str, str] = key(dict, "what {kv} becomes, by number format of keys and values", choices=FORMATS)

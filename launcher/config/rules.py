@@ -17,6 +17,12 @@ from trainer.spec import ConfigError, ModelConfig, TrainConfig
 from trainer.spec import resolve as resolve_run
 from trainer.spec.corpus import check_corpus
 from trainer.spec.read import SECTION
+from trainer.spec.schema import RequestsConfig
+
+TOLD_TOGETHER = 8
+"""Requests that arrive at random and count as one step: a line of ``metrics.jsonl``."""
+GIVEN = ("command", "requests")
+"""Parts of a run that the launcher makes (``run_of``)."""
 
 
 def resolve(config: Config) -> Config:
@@ -26,14 +32,25 @@ def resolve(config: Config) -> Config:
         peak = config.cluster.hardware.peak_tflops.get(run.run.precision)
         run = dataclasses.replace(run, run=dataclasses.replace(run.run, peak_tflops=peak))
     run = resolve_run(run, config.cluster.world_size)
-    resolved = dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name != "command"})
+    resolved = dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name not in GIVEN})
     command_of(resolved)
     return resolved
 
 
 def run_of(config: Config) -> TrainConfig:
-    """What the ranks of a resolved run read: its configuration, and the command of a trainer that is not ours."""
-    return dataclasses.replace(config.train_config(), command=command_of(config))
+    """What the ranks of a resolved run read: its configuration, and the command of a trainer that is not ours, or the requests of an
+    inference."""
+    return dataclasses.replace(config.train_config(), command=command_of(config), requests=requests_of(config))
+
+
+def requests_of(config: Config) -> RequestsConfig | None:
+    """What a run that measures an inference asks of the model."""
+    if config.run.task != "inference":
+        return None
+    work = config.workload
+    mode = "open" if work.rate is not None else "static" if work.concurrency is None else "closed"
+    each = TOLD_TOGETHER if mode == "open" else (work.concurrency or 1) // (config.layout.data or 1)
+    return RequestsConfig(mode, work.input, work.output, work.batch or max(each, 1), work.rate)
 
 
 def generating(config: Config, model: ModelConfig) -> Config:
@@ -50,7 +67,7 @@ def check_launchable(config: Config) -> None:
     """``ConfigError`` for a trainer whose profile is for predictions alone, or that is not installed here; and for a task that is planned
     only."""
     if config.task == "inference":
-        raise ConfigError("task=inference is planned, not launched: 'trireme plan task=inference' answers; leave it out to train")
+        raise ConfigError("task=inference trains nothing: 'trireme plan' or 'trireme search task=inference' answers; leave it out to train")
     if config.trainer.launch.program == "none":
         raise ConfigError(
             f"trainer.name={config.trainer.name} can be predicted (plan, size, search --replay, validate) but not launched: "

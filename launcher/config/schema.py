@@ -122,7 +122,7 @@ class Config:
     trainer: TrainerProfile = key(TrainerProfile, "the program that trains; conf/trainer")
     sweep: SweepConfig = key(SweepConfig, "the set of trials")
     search: SearchConfig = key(SearchConfig, "how the fastest layout is found; conf/search")
-    task: str = key("train", "what trireme plan plans for", choices=("train", "inference"))
+    task: str = key("train", "what trireme plan and search are for", choices=("train", "inference"))
     engine: EngineProfile = key(EngineProfile, "inference: the program that serves; conf/engine")
     workload: WorkloadConfig = key(WorkloadConfig, "inference: the requests; conf/workload")
     sla: SlaConfig = key(SlaConfig, "inference: limits")

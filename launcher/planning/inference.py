@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ from launcher.config.schema import Config
 from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
+from launcher.cost.parts import scale
 from launcher.cost.thresholds import FITS
 from trainer.spec import ConfigError, resolve_model
 
@@ -45,6 +46,7 @@ class InferencePlan:
     sla: SlaConfig
     device_hour: float
     dropped: dict[str, int]  # combinations that were not predicted, by reason
+    among: np.ndarray | None = None  # of a search: which rows were measured, and may be recommended
 
     @property
     def table(self) -> np.ndarray:
@@ -74,7 +76,8 @@ class InferencePlan:
     @cached_property
     def possible(self) -> np.ndarray:
         """Whether a row is likely to fit and serves what arrives."""
-        return self.estimate.fits >= FITS
+        fits = np.asarray(self.estimate.fits >= FITS)
+        return fits if self.among is None else fits & self.among
 
     @cached_property
     def front(self) -> np.ndarray:
@@ -86,6 +89,12 @@ class InferencePlan:
     def kept(self) -> np.ndarray:
         """Whether a row keeps all limits."""
         return self.possible & (np.max(self.excess(), axis=0, initial=0.0) <= 1 + 1e-9)
+
+    def corrected(self, first: np.ndarray, further: np.ndarray, fails: np.ndarray, among: np.ndarray | None = None) -> InferencePlan:
+        """The same with factors on the seconds to the first token and per further one, without rows that were seen to fail."""
+        e = self.estimate
+        known = replace(e, prompt=scale(e.prompt, first), step=scale(e.step, further), fits=np.where(fails, 0.0, e.fits))
+        return replace(self, estimate=known, among=among)
 
     def excess(self) -> np.ndarray:
         """By how much each limit that is given is missed, as a ratio above 1: (limits, rows)."""
@@ -165,11 +174,12 @@ def plan_inference(config: Config) -> InferencePlan:
     return InferencePlan(case, found, config.sla, config.serving.device_hour, dropped)
 
 
-def estimated(case: InferenceCase, work: WorkloadConfig) -> InferenceEstimate:
-    """Static batches where they are asked for or the engine knows no others; else a closed loop, or open arrivals."""
+def estimated(case: InferenceCase, work: WorkloadConfig, rate: np.ndarray | None = None) -> InferenceEstimate:
+    """Static batches where they are asked for or the engine knows no others; else a closed loop, or open arrivals (at ``rate``, by row)."""
     if work.rate is not None:
-        return opened(case, work.rate)
-    return static(case) if work.batch is not None or case.engine.batching == "static" else closed(case)
+        return opened(case, work.rate if rate is None else rate)
+    in_batches = work.batch is not None or (work.concurrency is None and case.engine.batching != "continuous")
+    return static(case) if in_batches else closed(case)
 
 
 def check(config: Config) -> None:

@@ -38,12 +38,18 @@ class FrontSearch:
         """What a point was measured to take."""
         self.measured[point] = seconds
 
+    def drop(self, point: int) -> None:
+        """A point that cannot run."""
+        self.predicted = np.where(np.arange(len(self.predicted)) == point, np.inf, self.predicted)
+
     def ask(self) -> int | None:
         """The point to measure next; None when nothing is worth it. First every layout (all of ``place`` but the batch) that is on the front,
         or may be, is measured once: how far predictions are off is mostly a matter of the layout."""
         values, covariance = self.corrected()
+        if not np.isfinite(values).any():
+            return None
         named = self.named(values)
-        gains = np.array([self._gain(i, values, covariance, named) for i in range(len(values))])
+        gains = np.array([self._gain(i, values, covariance, named) if np.isfinite(values[i]) else -1.0 for i in range(len(values))])
         gains[named], gains[list(self.measured)] = 0.0, -1.0
         unseen = self._unseen()
         near = [i for i in named if unseen[i]] or [i for i in np.flatnonzero(unseen) if gains[i] > SMALL * self.tolerance]

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol, TypeVar
 
 import numpy as np
 from scipy.special import ndtr
 
+from launcher.config.schema import Config
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.cost.thresholds import NEVER_TRIED
@@ -52,6 +54,7 @@ class TrialObservation:
     gpu_hours: float = 0.0
     hours: float = 0.0
     start_s: float = math.nan  # seconds that it took besides its steps; nan: not known
+    served: Mapping[str, float] = field(default_factory=dict)  # of an inference: medians of what its ``result.json`` says, by name
 
     @property
     def ran(self) -> bool:
@@ -86,6 +89,36 @@ class Price:
         return fits * self.whole + (1 - fits) * self.failed
 
 
+class AskTell(Protocol):
+    """What picks the trials of a search."""
+
+    def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
+        """Up to ``count`` trials to run now, or the reason to stop; a function of what was told so far."""
+
+    def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
+        """What came of a trial."""
+
+
+P = TypeVar("P", bound=AskTell, covariant=True)
+
+
+class Searched(Protocol[P]):
+    """What a search looks through: it knows what each of its trials runs, and what is predicted of it."""
+
+    @property
+    def config(self) -> Config: ...
+
+    def policy(self) -> P: ...
+
+    def trial_config(self, trial: SearchTrial) -> Config: ...
+
+    def predicted(self, trial: SearchTrial) -> tuple[np.ndarray, float]:
+        """Seconds of a step by part, and bytes."""
+
+    def words(self, trial: SearchTrial) -> list[str]:
+        """The overrides that make the trial out of ``config``, for the record."""
+
+
 class Policy:
     """The search. ``ask`` is a function of the measurements observed so far and of nothing else."""
 
@@ -112,7 +145,7 @@ class Policy:
     def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
         """Up to ``count`` trials to run now, the most promising first, or the reason to stop."""
         fits, believed = self.memory.fits(), self.time.posterior()
-        if limit := self._limit():
+        if limit := limit_reached(self.settings, self.trials, self.gpu_hours, self.hours):
             return self._open_end(limit, believed, fits)
         if self.best_seconds() is None:  # nothing to compare with: run something
             worth = np.where(self.untried & (fits >= NEVER_TRIED), fits * np.exp(believed.mean.min() - believed.mean), 0.0)
@@ -250,16 +283,14 @@ class Policy:
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
         return float(ndtr(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.doubt
 
-    def _limit(self) -> str | None:
-        limits = (
-            ("max_trials", self.trials, self.settings.max_trials),
-            ("max_gpu_hours", self.gpu_hours, self.settings.max_gpu_hours),
-            ("max_hours", self.hours, self.settings.max_hours),
-        )
-        for name, spent, limit in limits:
-            if limit is not None and spent >= limit:
-                return f"search.{name}={limit:g} is reached"
-        return None
+
+def limit_reached(settings: SearchConfig, trials: int, gpu_hours: float, hours: float) -> str | None:
+    """Why a search ends that has spent so much; None: it may go on."""
+    for name, spent in (("max_trials", trials), ("max_gpu_hours", gpu_hours), ("max_hours", hours)):
+        limit = getattr(settings, name)
+        if limit is not None and spent >= limit:
+            return f"search.{name}={limit:g} is reached"
+    return None
 
 
 def expected_gain(believed: Mixture, best: float) -> np.ndarray:

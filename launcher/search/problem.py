@@ -15,6 +15,7 @@ from launcher.cost.inputs.layouts import to_layout
 from launcher.cost.model import estimate
 from launcher.cost.thresholds import NEVER_TRIED
 from launcher.cost.uncertainty import columns
+from launcher.planning.layout_names import overrides_of
 from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, needed
 from launcher.search.policy import Policy, Price, SearchTrial, Small
@@ -60,6 +61,16 @@ class SearchProblem:
         cluster = dataclasses.replace(self.config.cluster, nodes=nodes)
         run = dataclasses.replace(run, global_batch=batch)
         return dataclasses.replace(self.config, layout=layout, run=run, cluster=cluster)
+
+    def words(self, trial: SearchTrial) -> list[str]:
+        """The overrides that make the trial out of ``config``."""
+        config = self.trial_config(trial)
+        made = overrides_of(config.layout, self.config.layout)
+        if trial.repeats:
+            made.append(f"run.seed={config.run.seed}")
+        if not trial.full:
+            made += [f"cluster.nodes={config.cluster.nodes}", f"run.global_batch={config.run.global_batch}"]
+        return made
 
     def predicted(self, trial: SearchTrial) -> tuple[np.ndarray, float]:
         """Seconds by part and bytes that are predicted of ``trial``."""

@@ -260,7 +260,7 @@ def _check_spelling(stage: Stage, model: PlannedStage, before: dict[str, Planned
 def _run_content(config: Config) -> dict[str, Any]:
     """What decides the result of a run, without folders and without where and how it is watched."""
     content = to_dict(config.train_config())
-    del content["tracking"]
+    del content["tracking"], content["requests"]
     for name in ("path", "source", "pattern", "text_key", "vocab"):
         del content["data"][name]
     del content["run"]["checkpoint"]["dir"]

@@ -9,30 +9,29 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
+from typing import Any, Generic
 
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
-from launcher.planning.layout_names import overrides_of
-from launcher.search.policy import Policy, SearchTrial, Stop, TrialObservation, cannot_win
-from launcher.search.problem import SearchProblem
+from launcher.search.policy import P, Searched, SearchTrial, Stop, TrialObservation, cannot_win
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
 from trainer.spec import ConfigError, Reason, Status
-from trainer.spec.records import positive, read_steps
+from trainer.spec.records import PERCENTILES, positive, read_steps
 
 Tell = Callable[[SearchTrial, Record, TrialObservation], None]
 
 
 @dataclass
-class SearchOutcome:
+class SearchOutcome(Generic[P]):
     """How a search went. ``trials`` in the order in which they were run."""
 
-    policy: Policy
+    policy: P
     trials: list[tuple[SearchTrial, Record, TrialObservation]] = field(default_factory=list)
     reason: str = ""
     doubt: float | None = None  # probability that an untried layout is faster by more than the tolerance
@@ -42,8 +41,8 @@ class SearchOutcome:
 
 
 def search(
-    name: str, problem: SearchProblem, backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None
-) -> SearchOutcome:
+    name: str, problem: Searched[P], backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None
+) -> SearchOutcome[P]:
     """Run the search ``name`` to its end. ``overrides`` is what every trial has besides its layout, for the record."""
     config = problem.config
     found = SearchOutcome(problem.policy())
@@ -68,7 +67,7 @@ def search(
     return found
 
 
-def first_points(problem: SearchProblem, overrides: Sequence[str] = ()) -> list[Point]:
+def first_points(problem: Searched[Any], overrides: Sequence[str] = ()) -> list[Point]:
     """What a search would run first, for ``dry_run``."""
     proposed = problem.policy().ask(problem.config.search.parallel)
     return [] if isinstance(proposed, Stop) else [_point(problem, trial, overrides) for trial in proposed]
@@ -76,7 +75,7 @@ def first_points(problem: SearchProblem, overrides: Sequence[str] = ()) -> list[
 
 def _measure(
     name: str,
-    problem: SearchProblem,
+    problem: Searched[Any],
     trials: Sequence[SearchTrial],
     overrides: Sequence[str],
     settings: SweepConfig,
@@ -95,14 +94,10 @@ def _measure(
     return [(trial, record, measurement(record, hours)) for trial, record in zip(trials, records)]
 
 
-def _point(problem: SearchProblem, trial: SearchTrial, overrides: Sequence[str]) -> Point:
+def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str]) -> Point:
     config = problem.trial_config(trial)
     parts, memory = problem.predicted(trial)
-    words = [*overrides, *overrides_of(config.layout, problem.config.layout)]
-    if trial.repeats:
-        words += [f"run.seed={config.run.seed}"]
-    if not trial.full:
-        words += [f"cluster.nodes={config.cluster.nodes}", f"run.global_batch={config.run.global_batch}"]
+    words = [*overrides, *problem.words(trial)]
     try:
         return Point(tuple(words), resolve(config), None, {"step_time_s": float(parts.sum()), "memory_bytes": memory})
     except ConfigError as error:
@@ -119,7 +114,14 @@ def measurement(record: Record, hours: float) -> TrialObservation:
     seconds = float((positive(result.get("step_time_s")) if done else median(steps) if steps else None) or math.inf)
     peak = positive(result.get("peak_memory_bytes")) or 0.0 if done else 0.0
     start = max(elapsed - record.config["run"]["steps"] * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
-    return TrialObservation(seconds, record.reason or Reason.ERROR, noise_of(steps), peak, record.world_size * elapsed / 3600, hours, start)
+    reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * elapsed / 3600
+    return TrialObservation(seconds, reason, noise_of(steps), peak, gpu_hours, hours, start, served(result) if done else {})
+
+
+def served(result: Mapping[str, Any]) -> dict[str, float]:
+    """Medians of an inference; nothing for a training."""
+    known = ((name, result.get(name)) for name in PERCENTILES)
+    return {name: value for name, shares in known if isinstance(shares, dict) and (value := positive(shares.get("p50")))}
 
 
 def noise_of(steps: Sequence[float]) -> float:

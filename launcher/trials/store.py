@@ -135,6 +135,7 @@ class Sweep:
     created: float
     launcher: str
     records: list[Record]
+    front: dict[str, Any] = field(default_factory=dict)  # of a search of inference: what it found (``launcher.cli.search_inference``)
 
 
 class Store:
@@ -236,7 +237,12 @@ class Store:
             raise ConfigError(f"there is no sweep {name!r} in {self.root}{nearest(name, known)}; 'trireme status --all' lists them")
         name = name or known[0]
         data = self._read_sweep(name)
-        return Sweep(name, data["created"], data["launcher"], [self._point_record(point) for point in data["points"]])
+        records, front = [self._point_record(point) for point in data["points"]], data.get("front")
+        return Sweep(name, data["created"], data["launcher"], records, front if isinstance(front, dict) else {})
+
+    def write_front(self, name: str, front: dict[str, Any]) -> None:
+        """Add what a search of inference found to its sweep."""
+        write_json(self._sweep_path(name), {"format": FORMAT} | self._read_sweep(name) | {"front": front}, durable=True)
 
     def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
         """Add ``records`` to the sweep. Points it has already keep their place; those not named stay, but for earlier trials of a stage."""

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from launcher.cli import recipes
-from launcher.cli.search import FOLDER, alone
+from launcher.cli.on_cluster import FOLDER, alone
 from launcher.config import Config, compose, resolve
 from launcher.config.hardware import hardware_files
 from launcher.planning.recipe import recipe, underived

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher.config.rules import GIVEN
 from launcher.config.schema import Config, HardwareConfig, LocalCluster
 from launcher.config.trainer import LaunchProfile
 from launcher.trials.identity import digest, trial_id
@@ -32,7 +34,7 @@ def _changed(value: object) -> object:
     return f"{value}x" if isinstance(value, str) else [1]
 
 
-RUN_KEYS = [key for key in flatten(trial().train_config()) if not key.startswith("tracking.") and key != "command"]
+RUN_KEYS = [key for key in flatten(trial().train_config()) if not key.startswith("tracking.") and key not in GIVEN]
 
 
 @pytest.mark.parametrize("key", RUN_KEYS)
@@ -45,6 +47,14 @@ def test_every_key_of_the_run_but_tracking_is_part_of_the_id(key: str) -> None:
     before = trial_id(config)
     setattr(section, last, _changed(getattr(section, last)))
     assert trial_id(config) != before
+
+
+def test_the_requests_of_an_inference_are_part_of_the_id() -> None:
+    asked = trial()
+    asked.run = dataclasses.replace(asked.run, task="inference")
+    loads: list[dict[str, Any]] = [{}, {"batch": 2}, {"concurrency": 2}, {"rate": 2.0}, {"batch": 2, "output": 9}]
+    found = {trial_id(dataclasses.replace(asked, workload=dataclasses.replace(asked.workload, **load))) for load in loads}
+    assert len(found | {trial_id(trial())}) == len(loads) + 1
 
 
 def test_another_trainers_command_and_its_program_are_part_of_the_id(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from trainer.generate.generate import Decoder, News, PromptRequest, TextRow, check_prompts
 from trainer.generate.ranks import world_of
 from trainer.generate.server import percentiles

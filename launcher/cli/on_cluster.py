@@ -1,0 +1,73 @@
+"""What the searches of ``trireme search`` share: their names, their trials on a cluster, where their recipes go."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.spec import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from launcher.config import Config
+    from launcher.search.policy import P, Searched
+    from launcher.sweep.search import SearchOutcome, Tell
+
+FOLDER = Path("runs") / "recipe"
+"""Where ``recipe=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml), whatever folder the trials are in."""
+
+
+def name_of_search(config: Config, overrides: Sequence[str]) -> str:
+    """The sweep of a search: the same command means the same one."""
+    from launcher.sweep.multirun import sweep_name
+
+    return config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
+
+
+def searched(
+    name: str, problem: Searched[P], overrides: Sequence[str], tell: Tell, keep: Callable[[SearchOutcome[P]], object] = lambda _: None
+) -> SearchOutcome[P] | None:
+    """How the search of ``problem`` on its cluster went; None after a dry run. ``keep`` writes what MLflow is to be told of it, too."""
+    from launcher.backends.pool import Backends
+    from launcher.sweep.dry_run import print_requests
+    from launcher.sweep.multirun import check_tracking_of
+    from launcher.sweep.search import first_points, search
+    from launcher.tracking.process import PATIENCE_S, MlflowMirror
+
+    config = problem.config
+    base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]
+    if config.dry_run:
+        print_requests(first_points(problem, base), config.dry_run)
+        return None
+    check_tracking_of(config)
+    mirror = MlflowMirror(config.sweep.dir, name)  # told of no single trial: copying during the trials would disturb their timings
+    mirror.begin()
+    with Backends() as backends:
+        found = search(name, problem, backends, base, tell=tell)
+    keep(found)
+    mirror.close()
+    mirror.finish(0 if found.interrupted else PATIENCE_S)
+    return found
+
+
+def alone(config: Config) -> list[str]:
+    """What the recipe of ``config`` is compared with: the cluster's backend and nothing else, as its keys depend on it."""
+    return [f"cluster={config.cluster.backend}"]
+
+
+def recipe_path(name: str) -> Path:
+    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for a path, and for a recipe that ships, which would be found
+    instead."""
+    from launcher.config import conf_dir
+    from launcher.trials.store import check_name
+
+    check_name(name, "search.recipe", "a recipe")
+    if (conf_dir() / "recipe" / f"{name}.yaml").exists():
+        raise ConfigError(f"search.recipe={name} is a recipe that ships, and stays what it is; name the winner otherwise")
+    return FOLDER / f"{name}.yaml"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,225 @@
+"""``trireme search task=inference``: the front of time against cost of a served model, measured with few trials on a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.console import Column, fitted_table, wide_console
+from launcher.cli.on_cluster import name_of_search, recipe_path, say, searched
+from launcher.cli.plan_inference import entry, rendered, restricted, traced
+from launcher.labels import amount, error_of, percent, plural, seconds
+from launcher.named_files import check_file, check_folder
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+    from launcher.planning.inference import InferencePlan
+    from launcher.search.policy import SearchTrial, TrialObservation
+    from launcher.search.serving import ServingPolicy, ServingProblem
+    from launcher.sweep.search import SearchOutcome
+    from launcher.trials.store import Record
+
+RECIPES = {"lowest latency": "latency", "highest throughput": "throughput", "best under your limits": "limits"}
+"""How the recipe of a recommendation is called, after the name of the search."""
+
+
+def run(
+    config: Config, default: Config, overrides: Sequence[str], wanted: Mapping[str, list[Any]] | None = None, as_json: bool = False
+) -> int:
+    """0 when something was measured that keeps the limits, 1 when nothing was. ``default`` is composed from no more than the cluster."""
+    from launcher.config import locate_data
+    from launcher.planning.inference import plan_inference
+    from launcher.search.serving import serving_problem
+    from launcher.trials.store import Store
+    from trainer.spec import DataConfig
+
+    name = name_of_search(config, overrides)
+    paths = {goal: recipe_path(f"{config.search.recipe or name}-{word}") for goal, word in RECIPES.items()}
+    for path in paths.values():
+        check_file(path, "search.recipe")
+    check_folder(config.sweep.dir, "sweep.dir")
+    config = traced(restricted(config, wanted or {}))
+    config = locate_data(dataclasses.replace(config, data=DataConfig(kind="synthetic")))
+    problem = serving_problem(config, plan_inference(config))
+    say(f"search {name}: {plural(len(problem.planned.table), 'way')} to serve, {len(problem.rows):,} of them may be on the front")
+    store = Store(config.sweep.dir)
+    found = searched(
+        name, problem, overrides, lambda *trial: say(line(problem, *trial)),
+        lambda found: store.write_front(name, front_of(problem, found)) if found.trials else None,
+    )  # fmt: skip
+    if found is None:
+        return 0
+    done = found.policy.plan(measured_only=True)
+    made = {} if found.unfinished else write_recipes(paths, name, done, config, default, overrides)
+    result = document(name, problem, found, made)
+    if as_json:
+        print(json.dumps(result, indent=2, allow_nan=False))
+    else:
+        show(result)
+    if found.interrupted:
+        raise found.interrupted
+    return 0 if done.kept.any() and not found.unfinished else 1
+
+
+def line(problem: ServingProblem, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
+    """One trial as it ends."""
+    predicted = float(problem.predicted(trial)[0].sum())
+    took = f"{seconds(measured.seconds)} a request" if measured.ran else measured.reason.value
+    given_up = " (given up: beaten in time and in cost)" if measured.ran and record.reason else ""
+    return f"{record.id}  {problem.name(trial.index)}: {took}, predicted {seconds(predicted)}{given_up}"
+
+
+def front_of(problem: ServingProblem, found: SearchOutcome[ServingPolicy]) -> dict[str, Any]:
+    """What report and MLflow show: the points that were measured or are near the predicted front, and the recommendations."""
+    policy, planned = found.policy, problem.planned
+    done, believed = policy.plan(measured_only=True), policy.plan(measured_only=False)
+    ids = {int(problem.rows[trial.index]): record.id for trial, record, _ in found.trials}
+    rows = list(dict.fromkeys([*ids, *map(int, planned.front), *map(int, believed.front)]))
+    points = []
+    for row in rows:
+        point: dict[str, Any] = {"name": entry(planned, row)["name"], "predicted": point_of(planned, row), "trial": ids.get(row)}
+        measured = row in ids and bool(done.possible[row])
+        points.append(point | {"measured": point_of(done, row) if measured else None, "front": measured and row in done.front})
+    return {"points": points, "recommended": recommendations(problem, done, {})}
+
+
+def point_of(planned: InferencePlan, row: int) -> dict[str, float]:
+    """One row's figures as numbers."""
+    names = ("latency_ms", "ttft_ms", "tpot_ms", "throughput", "cost")
+    one = {name: float(planned.values[name][row]) for name in names}
+    tokens = one["throughput"] * float(planned.case.output) / float(planned.values["devices"][row])
+    return one | {"tokens_per_device": tokens}
+
+
+def recommendations(problem: ServingProblem, done: InferencePlan, recipes: Mapping[str, Path]) -> dict[str, Any]:
+    """The three rows to choose from, each with its command and recipe."""
+    from launcher.planning.inference import command, name_of
+
+    config = problem.config
+    return {
+        goal: None
+        if row is None
+        else {
+            "name": name_of(done.table[row]),
+            **point_of(done, row),
+            "command": command(done, row, config.workload, config.serving.checkpoint),
+            "recipe": str(recipes[goal]) if goal in recipes else None,
+        }
+        for goal, row in done.recommended.items()
+    }
+
+
+def write_recipes(
+    paths: Mapping[str, Path], name: str, done: InferencePlan, config: Config, default: Config, overrides: Sequence[str]
+) -> dict[str, Path]:
+    """A recipe of each recommendation: the command line with one row of the space."""
+    from launcher.cli import recipes
+    from launcher.config.hardware import hardware_files
+    from launcher.planning.inference import name_of
+    from launcher.planning.recipe import changes, recipe
+    from trainer.spec import LayoutConfig
+
+    written = {}
+    for goal, row in done.recommended.items():
+        if row is None:
+            continue
+        layout = done.table[row]
+        serving = dataclasses.replace(
+            config.serving, tensor=[int(layout["tensor"])], pipeline=[int(layout["pipeline"])], batch=[int(layout["batch"])]
+        )
+        one = dataclasses.replace(config, serving=serving, layout=LayoutConfig(), data=default.data)
+        made = recipe(one, dataclasses.replace(default, layout=LayoutConfig()), hardware_files()) | {"task": "inference"}
+        sections = {key: changes(getattr(one, key), getattr(default, key)) for key in ("workload", "sla", "serving")}
+        took = f"{seconds(done.values['latency_ms'][row] / 1e3)} a request, {amount(done.values['throughput'][row])} requests/s"
+        comment = f"Found by 'trireme search {' '.join(overrides)}' (sweep {name}): {goal}, {name_of(layout)}, {took}."
+        recipes.write(paths[goal], made | {key: part for key, part in sections.items() if part}, comment, "search.recipe")
+        written[goal] = paths[goal]
+    return written
+
+
+def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPolicy], recipes: Mapping[str, Path]) -> dict[str, Any]:
+    """What a search found, as ``--json`` prints it."""
+    from launcher.planning.inference import DOMINATED, LIMITS, name_of
+
+    policy, planned = found.policy, problem.planned
+    done = policy.plan(measured_only=True)
+    trials = [
+        {
+            "name": problem.name(trial.index),
+            "trial": record.id,
+            "status": record.status.value,
+            "reason": None if measured.ran else measured.reason.value,
+            "detail": record.detail,
+            "predicted_s": float(problem.predicted(trial)[0].sum()),
+            "measured_s": measured.seconds if measured.ran else None,
+            **{
+                key: (record.read_result() or {}).get(key)
+                for key in ("latency_s", "ttft_s", "tpot_s", "requests_per_s", "peak_memory_bytes")
+            },
+            "predicted_memory_bytes": problem.predicted(trial)[1],
+        }
+        for trial, record, measured in found.trials
+    ]
+    nearest = [
+        {"limit": limit, "value": value, "unit": LIMITS[limit], "name": name_of(done.table[row])}
+        for limit, value, row in done.relaxations()
+    ]
+    hopeless = int(planned.possible.sum()) - len(problem.rows)
+    return {
+        "search": name,
+        "reason": found.reason,
+        "interrupted": found.unfinished,
+        "trials": trials,
+        **front_of(problem, found),
+        "recommended": recommendations(problem, done, recipes),
+        "relaxations": nearest,
+        "commands": rendered(problem.config, done),
+        "considered": len(planned.table),
+        "out": {name: n for name, n in planned.out.items() if name != DOMINATED}
+        | planned.dropped
+        | {"predicted far behind the front": hopeless},
+        "gpu_hours": policy.gpu_hours,
+    }
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """The same for people."""
+    console, trials = wide_console(), result["trials"]
+    front = {point["name"] for point in result["points"] if point["front"]}
+    ran = [one for one in trials if one["latency_s"]]
+    tables = {share: [one["latency_s"].get(share) for one in ran] for share in ("p50", "p99")}
+    columns = [
+        Column("", ["*" if one["name"] in front else "" for one in ran]),
+        Column("layout", [one["name"] for one in ran], least=14),
+        Column("latency", [seconds(value) for value in tables["p50"]], right=True),
+        Column("predicted", [seconds(one["predicted_s"]) for one in ran], keep=1, right=True),
+        Column("error", [percent(error_of(one["predicted_s"], one["measured_s"]), signed=True) for one in ran], keep=2, right=True),
+        Column("p99", [seconds(value) for value in tables["p99"]], keep=3, right=True),
+        Column("first token", [seconds(one["ttft_s"]["p50"]) for one in ran], keep=2, right=True),
+        Column("per token", [seconds(one["tpot_s"]["p50"]) for one in ran], keep=1, right=True),
+        Column("requests/s", [amount(one["requests_per_s"]["p50"]) for one in ran], keep=3, right=True),
+        Column("trial", [one["trial"] for one in ran], keep=4),
+    ]
+    if ran:
+        console.print(fitted_table(columns, console.width, [""] * len(ran)))
+        console.print("* on the front: none that was measured is faster and costs less")
+    for one in trials:
+        if one["reason"]:
+            console.print(f"{one['trial']}  {one['name']}: {one['reason']} {one['detail']}".rstrip(), markup=False)
+    for goal, one in result["recommended"].items():
+        if one is not None:
+            figures = f"{seconds(one['latency_ms'] / 1e3)} a request, {amount(one['throughput'])} requests/s, {one['cost']:.3g} per million tokens"
+            recipe = f"\n  trireme plan recipe={Path(one['recipe']).stem}" if one["recipe"] else ""
+            console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}\n  {one['command']}{recipe}", soft_wrap=True)
+    for one in result["relaxations"]:
+        console.print(f"nothing keeps all limits; nearest: sla.{one['limit']}={one['value']:.4g} ({one['unit']}) with {one['name']}")
+    for engine, words in result["commands"].items():
+        console.print(f"with {engine}:\n  {words}", soft_wrap=True)
+    out = ", ".join(f"{count:,} {reason}" for reason, count in result["out"].items() if count)
+    console.print(
+        f"{plural(len(trials), 'trial')} of {result['considered']:,} ways to serve, {result['gpu_hours']:.3g} GPU-hours; out: {out or 'none'}"
+    )
+    console.print(f"stopped: {result['reason']}")
