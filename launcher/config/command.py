@@ -80,7 +80,7 @@ def values_of(config: Config) -> dict[str, Any]:
         *(batch * run.model.seq, layout.micro_batch * run.model.seq, zero_stage(layout)),
     )
     values |= dict(zip(DERIVED, derived, strict=True))
-    values |= {"script": launch.script, "trainer": config.trainer.name}
+    values |= {"script": launch.script, "trainer": config.trainer.name} | ({"python": launch.python} if launch.python else {})
     for name, choice in launch.variables.items():
         values[name] = _data(_chosen(f"trainer.launch.variables.{name}", choice, values), values)
     return values
@@ -153,7 +153,7 @@ def yaml_word(value: Any) -> str:
 
 def _text(word: str, values: Mapping[str, Any]) -> str:
     """``word`` with every placeholder replaced but those that only a rank knows."""
-    return _PLACEHOLDER.sub(lambda match: match[0] if match[1] in AT_RUN_TIME else yaml_word(_value(match[1], values)), str(word))
+    return _PLACEHOLDER.sub(lambda match: match[0] if match[1] in AT_RUN_TIME and match[1] not in values else yaml_word(_value(match[1], values)), str(word))
 
 
 def _value(name: str, values: Mapping[str, Any]) -> Any:

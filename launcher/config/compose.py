@@ -21,9 +21,13 @@ from launcher.config.schema import Config
 from launcher.config.secrets import refuse_secret_address, refuse_secrets
 from trainer.spec import ConfigError, from_dict, to_dict
 from trainer.spec.errors import listed, nearest
+from trainer.spec.model_files import read_model
 
 PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
 """Groups whose files hold keys of other sections, and of which."""
+
+MODEL_FROM = "model.from"
+"""No key of a run, but words for all of ``model``: a folder in the Hugging Face layout. Other keys of ``model`` overrule it."""
 
 
 def project_dir() -> Path:
@@ -80,7 +84,9 @@ def to_config(composed: Any) -> Config:
         data: dict[str, Any] = {k: _plain(v) for k, v in sections.items()}
     for group, package in PACKAGES.items():
         if group in data:  # the group itself is no key: its files say where their keys belong
-            raise ConfigError(f"the file chosen with {group}=... does not say where its keys belong; begin it with the line '# @package {package}'")
+            raise ConfigError(
+                f"the file chosen with {group}=... does not say where its keys belong; begin it with the line '# @package {package}'"
+            )
     cluster = data.pop("cluster", {})
     config = from_dict(Config, data)
     config = dataclasses.replace(config, cluster=cluster_from_dict(cluster))
@@ -101,6 +107,8 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
 
     Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition.
     """
+    files = [text for text in overrides if text.startswith(f"{MODEL_FROM}=")]
+    overrides = [word for text in files for word in _described(text)] + [text for text in overrides if text not in files]
     parsed = [_parse(text) for text in overrides]
     options = [o.value() for o in parsed if o.key_or_group == "cluster"]
     with plain_errors():
@@ -125,6 +133,16 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
             raise _unknown(name, [*keys, *groups])
         checked.append(text)
     return checked
+
+
+def _described(text: str) -> list[str]:
+    """``model.from=FOLDER`` as the keys of the model that the folder's ``config.json`` describes."""
+    path = Path(str(_parse(text).value())).expanduser()
+    try:
+        shape = read_model(path.parent if path.name == "config.json" else path)
+    except ConfigError as error:
+        raise ConfigError(f"{text}: {error}") from None
+    return [f"model.{name}={value}" for name, value in to_dict(shape).items()]
 
 
 def _check_keys(values: Mapping[Any, Any], prefix: str, keys: Mapping[str, bool]) -> None:
@@ -154,7 +172,9 @@ def _parse(text: str) -> Any:
     try:
         return OverridesParser.create().parse_overrides([text])[0]
     except (HydraException, ValueError, RecursionError):
-        raise ConfigError(f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'sweep.name=\"a b\"'") from None
+        raise ConfigError(
+            f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'sweep.name=\"a b\"'"
+        ) from None
 
 
 def known_keys(backend: str = "local") -> dict[str, bool]:

@@ -52,6 +52,7 @@ CASES = [
     (["layout.tensor='"], 'cannot read "layout.tensor=\'" as KEY=VALUE'),
     (["run.seed=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
     (["sweep.name='a\0b'"], "NUL"),
+    (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]
 
 

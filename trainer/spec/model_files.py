@@ -39,7 +39,7 @@ def read_model(source: Path) -> ResolvedModelConfig:
     """The model that ``config.json`` in ``source`` describes; ``ConfigError`` if it cannot be read, or is none that we have."""
     try:
         return from_config(json.loads((source / "config.json").read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None

@@ -1,0 +1,73 @@
+"""A program that knows nothing of this project is searched on a real Slurm and on a real Kubernetes: started, read, ranked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import search
+from launcher.cli.main import main
+from launcher.config import compose
+from launcher.config.schema import ClusterConfig
+from tests.backends.slurm_support import CLUSTER, PROJECT
+from tests.clusters.kubernetes.fixture import Kubernetes
+from tests.clusters.slurm.fixture import Slurm
+
+EXAMPLE = PROJECT / "examples" / "own_trainer"
+RUN = [
+    *("model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "run.global_batch=8", "run.steps=5"),
+    *(
+        "trainer=own",
+        f"trainer.launch.script={EXAMPLE}/train.py",
+        "hardware=cpu",
+        "data=synthetic",
+        "sweep.name=other",
+        "search.start_s=1",
+        "search.nodes=full",
+    ),
+]
+
+
+def searched(cluster: ClusterConfig, trials: int, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    """A search of ``trials`` trials of the example; what ``trireme rank`` says of them."""
+    config = compose([*RUN, f"search.max_trials={trials}"], EXAMPLE)
+    found = dataclasses.replace(cluster, hardware=config.cluster.hardware)
+    assert search.run(dataclasses.replace(config, cluster=found), compose(search.alone(config)), RUN, {"micro_batch": [1, 2]}) == 0
+    capsys.readouterr()
+    assert main(["rank", "other", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def check(ranked: list[dict[str, object]], trials: int, ranks: int) -> None:
+    """Each trial is ranked by the times that its own log tells, and all of them train one model."""
+    assert [trial["place"] for trial in ranked] == list(range(1, trials + 1))
+    for trial in ranked:
+        folder = Path(str(trial["dir"]))
+        log = (folder / "logs" / "attempt0.rank0.log").read_text()
+        told = [float(ms) / 1e3 for ms in re.findall(r"took ([\d.]+)ms", log)]
+        result = json.loads((folder / "result.json").read_text())
+        assert result["step_times_s"] == pytest.approx(told) and len(told) == 5
+        assert (result["world_size"], result["attempt"], trial["other_model"]) == (ranks, 0, False)
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 5
+    times = [trial["step_time_s"] for trial in ranked]
+    assert times == sorted(times)  # type: ignore[type-var]
+
+
+def test_on_four_nodes_of_a_real_slurm(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(searched(dataclasses.replace(CLUSTER, nodes=4), 3, capsys), 3, ranks=4)
+    assert Path("runs/recipe/other.yaml").exists()
+
+
+def test_on_two_pods_of_a_real_kubernetes(
+    real_node: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with real_node.namespace() as namespace:
+        check(searched(real_node.cluster(namespace, nodes=2, gpus_per_node=1), 2, capsys), 2, ranks=2)
