@@ -11,16 +11,15 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trainer.launch.failure import TrainerFailure, classify, root_cause, write_failure
+from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv, discover
 from trainer.measure.forwarder import forwarding
-from trainer.spec import ConfigError, ResolvedTrainConfig, Status, load, resolve
-from trainer.spec.records import EXIT_FAILED, EXIT_STOPPED, RESULT, write_outcome
+from trainer.spec import ResolvedTrainConfig, Status, load, resolve
+from trainer.spec.records import EXIT_STOPPED
 from trainer.spec.stage_run import StageRun, load_stage
 
 
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         env = discover(os.environ)
         status = _train(arguments.config, env, out, arguments.attempt)
     except Exception as error:
-        return _fail(error, env, out, arguments.attempt)
+        return record_failure(error, env, out, arguments.attempt)
     return EXIT_STOPPED if status is Status.STOPPED else 0
 
 
@@ -97,30 +96,6 @@ def _read(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, st
     from trainer.generate.job import generate_on_ranks
 
     return generate_on_ranks(config, env, out, attempt, stage)
-
-
-def _fail(error: Exception, env: RankEnv, out: Path, attempt: int) -> int:
-    """Record why this rank failed, and on rank 0 why the run failed."""
-    failure = classify(error)
-    write_failure(out, attempt, env.rank, failure)
-    wrong_input = isinstance(error, ConfigError)
-    if wrong_input or isinstance(error, TrainerFailure):
-        print(f"error: {error}", file=sys.stderr)
-    else:
-        traceback.print_exception(error)
-    if env.rank == 0:
-        cause = root_cause(out, attempt, failure)
-        write_outcome(
-            out / RESULT,
-            {
-                "status": Status.FAILED.value,
-                "reason": cause.reason.value,
-                "message": cause.message,
-                "attempt": attempt,
-                "world_size": env.world_size,
-            },
-        )
-    return ConfigError.exit_code if wrong_input else EXIT_FAILED
 
 
 if __name__ == "__main__":

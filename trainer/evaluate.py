@@ -11,6 +11,7 @@ import json
 import math
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainer.checkpoint.shards import Reader, piece_of
 from trainer.comm.collectives import World
 from trainer.data.dataset import HeldOut, open_held_out
 from trainer.engine import Engine
+from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
 from trainer.spec import ConfigError, ModelConfig, ResolvedTrainConfig, Status
@@ -40,7 +42,8 @@ def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int)
     config = _without_dropout(config)
     text = open_held_out(config.data, config.model)
     batches = min(whole_batches(config, text), config.run.steps)
-    world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
+    record = partial(record_failure, env=env, out=out, attempt=attempt)
+    world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s, record)
     world.group.together(text.check if env.local_rank == 0 else lambda: None, (ConfigError,))
     try:
         evaluation = Evaluation(config, world, text)

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
 from trainer.engine import Engine, StepResult
-from trainer.launch.failure import NonFinite
+from trainer.launch.failure import NonFinite, record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
@@ -46,7 +47,8 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     dataset = open_dataset(config.data, config.model, config.run.seed)
     if (held_out := open_held_out(config.data, config.model) if config.run.eval_every else None) is not None:
         whole_batches(config, held_out)
-    world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s)
+    record = partial(record_failure, env=env, out=out, attempt=attempt)
+    world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s, record)
     world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
     run = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag, finish)
     run.held_out = None if held_out is None else Validation(run.engine, held_out)

@@ -7,8 +7,9 @@ communication.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.comm.clock import Clock
+from trainer.comm.watchdog import Flights, Watchdog
 from trainer.launch.failure import CommunicationError
 
 # torch 2.13 renamed the flat collectives and warns about the old names
@@ -41,6 +43,7 @@ class Ledger:
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     waits: list[tuple[Any, Any]] = field(default_factory=list)  # (start, end) marks of the clock in this step
+    flights: Flights | None = None  # what a watchdog looks at
 
     def count(self, group: Group, operation: str, nbytes: int) -> None:
         """Count one call. A ring all_reduce of n bytes over g ranks sends 2 n (g-1)/g, all_gather and reduce_scatter half of it."""
@@ -135,24 +138,20 @@ class Group:
         same peer waits for would block forever. Once connected, sends and receives are only queued.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self.ledger.clock.device)
-        for sender, receiver in pairs:
-            try:
+        with self._blocking("connect"):
+            for sender, receiver in pairs:
                 if self.index == sender:
                     dist.send(byte, group=self.handle, group_dst=receiver)
                 elif self.index == receiver:
                     dist.recv(byte, group=self.handle, group_src=sender)
-            except (RuntimeError, ValueError) as error:
-                raise self.failed("connect", error) from error
 
     def gather_objects(self, value: Any) -> list[Any]:
         """``value`` of every rank, on every rank. For small plain data, outside the step."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        try:
+        with self._blocking("gather_objects"):
             dist.all_gather_object(values, value, group=self.handle)
-        except RuntimeError as error:
-            raise self.failed("gather_objects", error) from error
         return values
 
     def together(self, act: Callable[[], Any], errors: tuple[type[Exception], ...]) -> Any:
@@ -187,23 +186,64 @@ class Group:
             work = call()
         except (RuntimeError, ValueError) as error:
             raise self.failed(operation, error) from error
-        return Pending(work, self, operation, keep)
+        pending = Pending(work, self, operation, keep)
+        if self.ledger.flights is not None:
+            self.ledger.flights.add(f"{operation} over {self.name}", self.ranks, self._over(pending, work))
+        return pending
+
+    def _over(self, pending: Pending, work: Any) -> Callable[[], bool]:
+        """Whether a collective is complete. On a CPU what was waited for is; on a GPU the wait of the host says nothing."""
+        if self.ledger.clock.on_device:
+            return lambda: bool(work.is_completed())
+        return lambda: pending.work is None or bool(work.is_completed())
+
+    @contextlib.contextmanager
+    def _blocking(self, operation: str) -> Iterator[None]:
+        """Inside, the host waits for its peers. ``CommunicationError`` if that fails."""
+        ended: list[bool] = []
+        if self.ledger.flights is not None:
+            self.ledger.flights.add(f"{operation} over {self.name}", self.ranks, lambda: bool(ended))
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            raise self.failed(operation, error) from error
+        finally:
+            ended.append(True)
+
+
+TORCH_LATER_S = 60.0
+"""torch's own limit comes later than the watchdog's, which names what hangs."""
 
 
 class World:
     """All ranks of the run; makes groups of them. Must be closed."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, address: str, port: int, timeout_s: float):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        address: str,
+        port: int,
+        timeout_s: float,
+        record: Callable[[Exception], int] | None = None,
+    ):
+        """With ``record``, which writes an error down, a watchdog ends a rank whose collective is not complete after ``timeout_s``."""
         self.rank, self.size, self.device = rank, size, device
-        self.timeout = timedelta(seconds=timeout_s)
+        self.timeout = timedelta(seconds=timeout_s if record is None else timeout_s + TORCH_LATER_S)
+        self.watchdog: Watchdog | None = None
         self.ledger = Ledger(Clock(device))
         self.group = Group("world", tuple(range(size)), rank, self.ledger)
         if size > 1:
-            self._connect(address, port)
+            self._connect(address, port, timeout_s)
+        if size > 1 and record is not None:
+            self.ledger.flights = Flights()
+            raises = device.type != "cuda"  # gloo's collectives do when a peer is lost, NCCL's do not
+            self.watchdog = Watchdog(rank, size, (address, port), timeout_s, raises, self.ledger.flights, record)
 
-    def _connect(self, address: str, port: int) -> None:
+    def _connect(self, address: str, port: int, timeout_s: float) -> None:
         try:
-            store = dist.TCPStore(address, port, self.size, self.rank == 0, self.timeout)
+            store = dist.TCPStore(address, port, self.size, self.rank == 0, timedelta(seconds=timeout_s))
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
         except (RuntimeError, ValueError, OSError) as error:
@@ -223,5 +263,7 @@ class World:
 
     def close(self) -> None:
         """Leave the job; peers that still communicate with this rank will fail."""
+        if self.watchdog is not None:
+            self.watchdog.close()
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.spec import ConfigError, Reason
-from trainer.spec.records import attempt_of, failure_file, failures_in, reason_of, write_outcome
+from trainer.launch.rank_env import RankEnv
+from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.records import EXIT_FAILED, RESULT, attempt_of, failure_file, failures_in, reason_of, write_outcome
+
+RECORDING = threading.RLock()
+"""Held while a rank writes down why it ends: one thread does."""
 
 
 class OverBudget(RuntimeError):
@@ -25,6 +32,10 @@ class CommunicationError(RuntimeError):
     def __init__(self, message: str, collective: str):
         super().__init__(message)
         self.collective = collective
+
+
+class Hung(RuntimeError):
+    """This rank waits in no collective, and others wait for it."""
 
 
 class CheckpointError(RuntimeError):
@@ -66,6 +77,8 @@ def classify(error: BaseException) -> Failure:
         return Failure(error.reason, message)
     if isinstance(error, CommunicationError):
         return Failure(Reason.COMMUNICATION, message, error.collective)
+    if isinstance(error, Hung):
+        return Failure(Reason.NODE, message)
     if isinstance(error, NonFinite):
         return Failure(Reason.NUMERICS, message)
     if isinstance(error, OverBudget) or kind == "OutOfMemoryError":
@@ -103,3 +116,32 @@ def root_cause(directory: Path, attempt: int, own: Failure, patience_s: float = 
         if time.monotonic() >= deadline:
             return own
         time.sleep(0.05)
+
+
+def record_failure(error: BaseException, env: RankEnv, out: Path, attempt: int) -> int:
+    """Write down and print why this rank failed, and on rank 0 why the run failed; the exit code."""
+    with RECORDING:
+        return _record(error, env, out, attempt)
+
+
+def _record(error: BaseException, env: RankEnv, out: Path, attempt: int) -> int:
+    failure = classify(error)
+    write_failure(out, attempt, env.rank, failure)
+    wrong_input = isinstance(error, ConfigError)
+    if wrong_input or isinstance(error, (TrainerFailure, Hung)):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    if env.rank == 0:
+        cause = root_cause(out, attempt, failure)
+        write_outcome(
+            out / RESULT,
+            {
+                "status": Status.FAILED.value,
+                "reason": cause.reason.value,
+                "message": cause.message,
+                "attempt": attempt,
+                "world_size": env.world_size,
+            },
+        )
+    return ConfigError.exit_code if wrong_input else EXIT_FAILED

@@ -1,0 +1,185 @@
+"""Names what a job hangs in.
+
+A collective of NCCL that cannot complete raises nothing: the host goes on, and waits for ever at the next value that it reads. So a thread of
+every rank looks at the collectives that were started. When one is not complete after the run's time limit, the rank says so in the
+store that all ranks share. Each then writes what it knows, before anything is torn down: a rank that waits in a collective names it; a rank
+that waits in none is the cause, and says where its program was; a rank that does not answer is named by the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from trainer.launch.failure import RECORDING, CommunicationError, Hung
+
+PERIOD_S = 1.0
+"""Between two looks of a rank, each of which costs the store three requests."""
+SILENCE_S = 15.0
+"""A rank whose watchdog has said nothing for so long is dead: the thread needs a moment of one core per second."""
+LEAVING_S = 10.0
+"""Ranks wait so long for each other before they leave."""
+STORE_S = 30.0
+"""For one request to the store."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A collective that was started. ``over()`` never waits."""
+
+    collective: str
+    ranks: tuple[int, ...]
+    since: float
+    over: Callable[[], bool]
+
+
+class Flights:
+    """The collectives of a rank that may not be complete. One thread adds, another one looks."""
+
+    def __init__(self) -> None:
+        self._started: deque[Flight] = deque()
+
+    def add(self, collective: str, ranks: tuple[int, ...], over: Callable[[], bool]) -> None:
+        self._started.append(Flight(collective, ranks, time.monotonic(), over))
+
+    def oldest(self) -> Flight | None:
+        """The first of them that is not complete; complete ones before it are forgotten."""
+        while self._started and self._started[0].over():
+            self._started.popleft()
+        return self._started[0] if self._started else None
+
+
+class Watchdog:
+    """Looks after rank ``rank`` of ``size`` until ``close``. ``record`` writes down the error that the rank ends with, and gives its exit code.
+
+    ``hears_death``: a lost peer makes collectives raise, as with gloo; otherwise (NCCL) its silence is what tells of it.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: tuple[str, int],
+        limit_s: float,
+        hears_death: bool,
+        flights: Flights,
+        record: Callable[[Exception], int],
+    ):
+        self.rank, self.size, self.address, self.limit_s, self.hears_death = rank, size, store, limit_s, hears_death
+        self.flights, self.record = flights, record
+        self.main, self.closed = threading.main_thread().ident, threading.Event()
+        self.beats, self.heard, self.heard_at = 0, "", time.monotonic()
+        self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """The rank needs no one any more. Later silence of this rank means nothing."""
+        self.closed.set()
+        self.thread.join(2 * PERIOD_S)
+
+    def _run(self) -> None:
+        try:
+            address, port = self.address
+            store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S))
+            while not self.closed.wait(PERIOD_S):
+                self.beats += 1
+                store.set(f"beat {self.rank}", str(self.beats))
+                if trouble := self._trouble(store):
+                    with RECORDING:  # from here on an error of the main thread is a consequence
+                        self._end(store, self._told(store, trouble))
+            store.set(f"beat {self.rank}", "closed")
+        except (dist.DistError, RuntimeError) as error:
+            self._store_is_gone(error)
+
+    def _trouble(self, store: dist.TCPStore) -> str:
+        """What some rank has found to be wrong; empty if nothing is."""
+        late, found = self.flights.oldest(), ""
+        if late is not None and time.monotonic() - late.since > self.limit_s:
+            found = f"{late.collective} (ranks {', '.join(map(str, late.ranks))}) has not completed within {self.limit_s:g} s"
+        elif not self.hears_death and self._silent(store):
+            found = f"rank {self._next} has said nothing for {SILENCE_S:g} s"
+        if found:
+            store.set("trouble", found)
+        return store.get("trouble").decode() if found or store.check(["trouble"]) else ""
+
+    @property
+    def _next(self) -> int:
+        return (self.rank + 1) % self.size
+
+    def _silent(self, store: dist.TCPStore) -> bool:
+        """Whether the watchdog of the next rank has stopped without saying so. Every rank listens to one other."""
+        key = f"beat {self._next}"
+        said = store.get(key).decode() if store.check([key]) else ""
+        if said != self.heard:
+            self.heard, self.heard_at = said, time.monotonic()
+        return said not in ("", "closed") and time.monotonic() - self.heard_at > SILENCE_S
+
+    def _told(self, store: dist.TCPStore, trouble: str) -> Exception:
+        """The error that this rank ends with."""
+        late = self.flights.oldest()
+        silent = self._silent_ranks(store, late.ranks if late else ())  # all ranks take the same time for it, and so leave together
+        if late is None:
+            return Hung(f"{trouble}; rank {self.rank} waits in no collective: it was at {self._place()}")
+        message = trouble if not silent else f"{trouble}; no answer from rank {', '.join(map(str, silent))}"
+        return CommunicationError(f"rank {self.rank}: in {late.collective}: {message}", late.collective)
+
+    def _end(self, store: dist.TCPStore, error: Exception) -> None:
+        """Rank 0 leaves first, when all have written what they know, for it tells the cause from that; the store ends with it."""
+        until = time.monotonic() + LEAVING_S
+        if self.rank != 0:
+            self._leave(error, lambda: self._say(store, "told") and time.monotonic() < until)
+        while time.monotonic() < until and not all(store.check([f"told {rank}"]) for rank in range(1, self.size)):
+            time.sleep(PERIOD_S / 4)
+        self._leave(error)
+
+    def _say(self, store: dist.TCPStore, what: str) -> bool:
+        """Tell the other ranks; an error if rank 0 is gone."""
+        store.set(f"{what} {self.rank}", "")
+        return True
+
+    def _leave(self, error: Exception, stay: Callable[[], bool] = lambda: False) -> None:
+        """Write why, and end the process. The main thread waits for what does not come."""
+        code = self.record(error)
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            while stay():
+                time.sleep(PERIOD_S / 4)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _silent_ranks(self, store: dist.TCPStore, ranks: tuple[int, ...]) -> list[int]:
+        """Those of ``ranks`` whose watchdogs do nothing for a while. Ranks that know of the trouble say "closed" first."""
+        store.set(f"beat {self.rank}", "closed")
+        before = self._beats(store, ranks)
+        time.sleep(3 * PERIOD_S)
+        return [rank for rank, said in self._beats(store, ranks).items() if said == before[rank] != "closed"]
+
+    @staticmethod
+    def _beats(store: dist.TCPStore, ranks: tuple[int, ...]) -> dict[int, str]:
+        return {rank: store.get(f"beat {rank}").decode() for rank in ranks if store.check([f"beat {rank}"])}
+
+    def _place(self) -> str:
+        """Where the main thread is: the innermost line of this program, and the innermost of all."""
+        frame = sys._current_frames().get(self.main or 0)
+        lines = traceback.extract_stack(frame) if frame else []
+        own = [line for line in lines if f"{os.sep}trainer{os.sep}" in line.filename]
+        told = lines[-1:] + [line for line in own[-1:] if line is not lines[-1]]
+        return " in ".join(f"{line.name} ({os.path.basename(line.filename)}:{line.lineno})" for line in told)
+
+    def _store_is_gone(self, error: Exception) -> None:
+        """The store ends with rank 0. At the end of a run that is no trouble: this rank is about to close, too."""
+        if self.closed.wait(SILENCE_S) or self.hears_death:
+            return
+        late = self.flights.oldest()
+        what = "rendezvous" if late is None else late.collective
+        self._leave(CommunicationError(f"rank {self.rank}: in {what}: rank 0 does not answer: {str(error).splitlines()[0]}", what))
