@@ -72,7 +72,7 @@ def evaluate_tasks(arguments: argparse.Namespace) -> int:
     from launcher.sweep.oneoff import JobError, run_job
 
     check_tasks(arguments.tasks.split(","), arguments.tasks_folder)
-    config = for_generation([str(arguments.checkpoint)], arguments.overrides)
+    config = for_generation([str(arguments.checkpoint)], arguments.overrides, arguments.config_dir)
     options = {"--tasks-folder": arguments.tasks_folder, "--tokenizer": arguments.tokenizer, "--limit": arguments.limit}
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     told = command("evaluate", [str(arguments.checkpoint), "--tasks", arguments.tasks, *words])

@@ -3,6 +3,7 @@ process, or with keys (``layout.tensor=2``, ``cluster=slurm``) in a job under th
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -31,13 +32,13 @@ FILES = ("--prompts", "--tokenizer", "--tasks-folder", "--token-file", "--out")
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 1 the job failed, 2 wrong input."""
     need("train", "generating text")
-    words, overrides = split(argv)
+    words, overrides, own = split(argv)
     if not overrides:
-        return subprocess.run([sys.executable, "-m", "trainer.generate", *argv]).returncode
+        return subprocess.run([sys.executable, "-m", "trainer.generate", *words]).returncode
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job
 
-    config, as_json = for_generation(words, overrides), "--json" in words
+    config, as_json = for_generation(words, overrides, own), "--json" in words
     copy = copier(not as_json and config.cluster.backend != "kubernetes")  # what pods write is not seen while it grows
     try:
         result = run_job(locate_data(config), "generate", lambda *_: None, stage=command("generate", words), watch=copy)
@@ -64,17 +65,20 @@ def command(verb: str, words: Sequence[str]) -> StageRun:
     return StageRun(verb=verb, command=told, sources=sources)
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the trainer's command line, and the overrides among them; the value of an option is none."""
+def split(argv: Sequence[str]) -> tuple[list[str], list[str], Path | None]:
+    """The words of the trainer's command line, the overrides among them (the value of an option is none), and ``--config-dir``."""
     words: list[str] = []
     overrides: list[str] = []
+    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ours.add_argument("--config-dir", type=Path)
+    known, argv = ours.parse_known_args(argv)
     for word in argv:
         value = bool(words) and words[-1].startswith("-") and "=" not in words[-1] and words[-1] not in FLAGS
         (overrides if not value and _OVERRIDE.fullmatch(word) else words).append(word)
-    return words, overrides
+    return words, overrides, known.config_dir
 
 
-def for_generation(words: Sequence[str], overrides: list[str]) -> Config:
+def for_generation(words: Sequence[str], overrides: list[str], own: Path | None = None) -> Config:
     """The resolved configuration of a job that generates with the model that ``words`` name first. ``data`` is 1 unless it is given."""
     from launcher.config import compose
     from launcher.config.rules import generating
@@ -83,7 +87,7 @@ def for_generation(words: Sequence[str], overrides: list[str]) -> Config:
         raise ConfigError(f"{given[0]}: the model is that of the weights; leave it out")
     if not words or words[0].startswith("-"):
         raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
-    return generating(compose(overrides), model_of(Path(words[0])))
+    return generating(compose(overrides, own), model_of(Path(words[0])))
 
 
 def copier(prints: bool) -> Callable[[Path], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from launcher.named_files import check_folder
 from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
+    from launcher.stages.graph import Stage
     from launcher.stages.plan import PlannedStage
     from launcher.stages.runner import Outcome
 
 DESCRIPTION = """\
-Runs the graph of conf/pipeline/NAME.yaml on this machine: prepare, train, evaluate, convert, generate. Everything is checked before the
+Runs the graph of conf/pipeline/NAME.yaml: prepare, train, evaluate, convert, generate. Everything is checked before the
 first stage starts. A stage that was run already with the same configuration and inputs is not run again: after a failure or a kill the
 same command makes what is missing.
 
@@ -25,6 +27,7 @@ examples:
   trireme run pipeline=gpt_tiny
   trireme run pipeline=gpt_tiny stages.base.run.steps=200 --until base
   trireme run pipeline=gpt_tiny --dry-run
+  trireme run pipeline=gpt_tiny cluster=ours sweep.dir=/runs/tiny --in-cluster REGISTRY/trireme-launcher:1
 """
 
 
@@ -37,6 +40,8 @@ def main(argv: list[str]) -> int:
 
     name, changes, overrides = _words(arguments.words)
     stages = read_pipeline(name, changes, arguments.config_dir)
+    if arguments.in_cluster:
+        return _send(name, stages, overrides, arguments)
     chosen = {stage.name for stage in choose(stages, arguments.until, arguments.start, arguments.only)}
     planned = plan(stages, overrides, arguments.config_dir)
     wanted = [item for item in planned if item.stage.name in chosen]
@@ -54,6 +59,30 @@ def main(argv: list[str]) -> int:
         for outcome in outcomes:
             _tell(outcome)
     return 1 if any(outcome.status not in ("done", "reused", "submitted") for outcome in outcomes) else 0
+
+
+def _send(name: str, stages: Sequence[Stage], overrides: list[str], arguments: argparse.Namespace) -> int:
+    """Have the same command run inside the cluster, which checks the rest. ``ConfigError`` if not all stages are to run there."""
+    from launcher.backends.kubernetes.inside import InsideLauncher
+    from launcher.config import compose
+
+    config = compose(overrides, arguments.config_dir)
+    for stage in stages:
+        backend = compose([*stage.overrides, *overrides], arguments.config_dir).cluster.backend
+        if backend != "kubernetes":
+            raise ConfigError(f"stage {stage.name}: cluster.backend={backend} cannot be reached with --in-cluster; say cluster=kubernetes")
+    folders = {"sweep.dir": config.sweep.dir} | ({"--config-dir": str(arguments.config_dir)} if arguments.config_dir else {})
+    flags = {"--until": arguments.until, "--from": arguments.start, "--only": arguments.only, "--config-dir": arguments.config_dir}
+    words = ["run", *arguments.words, "cluster.kubeconfig=null", "cluster.context=null", *(["--json"] if arguments.json else [])]
+    words += [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    launcher = InsideLauncher(f"trireme-run-{name.replace('_', '-')}"[:63], words, config.cluster, arguments.in_cluster, folders)
+    if arguments.dry_run:
+        print(launcher.text, end="")
+        return 0
+    launcher.start()
+    place = launcher.settings.namespace
+    print(f"Job {launcher.name} in namespace {place} runs the pipeline: kubectl -n {place} logs -f job/{launcher.name}")
+    return 0
 
 
 def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
@@ -80,6 +109,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--from", dest="start", metavar="STAGE", help="only this stage and what needs it")
     made.add_argument("--only", metavar="STAGE", help="only this stage")
     made.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
+    made.add_argument(
+        "--in-cluster", metavar="IMAGE", help="Kubernetes: run this command as a Job of that image (deploy/Dockerfile, target launcher)"
+    )
     made.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     made.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of config groups of your own, such as DIR/pipeline/NAME.yaml")
     return made

@@ -16,13 +16,13 @@ from trainer.spec.stages import STOP
 
 def main(argv: list[str]) -> int:
     """Exit code 0 when it was asked to end, 1 the job failed, 2 wrong input."""
-    words, overrides = split(argv)
+    words, overrides, own = split(argv)
     if not overrides:
         os.execv(sys.executable, [sys.executable, "-m", "trainer.generate.serve", *argv])  # signals reach the server itself
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job
 
-    config, copy = for_generation(words, overrides), copier(True)
+    config, copy = for_generation(words, overrides, own), copier(True)
     if config.cluster.backend == "kubernetes":
         raise ConfigError(
             "cluster.backend=kubernetes: a pod's address is its own, so this command cannot serve there; run 'python -m trainer.generate.serve' "

@@ -13,10 +13,24 @@ from trainer.spec import ConfigError, resolve_model
 
 
 def test_overrides_are_told_from_texts_that_look_like_them() -> None:
-    words, overrides = split(
-        ["m", "--prompt", "a=1", "layout.tensor=2", "--json", "cluster=local", "--stop=b=2", "run.seed=1", "--stop", "c=3"]
+    words, overrides, own = split(
+        [
+            "m",
+            "--prompt",
+            "a=1",
+            "layout.tensor=2",
+            "--json",
+            "cluster=local",
+            "--stop=b=2",
+            "run.seed=1",
+            "--stop",
+            "c=3",
+            "--config-dir",
+            "d",
+        ]
     )
     assert overrides == ["layout.tensor=2", "cluster=local", "run.seed=1"]
+    assert own == Path("d")
     assert words == ["m", "--prompt", "a=1", "--json", "--stop=b=2", "--stop", "c=3"]
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +76,24 @@ process.MlflowMirror = Unmirrored
 sys.exit(main(sys.argv[1:]))
 """
 """The command in a process of its own."""
+
+
+def killed_at(wanted: str, folder: Path, *words: str) -> dict[Path, int]:
+    """A launcher that is killed while that stage is at work, or a moment before or after; the manifests then, and when they were written."""
+    command = [sys.executable, "-c", LAUNCHER, "run", "pipeline=small", "--config-dir", "conf", *words]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and wanted not in begun(folder):
+            time.sleep(0.01)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+    return {path: path.stat().st_mtime_ns for path in (folder / "runs/stages").glob("*/artifact/artifact.json")}
+
+
+def begun(folder: Path) -> set[str]:
+    """Stages whose processes have been started."""
+    records = [json.loads(path.read_text()) for path in folder.glob("runs/trials/*/trial.json")]
+    return {record["config"]["stage"]["name"] for record in records if record["handle"]}
 
 
 def write(folder: Path, graph: dict[str, Any]) -> None:

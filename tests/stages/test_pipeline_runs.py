@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.cli.main import main
-from tests.stages.conftest import GRAPH, LAUNCHER, write
+from tests.stages.conftest import GRAPH, killed_at, write
 from trainer.spec.artifacts import ArtifactKind, read_artifact
 
 ROOT = Path(__file__).parents[2]
@@ -109,16 +107,9 @@ def test_a_training_over_several_values_goes_on_with_the_best_that_came_to_its_e
 def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_whole(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-c", LAUNCHER, "run", "pipeline=small", "--config-dir", "conf"]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
     done: dict[Path, int] = {}
-    for wanted in ("data", "base", "hf"):  # killed while that stage is at work, or a moment before or after
-        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            while process.poll() is None and wanted not in begun(folder):
-                time.sleep(0.01)
-            time.sleep(0.2)
-            process.send_signal(signal.SIGKILL)
-        manifests = {path: path.stat().st_mtime_ns for path in (folder / "runs/stages").glob("*/artifact/artifact.json")}
+    for wanted in ("data", "base", "hf"):
+        manifests = killed_at(wanted, folder)
         assert {path: manifests.get(path) for path in done} == done, "a stage that was whole has been made again"
         done = {path: time_ns for path, time_ns in manifests.items() if read_artifact(path.parent) is not None}
     said = run(capsys)
@@ -126,9 +117,3 @@ def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_who
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(list((folder / "runs/stages").glob("*"))) == len(GRAPH)
-
-
-def begun(folder: Path) -> set[str]:
-    """Stages whose processes have been started."""
-    records = [json.loads(path.read_text()) for path in folder.glob("runs/trials/*/trial.json")]
-    return {record["config"]["stage"]["name"] for record in records if record["handle"]}

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from launcher.cli.main import main
-from tests.clusters.kubernetes.fixture import Kubernetes, run_inside, shipped
-from tests.stages.conftest import GRAPH, write
+from tests.clusters.kubernetes.fixture import Kubernetes
+from tests.clusters.slurm.process import wait_for
+from tests.stages.conftest import GRAPH, killed_at, write
 from trainer.spec import to_dict
 from trainer.spec.artifacts import read_artifact
 
@@ -42,18 +43,53 @@ def test_every_stage_runs_in_pods_once_its_inputs_are_there(pods: str, real_node
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
     again = run(capsys)
     assert {stage["status"] for stage in again.values()} == {"reused"}
+    base, place = said["base"]["folder"], ["cluster=pods", "--config-dir", "conf"]
+    assert main(["generate", base, "--prompt", "some", "--tokens", "5", *place]) == 0
+    made = json.loads((Path(said["text"]["folder"]) / "completions.json").read_text())["completions"]
+    assert capsys.readouterr().out == f"some{made[0]['text']}\n"
+    assert main(["evaluate", base, f"data.path={said['data']['folder']}", "data.held_out=0.2", "--json", *place]) == 0
+    figures = json.loads((Path(said["score"]["folder"]) / "metrics.json").read_text())
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(figures["loss"], rel=1e-6)
+    assert main(["generate", "/tmp", "--prompt", "some", *place]) == 2
     assert not real_node.core().list_namespaced_service(pods).items, "objects are left in the namespace"
 
 
-def test_a_launcher_inside_the_cluster_runs_the_graph(pods: str, real_node: Kubernetes, folder: Path) -> None:
-    """The shipped Job; the pods of the stages share its volume."""
+def test_a_launcher_that_is_killed_late_loses_nothing(pods: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done: dict[Path, int] = {}
+    for wanted in ("hf", "text"):
+        manifests = killed_at(wanted, folder, "cluster=pods")
+        assert {path: manifests.get(path) for path in done} == done, "a stage that was whole has been made again"
+        done = {path: time_ns for path, time_ns in manifests.items() if read_artifact(path.parent) is not None}
+        assert len(done) >= 2
+    said = run(capsys)
+    assert {stage["status"] for stage in said.values()} <= {"done", "reused"}, said
+    assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert len(list((folder / "runs/stages").glob("*"))) == len(GRAPH)
+
+
+def test_a_launcher_inside_the_cluster_runs_the_graph(
+    pods: str, real_node: Kubernetes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--in-cluster``: the command becomes a Job, which shares the volume of its stages' pods."""
     if real_node.own is None:
         pytest.skip("pods of the cluster of KUBECONFIG are not told where its API server is")
     cluster = folder / "conf" / "cluster" / "pods.yaml"
-    cluster.write_text(yaml.safe_dump(yaml.safe_load(cluster.read_text()) | {"kubeconfig": None}))
+    server = {"KUBERNETES_SERVICE_HOST": real_node.own.settings.gateway, "KUBERNETES_SERVICE_PORT": "443"}
+    cluster.write_text(yaml.safe_dump(yaml.safe_load(cluster.read_text()) | {"env": server}))
     write(folder, {name: GRAPH[name] for name in ("data", "base")} | {"data": GRAPH["data"] | {"data.source": str(folder / "text.txt")}})
-    words = ["run", "pipeline=small", "--config-dir", str(folder / "conf"), "cluster=pods", f"sweep.dir={folder / 'runs'}", "--json"]
-    log = run_inside(real_node, pods, shipped("pipeline.yaml", pods)["Job/pipeline"], words, folder, str(folder))
-    said = json.loads(log[log.index("{\n") :])["stages"]
-    assert [stage["status"] for stage in said] == ["done", "done"]
-    assert all(read_artifact(Path(stage["folder"])) is not None for stage in said)
+    place = ["--config-dir", str(folder / "conf"), "cluster=pods", f"sweep.dir={folder / 'runs'}", "--in-cluster", real_node.image]
+    assert main(["run", "pipeline=small", *place, "cluster.kubeconfig=null", "cluster=local"]) == 2
+    assert "stage data: cluster.backend=local cannot be reached with --in-cluster" in capsys.readouterr().err
+    assert main(["run", "pipeline=small", *place]) == 0
+    assert main(["run", "pipeline=small", *place]) == 2  # while it is at work
+    assert "is at work in namespace" in capsys.readouterr().err
+    batch = real_node.api("BatchV1Api")
+    wait_for(
+        lambda: any(vars(batch.read_namespaced_job("trireme-run-small", pods).status)[f"_{w}"] for w in ("succeeded", "failed")), "it", 300
+    )
+    (pod,) = real_node.core().list_namespaced_pod(pods, label_selector="job-name=trireme-run-small").items
+    log = str(real_node.core().read_namespaced_pod_log(pod.metadata.name, pods))
+    assert batch.read_namespaced_job("trireme-run-small", pods).status.succeeded == 1, log
+    made = list((folder / "runs" / "stages").glob("*/artifact"))
+    assert len(made) == 2 and all(read_artifact(path) is not None for path in made)

@@ -143,6 +143,35 @@ def pod_template(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
     return {"metadata": head, "spec": spec}
 
 
+def launcher_job(name: str, words: Sequence[str], cluster: KubernetesCluster, image: str) -> Manifest:
+    """A Job that runs ``trireme`` with ``words`` in the cluster, as the service account ``launcher`` of deploy/kubernetes/rbac.yaml, on the
+    volumes of the pods that it makes. One that is evicted is started again, and finds what it had begun."""
+    volumes = [*_given_volumes(cluster), ({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"})]
+    values = {"HOME": "/tmp", **cluster.env}
+    container: Manifest = {
+        "name": "launcher",
+        "image": image,
+        "imagePullPolicy": cluster.pull_policy,
+        "command": [cluster.python, "-m", "launcher", *words],
+        "env": [{"name": key, "value": value.replace("$", "$$")} for key, value in values.items()],
+        "workingDir": cluster.container.workdir or "/tmp",
+        "volumeMounts": [mount for _, mount in volumes],
+        **({"securityContext": _container_security(cluster)} if cluster.restricted else {}),
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "serviceAccountName": "launcher",
+        "imagePullSecrets": [{"name": secret} for secret in cluster.pull_secrets],
+        "nodeSelector": dict(cluster.node_selector),
+        "tolerations": cluster.tolerations,
+        **_security(cluster),
+        "containers": [container],
+        "volumes": [volume for volume, _ in volumes],
+    }
+    head = {"name": name, "namespace": cluster.namespace, "labels": {**cluster.labels, "app.kubernetes.io/name": "trireme-launcher"}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": {"backoffLimit": 10, "template": {"spec": spec}}}
+
+
 def meeting_port(job: Job) -> int:
     """Where pod 0 listens for its peers; the ranks use the next one. Differs between trials, for pods on the host's network."""
     return 20000 + 2 * (int(job.trial, 16) % 5000)
@@ -250,13 +279,19 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
         add("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"})
     if cluster.shared_memory:
         add("shared-memory", {"emptyDir": {"medium": "Memory", "sizeLimit": cluster.shared_memory}}, {"mountPath": "/dev/shm"})
+    return pairs + _given_volumes(cluster)
+
+
+def _given_volumes(cluster: KubernetesCluster) -> list[tuple[Manifest, Manifest]]:
+    """Those of the cluster's configuration."""
+    pairs: list[tuple[Manifest, Manifest]] = []
     for number, volume in enumerate([*map(_host_mount, cluster.container.mounts), *cluster.volumes]):
-        mount: Manifest = {"mountPath": volume.mount}
+        mount: Manifest = {"name": f"volume-{number}", "mountPath": volume.mount}
         if volume.sub_path:
             mount["subPath"] = volume.sub_path
         if volume.read_only:
             mount["readOnly"] = True
-        add(f"volume-{number}", _source(volume), mount)
+        pairs.append(({"name": f"volume-{number}", **_source(volume)}, mount))
     return pairs
 
 

@@ -1,0 +1,51 @@
+"""A launcher that runs in the cluster, so that the machine which asked for it may be switched off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from launcher.backends.kubernetes.client import Client, plainly
+from launcher.backends.kubernetes.errors import ApiError
+from launcher.backends.kubernetes.manifests import Manifest, launcher_job
+from launcher.backends.kubernetes.workloads import KINDS, check_schema, outcome, to_text
+from launcher.config.kubernetes import check_cluster, check_mounted
+from launcher.config.schema import ClusterConfig
+from trainer.spec import ConfigError
+
+_GONE_SECONDS = 60.0
+"""How long an ended Job of the same name is given to go."""
+
+
+class InsideLauncher:
+    """``trireme`` with ``words``, as a Job that is called ``name``. ``ConfigError`` if it would not see ``folders``."""
+
+    def __init__(self, name: str, words: Sequence[str], cluster: ClusterConfig, image: str, folders: dict[str, str]):
+        settings = check_cluster(cluster)
+        check_mounted(settings, folders)
+        self.settings, self.name = settings, name
+        self.manifest: Manifest = launcher_job(name, words, settings, image)
+        check_schema(self.manifest)
+
+    @property
+    def text(self) -> str:
+        """What is applied, as ``kubectl apply -f`` takes it."""
+        return to_text([self.manifest])
+
+    def start(self) -> None:
+        """Create the Job, in place of one that has ended. ``ConfigError`` if one is at work, or the server refuses."""
+        client, kind = Client(self.settings), KINDS["job"]
+        try:
+            there, deadline = client.get(kind.path, self.name), time.monotonic() + _GONE_SECONDS
+            if there is not None and not outcome(kind, there)[0]:
+                raise ConfigError(f"Job {self.name} is at work in namespace {client.namespace}; wait for its end, or delete it")
+            if there is not None:
+                client.delete(kind.path, self.name, there["metadata"]["uid"])
+            while there is not None and time.monotonic() < deadline:
+                time.sleep(0.3)
+                there = client.get(kind.path, self.name)
+            client.create(kind.path, self.manifest)
+        except ApiError as error:
+            raise plainly(error, f"create Job {self.name}", client.namespace) from None
+        finally:
+            client.close()
