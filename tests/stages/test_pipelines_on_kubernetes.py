@@ -78,16 +78,20 @@ def test_a_launcher_inside_the_cluster_runs_the_graph(
     server = {"KUBERNETES_SERVICE_HOST": real_node.own.settings.gateway, "KUBERNETES_SERVICE_PORT": "443"}
     cluster.write_text(yaml.safe_dump(yaml.safe_load(cluster.read_text()) | {"env": server}))
     write(folder, {name: GRAPH[name] for name in ("data", "base")} | {"data": GRAPH["data"] | {"data.source": str(folder / "text.txt")}})
-    place = ["--config-dir", str(folder / "conf"), "cluster=pods", f"sweep.dir={folder / 'runs'}", "--in-cluster", real_node.image]
-    assert main(["run", "pipeline=small", *place, "cluster.kubeconfig=null", "cluster=local"]) == 2
+    place = ["--config-dir", str(folder / "conf"), f"sweep.dir={folder / 'runs'}", "--in-cluster", real_node.image]
+    assert main(["run", "pipeline=small", *place]) == 2
     assert "stage data: cluster.backend=local cannot be reached with --in-cluster" in capsys.readouterr().err
+    place.append("cluster=pods")
     assert main(["run", "pipeline=small", *place]) == 0
     assert main(["run", "pipeline=small", *place]) == 2  # while it is at work
     assert "is at work in namespace" in capsys.readouterr().err
     batch = real_node.api("BatchV1Api")
-    wait_for(
-        lambda: any(vars(batch.read_namespaced_job("trireme-run-small", pods).status)[f"_{w}"] for w in ("succeeded", "failed")), "it", 300
-    )
+
+    def ended() -> bool:
+        status = batch.read_namespaced_job("trireme-run-small", pods).status
+        return bool(status.succeeded or status.failed)
+
+    wait_for(ended, "the launcher to end", 300)
     (pod,) = real_node.core().list_namespaced_pod(pods, label_selector="job-name=trireme-run-small").items
     log = str(real_node.core().read_namespaced_pod_log(pod.metadata.name, pods))
     assert batch.read_namespaced_job("trireme-run-small", pods).status.succeeded == 1, log
