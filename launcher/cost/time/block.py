@@ -83,11 +83,28 @@ def times(case: Case) -> BlockTimes:
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: exposed(case, expert, inputs + weights)}
     sparse = case.shape.expert_layers / case.shape.layers
     kernels = case.trainer.kernels.launches_per_block + sparse * case.trainer.kernels.launches_per_mixture
-    ahead[HOST] = launching(case, kernels, total(ahead))
-    back[HOST] = launching(case, 2 * kernels, total(back))
+    started = tuple(COLLECTIVE_CALLS * count for count in collectives_started(case))
+    ahead[HOST] = launching(case, kernels + started[0], total(ahead))
+    back[HOST] = launching(case, 2 * kernels + started[1], total(back))
     return BlockTimes(ahead, back, recompute.again(case, ahead))
 
 
+def collectives_started(case: Case) -> ForwardBackward:
+    """Collectives that a block's forward and backward start: those of its tensor ranks, and of its sharded parameters one gather each
+    way and one reduction back. On a host, what it takes to start one is in the time of the collective."""
+    if case.device.host:
+        return 0.0, 0.0
+    tensor, sharded = case.tensor > 1, (case.field("params") > 1) & ~case.kept_whole
+    again = 2 if case.trainer.overlap.regathers_inputs else 0
+    each = np.where(case.table["sequence_parallel"], 4, 2)
+    states = np.where(sharded, case.trainer.overlap.gathers_per_block, 0)
+    back = each + np.where(case.table["sequence_parallel"], again, 0)
+    return np.where(tensor, each, 0) + states, np.where(tensor, back, 0) + 2 * states
+
+
+COLLECTIVE_CALLS = 5
+"""Calls of the driver by which PyTorch starts a collective: an event recorded and waited for before it, the kernel, and the same after it
+(torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: syncStream, collective, WorkNCCL::synchronizeStream)."""
 MEASURED_LAUNCHES = 3 * 40
 """Kernels of a block of this project's trainer, both ways: what ``trireme doctor`` times when it measures a block's operations."""
 
