@@ -26,7 +26,7 @@ from scipy.special import logsumexp, ndtr
 from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, timed_cases, with_parameters
 from launcher.config.compose import conf_dir
 from launcher.config.hardware import hardware_files
-from launcher.config.uncertainty import Widths, shipped_widths
+from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths
 from launcher.cost.known import KNOWN, Places, cells_of
 from launcher.cost.model import estimate
 from launcher.cost.uncertainty import Traits, between, columns, coordinates, sizes
@@ -35,8 +35,10 @@ from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import grouped, predict_rows
 from launcher.tables.validation import short
 
-LEARNT = ("common", "part", "layout", "rough", "reach", "scale")
+LEARNT = ("common", *OF_PARTS, "layout", "rough", "reach", "scale")
 """Widths of step times, in the order of the search for the likeliest."""
+USUAL, SURE = 0.2, 1.0
+"""Width of a part where nothing is known, and the standard deviation of its logarithm: few sources say something of some parts."""
 MOST_ROWS = 40
 """Rows of a source that enter the likelihood, evenly spread: they say of a size s all that can be known, and a covariance stays small."""
 FARTHEST = 0.9
@@ -163,7 +165,9 @@ def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 40) -> Widt
         return replace(start, **dict(zip(LEARNT, np.exp(np.clip(logarithms, -7, 2)).tolist())))
 
     def cost(logarithms: np.ndarray) -> float:
-        return -sum(each.some.evidence(widths(logarithms)) for each in missed)
+        given = widths(logarithms)
+        held = sum(0.5 * (np.log(getattr(given, name) / USUAL) / SURE) ** 2 for name in OF_PARTS)
+        return float(held - sum(each.some.evidence(given) for each in missed))
 
     first = np.log([max(getattr(start, name), 0.02) for name in LEARNT])
     return widths(minimize(cost, first, method="L-BFGS-B", options={"maxiter": rounds}).x)
@@ -244,6 +248,7 @@ def document(widths: Widths, found: LeftOut) -> str:
     ]
     reasons = {
         "noise": "repeats of one configuration differ by 0.1 to 1.2 %",
+        "constant": "two tenths, as what is presumed of a part before anything is known",
         "transfer": "no table has the same layout on fewer nodes; twice the step of one doubling of replicas",
     }
     for name, value in dataclasses.asdict(widths).items():

@@ -193,7 +193,7 @@ def words(hardware: HardwareConfig) -> list[str]:
     from launcher.cost.inputs.constants import SHIPPED
     from launcher.tables.learning import RATE
 
-    learnt, factor, known = hardware.learnt, hardware.time_factor, shipped_widths().part * SAID
+    learnt, factor, known = hardware.learnt, hardware.time_factor, shipped_widths().constant * SAID
     lines = [f"learnt from {plural(len(learnt['runs']), 'run')}:"]
     if abs(factor - 1) >= 0.005:
         lines.append(f"  every step takes {percent(abs(factor - 1))} {'longer' if factor > 1 else 'less long'} than its parts say")

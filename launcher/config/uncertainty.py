@@ -17,7 +17,10 @@ class Widths:
     """Standard deviations of log(measured / predicted) where nothing was measured before, and lengths over which they hold together."""
 
     common: float  # one error for all layouts of a machine and its trainer
-    part: float  # one error for each time part (matrix products, bubble, gradient reduction ...)
+    part: float  # one error for each time part (matrix products, attention, optimizer ...) that has no width of its own below
+    host: float  # the same for what the host does: launching, the fixed cost of a step
+    communication: float  # for each part that is communication
+    bubble: float  # and for the pipeline's bubble
     layout: float  # what no part explains and similar layouts share
     rough: float  # and what no other layout shares
     reach: float  # distance over which layouts are similar, in doublings of a degree or a size
@@ -26,7 +29,12 @@ class Widths:
     memory: float  # one error of the predicted memory for all layouts of a machine and its trainer
     memory_layout: float  # and one for each layout
     noise: float  # of a measured step time
+    constant: float  # of a constant of the cost model on a machine of which nothing was measured (trireme calibrate)
     transfer: float  # of a step time on fewer nodes as one of the full size
+
+
+OF_PARTS = ("part", "host", "communication", "bubble")
+"""Widths of time parts."""
 
 
 @cache
@@ -52,7 +60,7 @@ def widths_on(learnt: Mapping[str, Any]) -> Widths:
 def widened(widths: Widths, distance: float) -> Widths:
     """The same for a question ``distance`` doublings away from all known runs: beyond those seen, errors grow in proportion."""
     factor = max(1.0, distance / widths.seen)
-    wider = {name: factor * getattr(widths, name) for name in ("common", "part", "layout", "rough")}
+    wider = {name: factor * getattr(widths, name) for name in ("common", *OF_PARTS, "layout", "rough")}
     return dataclasses.replace(widths, **wider)
 
 

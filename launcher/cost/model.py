@@ -11,13 +11,23 @@ from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
 from launcher.cost.memory import activations, peak
-from launcher.cost.parts import ForwardBackward, Parts, add, scale, total
+from launcher.cost.parts import (
+    BUBBLE,
+    EMBEDDING,
+    GATHER,
+    HEAD,
+    OFFLOAD,
+    REDUCE,
+    STEP,
+    TRANSFERS,
+    UPDATE,
+    ForwardBackward,
+    Parts,
+    add,
+    scale,
+    total,
+)
 from launcher.cost.time import block, collectives, data_parallel, embedding_head, pipeline
-
-EMBEDDING, HEAD = "embedding", "head and loss"
-TRANSFERS, BUBBLE = "pipeline transfers", "pipeline bubble"
-GATHER, REDUCE, UPDATE, STEP = "parameter gathers", "gradient reduction", "optimizer", "fixed cost of a step"
-OFFLOAD = "copies to host memory"
 
 
 @dataclass(frozen=True)

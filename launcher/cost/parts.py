@@ -16,6 +16,17 @@ TENSOR, CONTEXT, EXPERT, HOST = (
     "expert-parallel communication",
     "launching",
 )
+EMBEDDING, HEAD = "embedding", "head and loss"
+TRANSFERS, BUBBLE = "pipeline transfers", "pipeline bubble"
+GATHER, REDUCE, UPDATE, STEP = "parameter gathers", "gradient reduction", "optimizer", "fixed cost of a step"
+OFFLOAD = "copies to host memory"
+WIDTH_OF_PART = (
+    dict.fromkeys((MATRICES, ATTENTION, POINTWISE), "part")
+    | dict.fromkeys((TENSOR, CONTEXT, EXPERT), "communication")
+    | {HOST: "host", EMBEDDING: "part", HEAD: "part", TRANSFERS: "communication", BUBBLE: "bubble"}
+    | {GATHER: "communication", REDUCE: "communication", UPDATE: "part", OFFLOAD: "part", STEP: "host"}
+)
+"""The parts of a step, in their order, and which of ``Widths`` says how far each may be off."""
 
 
 def total(parts: Parts) -> Array:

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
 from launcher.config.uncertainty import Widths
-from launcher.cost.parts import Parts
+from launcher.cost.parts import WIDTH_OF_PART, Parts
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 KIND = 1.5
@@ -73,17 +73,25 @@ def sizes() -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights / weights.sum()
 
 
+def part_widths(widths: Widths, count: int) -> np.ndarray:
+    """(count,) width of each part of a step; of parts that are not those of a step, that of any."""
+    names = WIDTH_OF_PART.values() if count == len(WIDTH_OF_PART) else ["part"] * count
+    return np.array([getattr(widths, name) for name in names])
+
+
 def between(widths: Widths, one: Traits, other: Traits) -> np.ndarray:
     """(n, m) covariance of the errors of layouts against each other, for s = 1, without what no other layout shares."""
     squares = (one.place**2).sum(axis=1)[:, None] + (other.place**2).sum(axis=1)[None, :]
     distance = np.maximum(squares - 2 * one.place @ other.place.T, 0.0)
     smooth = widths.layout**2 * np.exp(-distance / (2 * widths.reach**2))
-    return np.asarray(widths.part**2 * one.shares @ other.shares.T + smooth)
+    each = part_widths(widths, one.shares.shape[1])
+    return np.asarray((one.shares * each) @ (other.shares * each).T + smooth)
 
 
 def own_variance(widths: Widths, traits: Traits) -> np.ndarray:
     """(n,) the diagonal of ``between`` with what no other layout shares."""
-    return np.asarray(widths.part**2 * (traits.shares**2).sum(axis=1) + widths.layout**2 + widths.rough**2)
+    each = part_widths(widths, traits.shares.shape[1])
+    return np.asarray(((traits.shares * each) ** 2).sum(axis=1) + widths.layout**2 + widths.rough**2)
 
 
 @dataclass(frozen=True)

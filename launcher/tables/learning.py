@@ -22,7 +22,7 @@ from scipy.special import logsumexp
 
 from launcher.config.constants import constant_entries
 from launcher.config.schema import HardwareConfig
-from launcher.config.uncertainty import Widths, widths_on
+from launcher.config.uncertainty import OF_PARTS, Widths, widths_on
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
@@ -66,7 +66,7 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     widths = widths_on(hardware.learnt)
     values = start(new, hardware)
     found, here = values, np.zeros(len(values) + 1)
-    prior = np.array([widths.common, *(float(hardware.learnt.get("spreads", {}).get(each, widths.part)) for each in values)])
+    prior = np.array([widths.common, *(float(hardware.learnt.get("spreads", {}).get(each, widths.constant)) for each in values)])
     for _ in range(ROUNDS):
         ratios, slopes = linear(new, hardware, found)
         update = Update(np.column_stack([np.ones(len(new)), slopes]), ratios + slopes @ here[1:], traits(new), widths, prior)
@@ -154,7 +154,7 @@ class Update:
 
     def __init__(self, slopes: np.ndarray, targets: np.ndarray, kinds: Traits, before: Widths, prior: np.ndarray):
         self.slopes, self.before = slopes, before
-        local = dataclasses.replace(before, part=0.0)
+        local = dataclasses.replace(before, **dict.fromkeys(OF_PARTS, 0.0))
         self.errors = between(local, kinds, kinds) + before.rough**2 * np.eye(len(targets))
         self.own = prior
         nodes, weights = sizes()
@@ -184,7 +184,8 @@ class Update:
         return {"common": float(np.sqrt(common)), "scale": self.sureness} | self._sized(float(np.sqrt(min(open_share, 1.0))))
 
     def _sized(self, left: float) -> dict[str, float]:
-        return {name: self.size * getattr(self.before, name) * (left if name == "part" else 1.0) for name in ("part", "layout", "rough")}
+        parts = {name: left * self.size * getattr(self.before, name) for name in OF_PARTS}
+        return parts | {name: self.size * getattr(self.before, name) for name in ("layout", "rough")}
 
     def _prior(self, factor: float) -> np.ndarray:
         return np.diag(self.own**2 * np.array([1.0, *(factor,) * (len(self.own) - 1)]))

@@ -42,7 +42,7 @@ def planted(seed: int, count: int = 8) -> tuple[list[TableCase], dict[str, float
     draw, widths, hardware = np.random.default_rng(seed), shipped_widths(), shipped_hardware()[HARDWARE]
     cases = cases_of([PLAIN[i] for i in draw.choice(len(PLAIN), count, replace=False)])
     values = start(cases, hardware)
-    true = {name: value * float(np.exp(draw.normal(0, widths.part))) for name, value in values.items()}
+    true = {name: value * float(np.exp(draw.normal(0, widths.constant))) for name, value in values.items()}
     seconds = np.array([each.step_time_s for each in predict_rows(on(cases, with_values(hardware, true)))])
     noise = draw.normal(0, widths.common) + draw.normal(0, np.hypot(widths.layout, widths.rough), count)
     return measured_as(cases, seconds * np.exp(noise)), true, hardware
@@ -103,7 +103,7 @@ class TestCommand:
         assert main(["calibrate", "runs.csv", "--out", "cluster"]) == 0
         assert "hardware=cluster" in capsys.readouterr().out
         found = compose(["hardware=cluster"]).cluster.hardware
-        assert found.learnt["widths"]["common"] < shipped_widths().part and found.name == "cluster"
+        assert found.learnt["widths"]["common"] < shipped_widths().constant and found.name == "cluster"
         assert main(["calibrate", "--show", "cluster"]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith("learnt from 6 runs:") and "TFLOP/s in bf16" in shown

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from launcher.config import compose
-from launcher.config.uncertainty import known_runs, shipped_widths, widened
+from launcher.config.uncertainty import OF_PARTS, known_runs, shipped_widths, widened
 from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
 from launcher.cost.known import Places, distance_of, nearest_runs, unmeasured
@@ -45,7 +45,8 @@ def test_far_from_all_known_runs_intervals_are_wider_in_proportion() -> None:
     cost = CostModel(config.cluster, config.trainer)
     assert cost.widths(far).common > cost.widths(near).common
     assert (
-        dataclasses.replace(cost.widths(far), **{name: getattr(widths, name) for name in ("common", "part", "layout", "rough")}) == widths
+        dataclasses.replace(cost.widths(far), **{name: getattr(widths, name) for name in ("common", *OF_PARTS, "layout", "rough")})
+        == widths
     )
 
 

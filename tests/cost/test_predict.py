@@ -9,6 +9,7 @@ from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import profile
 from launcher.cost import CostModel, Prediction, predict
 from launcher.cost.inputs.layouts import to_table
+from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.timeline import timeline
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
 from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
@@ -51,6 +52,10 @@ def test_saving_activations_is_a_third_faster_than_full_recomputation(size: str)
     ]
     assert found == pytest.approx([full, saving], rel=0.11)
     assert found[0] / found[1] == pytest.approx(full / saving, abs=0.04)
+
+
+def test_every_part_of_a_step_has_its_width() -> None:
+    assert tuple(asked(GPT_22B, 4, 8, 8, 1).time) == tuple(WIDTH_OF_PART)
 
 
 def test_175b_on_1024_gpus_takes_24_days_for_300_billion_tokens() -> None:

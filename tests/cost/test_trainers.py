@@ -20,8 +20,8 @@ from launcher.cost.inputs.shape import Experts
 from launcher.cost.memory import activations
 from launcher.cost.memory import peak as memory
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
-from launcher.cost.model import BUBBLE, GATHER, OFFLOAD, REDUCE, estimate
-from launcher.cost.parts import ATTENTION, EXPERT, MATRICES, TENSOR
+from launcher.cost.model import estimate
+from launcher.cost.parts import ATTENTION, BUBBLE, EXPERT, GATHER, MATRICES, OFFLOAD, REDUCE, TENSOR
 from launcher.cost.time import block, collectives
 from launcher.cost.time import data_parallel as states
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed

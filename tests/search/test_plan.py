@@ -11,7 +11,7 @@ from launcher.config import compose
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SearchConfig, SpaceConfig
-from launcher.cost.model import GATHER, REDUCE, STEP, UPDATE
+from launcher.cost.parts import GATHER, REDUCE, STEP, UPDATE
 from launcher.cost.timeline import timeline
 from launcher.planning.layout_names import layout_of, name_of, overrides_of
 from launcher.planning.plan import AT_EDGE, DOMINATED, IN, MEMORY, VERDICTS, pareto, plan

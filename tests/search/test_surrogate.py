@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from launcher.config.uncertainty import Widths
+from launcher.cost.parts import HOST, MATRICES, WIDTH_OF_PART
 from launcher.cost.uncertainty import TimeSurrogate, Traits, fastest, fitting
 from launcher.search.surrogate import Candidates, MemorySurrogate
 
 WIDTHS = Widths(
-    *(0.3, 0.2, 0.08, 0.02, 1.2, 0.4),
-    seen=2.5, memory=0.1, memory_layout=0.06, noise=0.01, transfer=0.04,
+    *(0.3, 0.2, 0.5, 0.4, 0.3, 0.08, 0.02, 1.2, 0.4),
+    constant=0.2, seen=2.5, memory=0.1, memory_layout=0.06, noise=0.01, transfer=0.04,
 )  # fmt: skip
 
 
@@ -67,6 +68,14 @@ def test_similar_layouts_share_what_no_part_explains() -> None:
     for index, seconds in ((2, 2.0), (0, 2.3)):
         observe(belief, some, index, seconds)
     assert belief.posterior().mean[1] > np.log(2.2)
+
+
+def test_what_the_host_does_is_less_sure_than_what_the_device_computes() -> None:
+    """Of a layout that only launches and one that only multiplies, with the widths of each."""
+    widths = dataclasses.replace(WIDTHS, part=0.1, host=0.9, common=0.0, layout=0.0, rough=0.0, scale=0.0)
+    shares = np.array([[1.0 * (name == chosen) for name in WIDTH_OF_PART] for chosen in (MATRICES, HOST)])
+    believed = TimeSurrogate(np.ones(2), Traits(shares, np.zeros((2, 1))), widths).posterior()
+    assert believed.spread == pytest.approx([0.1, 0.9])
 
 
 def test_the_posterior_is_the_textbook_formula() -> None:
