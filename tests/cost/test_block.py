@@ -60,9 +60,7 @@ def test_every_part_has_its_time_and_adds_up() -> None:
 def test_a_launch_bound_block_waits_for_the_calls_that_start_its_collectives() -> None:
     """So small that the device always waits: all that tensor ranks add to the host's time is 5 calls for each of 2 all-reduces a way."""
     tiny = ModelConfig(layers=2, hidden=256, heads=8, vocab=51200, seq=128)
-    alone, split = (
-        times(CostModel(cluster(8), profile("megatron_lm_2022")).case(tiny, to_table([layout(t)]), mixed(1))) for t in (1, 8)
-    )
+    alone, split = (times(CostModel(cluster(8), profile("megatron_lm_2022")).case(tiny, to_table([layout(t)]), mixed(1))) for t in (1, 8))
     for one, other in ((alone.forward, split.forward), (alone.backward, split.backward)):
         assert total(other)[0] - total(one)[0] == pytest.approx(2 * 5 * SHIPPED.host)
 
