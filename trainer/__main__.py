@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer.launch.failure import record_failure
-from trainer.launch.rank_env import RankEnv, discover
+from trainer.launch.rank_env import RankEnv, discover, prepare_devices
 from trainer.measure.forwarder import forwarding
 from trainer.spec import ResolvedTrainConfig, Status, load, resolve
 from trainer.spec.records import EXIT_STOPPED
@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     out = arguments.out or arguments.config.resolve().parent
     env = RankEnv()
+    prepare_devices(os.environ)
     try:
         env = discover(os.environ)
         status = _train(arguments.config, env, out, arguments.attempt)
@@ -44,6 +45,7 @@ def preload() -> None:
     """Import all that ``main`` imports later, before a fork. Another trainer's command needs none of it."""
     if importlib.util.find_spec("torch") is None:
         return
+    prepare_devices(os.environ)
     for name in ("torch", "torch.distributed", "numpy", "trainer.loop", "trainer.probe"):
         importlib.import_module(name)
 

@@ -76,7 +76,8 @@ class TokenBatch:
 class Engine:
     """Built once per rank of ``world``, from a resolved configuration."""
 
-    def __init__(self, config: ResolvedTrainConfig, world: World, dataset: Dataset):
+    def __init__(self, config: ResolvedTrainConfig, world: World, dataset: Dataset, draws: bool = True):
+        """Without ``draws``, weights come from a checkpoint, or from ``draw_weights`` later."""
         self.config, self.world, self.device, self.dataset = config, world, world.device, dataset
         layout, model = config.layout, config.model
         self.groups = Groups.make(world, layout, model.tied)
@@ -91,8 +92,6 @@ class Engine:
         shared = Common(Factors.of(layout), self.groups.at.data, self.groups.levels, self.precision, pool, chain, self.trains)
         self.state = ShardedState(shared, int(config.run.bucket_mb * 2**20))
         chunks = self._build_chunks()
-        for bucket in self.state.buckets if self.trains else ():
-            bucket.initialize(config.run.seed)
         self.owned = self.state.owned()
         self.optimizer = AdamW(config.optimizer, self.owned, world.device)
         self.scale = LossScale.of(config.run.precision)
@@ -105,6 +104,14 @@ class Engine:
             schedule[self.groups.at.pipeline], chunks, self.state, boundary, self.groups.up, self.groups.down, self.recorder
         )
         self.activations = self._activation_meter()
+        if draws and self.trains:
+            self.draw_weights()
+
+    def draw_weights(self) -> None:
+        """The weights of step 0. Collective: every rank draws what it keeps."""
+        for bucket in self.state.buckets:
+            bucket.initialize(self.config.run.seed)
+        self.state.publish_updates()
 
     def _build_chunks(self) -> list[Chunk]:
         """This rank's chunks; the last one's state is made first, because backward starts there."""

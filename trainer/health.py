@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.launch.rank_env import RankEnv, discover
+from trainer.launch.rank_env import RankEnv, device_index, discover
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,7 @@ SIDE = 1024  # of the matrices that are multiplied
 MESSAGE_BYTES = 16 << 20
 CPU_MEMORY_BYTES = 256 << 20
 CUDA_MEMORY_FRACTION = 0.9  # of what is free
+PIECE_BYTES = 1 << 30  # that are read at once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,17 +57,23 @@ def check_device(env: RankEnv) -> str | None:
         import torch
 
         if torch.cuda.is_available():
-            device = torch.device("cuda", env.local_rank)
+            device = torch.device("cuda", device_index(env.local_rank, torch.cuda.device_count(), os.environ))
             wanted = int(torch.cuda.mem_get_info(device)[0] * CUDA_MEMORY_FRACTION)
         else:
             device, wanted = torch.device("cpu"), CPU_MEMORY_BYTES
-        memory = torch.full((wanted // 4,), 1.0, device=device)
-        if int(torch.count_nonzero(memory)) != memory.numel():
+        if not _holds(device, wanted):
             return f"memory of {device} does not hold what is written to it"
-        del memory
         return _check_arithmetic(device)
     except Exception as error:  # any error means a bad device, and the other ranks wait for the verdict
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _holds(device: torch.device, nbytes: int) -> bool:
+    """Whether so much memory keeps what is written to it. All of it is written before it is read, piece by piece: reading takes memory too."""
+    import torch
+
+    pieces = [torch.full((min(PIECE_BYTES, nbytes - start) // 4,), 1.0, device=device) for start in range(0, nbytes, PIECE_BYTES)]
+    return all(int(torch.count_nonzero(piece)) == piece.numel() for piece in pieces)
 
 
 def _check_arithmetic(device: torch.device) -> str | None:
@@ -140,7 +147,7 @@ def check_network(env: RankEnv) -> str:
 
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(env.local_rank)
+        torch.cuda.set_device(device_index(env.local_rank, torch.cuda.device_count(), os.environ))
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         init_method=f"tcp://{env.address}:{env.port + 1}",

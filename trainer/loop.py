@@ -26,7 +26,7 @@ from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
 from trainer.engine import Engine, StepResult
 from trainer.launch.failure import NonFinite, record_failure
-from trainer.launch.rank_env import RankEnv
+from trainer.launch.rank_env import RankEnv, device_index
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
@@ -50,7 +50,7 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     record = partial(record_failure, env=env, out=out, attempt=attempt)
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s, record)
     world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
-    run = TrainingRun(config, Engine(config, world, dataset), out, attempt, stop_flag, finish)
+    run = TrainingRun(config, Engine(config, world, dataset, draws=False), out, attempt, stop_flag, finish)
     run.held_out = None if held_out is None else Validation(run.engine, held_out)
     status = run.run()
     world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
@@ -61,16 +61,9 @@ def choose_device(device: str, local_rank: int) -> torch.device:
     """``auto`` takes CUDA when there is one. ``ConfigError`` for a CUDA device that does not exist."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    os.environ.setdefault(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-    )  # hardware queues: with fewer, a waiting receive blocks the kernels of other streams
-    found = torch.cuda.device_count()
-    if local_rank >= found:
-        raise ConfigError(
-            f"run.device={device} needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    index = device_index(local_rank, torch.cuda.device_count(), os.environ)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def identity(config: ResolvedTrainConfig, out: Path) -> str:
@@ -169,11 +162,11 @@ class TrainingRun:
         return status
 
     def _resume(self) -> int:
-        """Completed steps of the newest checkpoint, loaded; 0 without one."""
-        if self.checkpoints is None or not self.config.run.checkpoint.resume:
-            return 0
-        resumed = self.checkpoints.resume(self.engine.owned)
+        """Completed steps of the newest checkpoint, loaded; 0 without one, and with weights drawn."""
+        resumes = self.checkpoints is not None and self.config.run.checkpoint.resume
+        resumed = self.checkpoints.resume(self.engine.owned) if self.checkpoints is not None and resumes else None
         if resumed is None:
+            self.engine.draw_weights()
             return 0
         self.engine.resume(resumed.extra)
         return min(resumed.step, self.config.run.steps)

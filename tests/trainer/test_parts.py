@@ -9,6 +9,8 @@ import math
 import pytest
 import torch
 
+from tests.trainer.test_attention import Sizes
+from trainer import health
 from trainer.models.layers import Init
 from trainer.pipeline.recompute import chosen_blocks
 from trainer.spec import LayoutConfig, ModelConfig, OptimizerConfig
@@ -17,7 +19,7 @@ from trainer.spec.rules import resolve_model
 from trainer.spec.summary import spread
 from trainer.state.loss_scale import FIRST, GROWTH_STEPS, LossScale
 from trainer.state.optimizer import learning_rate
-from trainer.state.parameters import BLOCK, ParameterRecord, initial_value
+from trainer.state.parameters import BLOCK, ParameterRecord, initial_part, initial_value
 from trainer.tensor.dropout import DropoutKey, Noise
 
 OPTIMIZER = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=4, decay_steps=14)
@@ -142,3 +144,41 @@ def test_blocks_that_are_recomputed(layout: LayoutConfig, expected: list[int]) -
 def test_spread_is_median_and_interquartile_range() -> None:
     assert spread([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0)
     assert spread([5.0]) == (5.0, 0.0)
+
+
+@pytest.mark.parametrize(("shape", "region", "local"), [
+    ((7, 5), ((2, 6), (0, 5)), (5, 5)),
+    ((7, 5), ((0, 7), (1, 4)), (7, 3)),
+    ((4, 3, 2), ((0, 4), (2, 3), (0, 2)), (4, 2, 2)),
+    ((9,), ((3, 8),), (6,)),
+    ((9, 2), ((9, 9), (0, 2)), (3, 2)),
+])  # fmt: skip
+def test_a_part_of_the_initial_values_is_that_part_of_them(
+    shape: tuple[int, ...], region: tuple[tuple[int, int], ...], local: tuple[int, ...]
+) -> None:
+    """Also across rows, in padding, and where a rank has padding alone."""
+    record = ParameterRecord("w", shape, region, local, Init(0.5), decay=True)
+    whole = initial_value(record, 7).flatten()
+    for start, stop in itertools.combinations(range(len(whole) + 1), 2):
+        assert torch.equal(initial_part(record, 7, start, stop), whole[start:stop])
+
+
+def test_all_replicas_together_draw_a_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draws the shard that it keeps, and at most one block at either end of it. Before, each drew everything."""
+    drawn, randn = [], torch.randn
+    monkeypatch.setattr(torch, "randn", lambda n, **kw: drawn.append(n) or randn(n, **kw))
+    rows, replicas = 24, 8
+    record = ParameterRecord("w", (rows, BLOCK // 2), ((0, rows), (0, BLOCK // 2)), (rows, BLOCK // 2), Init(1.0), decay=True)
+    shard = record.local_numel // replicas
+    for rank in range(replicas):
+        drawn.clear()
+        initial_part(record, 1, rank * shard, (rank + 1) * shard)
+        assert shard <= sum(drawn) <= shard + 2 * BLOCK < record.local_numel
+
+
+def test_a_health_check_of_memory_needs_little_beyond_what_it_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, comparing nine tenths of a device's memory took another quarter of that, and every healthy device was bad."""
+    monkeypatch.setattr(health, "PIECE_BYTES", 1 << 16)
+    with Sizes() as sizes:
+        assert health._holds(torch.device("cpu"), 10 * (1 << 16) + 4000)
+    assert sum(sizes.made) * 4 >= 10 << 16 and max(sizes.made) <= (1 << 16) // 4

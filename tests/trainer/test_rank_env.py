@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.launch.rank_env import RankEnv, discover, first_host
+from trainer.launch.rank_env import RankEnv, device_index, discover, first_host, prepare_devices
 from trainer.spec import ConfigError
 
 
@@ -61,3 +61,19 @@ def test_half_a_place_is_one_plain_error(env: dict[str, str], named: str) -> Non
 )
 def test_first_host_of_a_node_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
+
+
+def test_a_task_that_is_shown_one_device_alone_takes_it() -> None:
+    """``--gpus-per-task=1`` shows the fourth task of a node one device, number 0 to it."""
+    assert device_index(3, 1, {"CUDA_VISIBLE_DEVICES": "3"}) == 0
+    assert device_index(3, 4, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == 3
+    assert device_index(3, 8, {}) == 3
+    for found, shown in ((1, {}), (2, {"CUDA_VISIBLE_DEVICES": "0,1"}), (0, {"CUDA_VISIBLE_DEVICES": ""})):
+        with pytest.raises(ConfigError, match=f"needs CUDA device 3, but this host has {found}"):
+            device_index(3, found, shown)
+
+
+def test_what_the_user_sets_for_a_device_counts_more_than_the_defaults() -> None:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    prepare_devices(environment)
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and environment["TORCH_NCCL_HIGH_PRIORITY"] == "1"

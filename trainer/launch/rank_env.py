@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from trainer.spec import ConfigError
@@ -18,6 +18,34 @@ class RankEnv:
     local_rank: int = 0  # index on this node: selects the device
     address: str = "127.0.0.1"
     port: int = 29500
+
+
+DEVICE_ENVIRONMENT = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # hardware queues: with fewer, a waiting receive blocks the kernels of other streams
+    "TORCH_NCCL_HIGH_PRIORITY": "1",  # messages before kernels that are queued behind them
+    "TORCH_FR_BUFFER_SIZE": "2000",  # torch's flight recorder of collectives
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # buffers of many sizes do not fragment the memory
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it no product is deterministic
+}
+"""What torch reads before CUDA starts; what the user sets counts more."""
+
+
+def prepare_devices(environment: MutableMapping[str, str]) -> None:
+    """Set what torch reads once; to be called before it is imported."""
+    for name, value in DEVICE_ENVIRONMENT.items():
+        environment.setdefault(name, value)
+
+
+def device_index(local_rank: int, found: int, environment: Mapping[str, str]) -> int:
+    """The CUDA device of a rank that sees ``found`` of them. ``ConfigError`` if there is none for it.
+
+    A scheduler may show every task its own device alone (``--gpus-per-task=1``): then it is that one, whatever the rank.
+    """
+    if found == 1 and len([name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]) == 1:
+        return 0
+    if local_rank >= found:
+        raise ConfigError(f"run.device=cuda needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks")
+    return local_rank
 
 
 def discover(environment: Mapping[str, str]) -> RankEnv:

@@ -23,7 +23,7 @@ from torch import Tensor
 from trainer.comm.collectives import Group, Pending
 from trainer.spec import Bucket, Factors
 from trainer.state.buffers import Chain, Pool, Steps
-from trainer.state.parameters import Member, Owned, initial_value
+from trainer.state.parameters import Member, Owned, initial_part
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,13 @@ class FlatBucket:
     # parameters
 
     def initialize(self, seed: int) -> None:
-        """Initial weights: into the shard and, exactly, into the master."""
+        """Initial weights of the optimizer's shard, each drawn by the rank that keeps it; ``publish_update`` hands them on."""
+        owned = self.ranges["optimizer"]
         for slot in self.slots:
-            value = initial_value(slot.record, seed).flatten()
-            for state, target in (("params", self.shard), ("optimizer", self.weight)):
-                owned = self.ranges[state]
-                start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
-                if start < stop:
-                    target[start - owned.start : stop - owned.start] = value[start - slot.start : stop - slot.start].to(target)
+            start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
+            if start < stop:
+                value = initial_part(slot.record, seed, start - slot.start, stop - slot.start)
+                self.weight[start - owned.start : stop - owned.start] = value.to(self.weight)
 
     def unshard(self) -> None:
         """Start to all-gather the parameters if they are sharded. They stay gathered until ``reshard`` was called as often."""

@@ -59,7 +59,9 @@ class AdamW:
             if not pieces:
                 continue
             gradients = [p.gradient for p in pieces]
-            torch._foreach_mul_(gradients, factor)
+            wide = gradients[0].dtype == torch.float64  # the kernel's own scale has 24 bits
+            if wide:
+                torch._foreach_mul_(gradients, factor)
             torch._fused_adamw_(
                 [p.weight for p in pieces],
                 gradients,
@@ -74,5 +76,6 @@ class AdamW:
                 eps=self.config.eps,
                 amsgrad=False,
                 maximize=False,
+                grad_scale=None if wide else (1 / factor).float(),
                 found_inf=skip,
             )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,16 @@ def initial_value(record: ParameterRecord, seed: int) -> Tensor:
     rest = tuple(slice(start, stop) for start, stop in record.region[1:])
     inside.copy_(flat.view(rows[1] - rows[0], *record.shape[1:])[(slice(None), *rest)]).mul_(record.init.std)
     return local
+
+
+def initial_part(record: ParameterRecord, seed: int, start: int, stop: int) -> Tensor:
+    """Elements ``start`` to ``stop`` of the flattened ``initial_value``; no more is drawn than the rows that they are in."""
+    row = math.prod(record.local_shape[1:])
+    first, last = start // row, -(-stop // row)
+    low, high = record.region[0]
+    rows = (min(low + first, high), min(low + last, high))
+    part = replace(record, region=(rows, *record.region[1:]), local_shape=(last - first, *record.local_shape[1:]))
+    return initial_value(part, seed).flatten()[start - first * row : stop - first * row]
 
 
 def _normal(name: str, seed: int, start: int, stop: int, total: int) -> Tensor:
