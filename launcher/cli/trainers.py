@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.overrides import add_overrides
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from launcher.config import Config
-    from launcher.config.trainer import TrainerProfile
+    from launcher.config.trainer import LaunchProfile, TrainerProfile
 
 DESCRIPTION = """\
 Without arguments: every trainer profile, and what it can be told. With 'check' and the overrides of a run: two steps of that run on its
@@ -94,9 +97,34 @@ def check(overrides: list[str], own: Path | None, as_json: bool) -> int:
         result = run_job(config, "check", lambda *_: None)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        for word in refused(command.words if command else [], str(error)):
+            print(f"refused: {word}, told by {teller(config.trainer.launch, word)}; correct it there", file=sys.stderr)
+        return error.exit_code
     print(json.dumps(result) if as_json else sentence(config.trainer.name, result))
     return 0
+
+
+def refused(words: Sequence[str], message: str) -> list[str]:
+    """The ``words`` of a command that a trainer's ``message`` names, by their whole name or, quoted, by its last part."""
+    whole = [
+        (word, re.escape(word.partition("=")[0]), re.escape(flag_of(word).split(".")[-1]))
+        for word in words
+        if word.startswith("--") or "=" in word
+    ]
+    return [word for word, name, last in whole if re.search(rf"(?<![\w.-]){name}(?![\w.-])|'{last}'", message)]
+
+
+def flag_of(word: str) -> str:
+    """``training.steps`` of ``--training.steps=5``."""
+    return word.partition("=")[0].lstrip("-+")
+
+
+def teller(launch: LaunchProfile, word: str) -> str:
+    """The key of the profile from which ``word`` came."""
+    for name, told in launch.options.items():
+        if re.search(rf"\b{re.escape(flag_of(word))}\b", json.dumps(told)):
+            return f"trainer.launch.options.{name}"
+    return "trainer.launch." + ("arguments" if word in launch.arguments else "command")
 
 
 def _short(config: Config) -> Config:

@@ -42,13 +42,13 @@ def command_of(config: Config) -> CommandConfig | None:
     if refusal:
         raise ConfigError(f"trainer={config.trainer.name} cannot be told {refusal}; use another layout, or add it to its profile")
     values = values_of(config)
-    words = [_text(word, values) for word in launch.command]
+    words = [_text(word, values) for word in (*launch.command, *launch.arguments)]
     for name, told in launch.options.items():
         words += [] if told is None else _option(name, told, values)
     return CommandConfig(
         trainer=config.trainer.name,
         starts=launch.starts,
-        words=words + [_text(word, values) for word in launch.arguments],
+        words=words,
         files={name: _file(name, content, values) for name, content in launch.files.items()},
         environment={name: _text(value, values) for name, value in launch.environment.items()},
         code=_digest(launch.script),

@@ -20,10 +20,14 @@ UNITLESS = {"time": listed((*SECONDS, *RATES)), "memory": listed(BYTES), "mem": 
 COMMON_FAILURES = {
     Reason.OUT_OF_MEMORY.value: [r"CUDA out of memory", r"torch\.(cuda\.)?OutOfMemoryError", r"CUDA_ERROR_OUT_OF_MEMORY", r"HIP out of memory"],
     Reason.HOST_MEMORY.value: [r"\bMemoryError\b", r"DefaultCPUAllocator: can't allocate memory"],
-    Reason.CONFIGURATION.value: [r"error: unrecognized arguments:", r"error: argument .*:", r"error: the following arguments are required"],
+    Reason.CONFIGURATION.value: [
+        *(r"error: unrecognized arguments:", r"error: argument .*:", r"error: the following arguments are required"),
+        *(r"^Error: (No such option|Invalid value for|Missing option)", r"Could not override '", r"Value '.*' of type '\w+' could not be converted"),
+        r"Some specified arguments are not used by the HfArgumentParser",
+    ],
     Reason.COMMUNICATION.value: [r"NCCL (WARN|error)", r"ncclInternalError", r"DistBackendError", r"Connection (reset|closed) by peer", r"Watchdog caught collective"],
 }  # fmt: skip
-"""What the programs say that most trainers are built on (PyTorch, NCCL, argparse). A profile's own patterns come first."""
+"""What the programs say that most trainers are built on (PyTorch, NCCL, argparse, click, Hydra, HfArgumentParser). A profile's own patterns come first."""
 
 
 def check_patterns(log: list[str], failures: Mapping[str, list[str]], success: str | None, where: str) -> None:

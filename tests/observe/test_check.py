@@ -1,0 +1,70 @@
+"""``trireme trainers check`` says which words of a command the trainer refused, and which key of the profile told them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli.main import main
+from launcher.cli.trainers import refused, teller
+from launcher.config.trainers import profile
+from tests.observe.test_observe import observed
+
+REFUSALS = {
+    # what torchtitan 0.3 (tyro) printed
+    "torchtitan": ("--training.stepz=2", "  Unrecognized options: --training.stepz=2                                      "),
+    # what OLMo-core 3.0 raised
+    "olmo_core": (
+        "--trainer.foo=1",
+        "olmo_core.exceptions.OLMoConfigurationError: Failed to construct 'trainer' in config: class 'TrainerConfig' has no attribute 'foo'",
+    ),
+    "megatron_core": ("--no-such", "pretrain_gpt.py: error: unrecognized arguments: --no-such"),
+    # transformers/hf_argparser.py (version 5)
+    "huggingface": ("--nope=1", "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--nope=1']"),
+    "nanotron": ("--config-file", 'dacite.exceptions.UnexpectedDataError: can not match "pq" to any data class field; --config-file'),
+    # what Hydra 1.3 and DeepSpeed 0.19 printed
+    "megatron_bridge": ("model.pp=2", "Could not override 'model.pp'."),
+    "deepspeed": ("--deepspeed_config", "  Extra inputs are not permitted [type=extra_forbidden, input_value=1] --deepspeed_config"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSALS))
+def test_a_refusal_is_a_wrong_configuration_and_names_its_word(name: str, tmp_path: Path) -> None:
+    word, line = REFUSALS[name]
+    code, result, _ = observed(tmp_path, f"import sys; sys.exit({line!r})", failures=profile(name).launch.failures)
+    assert (code, result["reason"]) == (1, "configuration") and line.strip() in result["message"]
+    assert refused(["python", "train.py", "--steps=5", word, "8"], result["message"]) == [word]
+
+
+@pytest.mark.parametrize("line", ["Error: No such option '--micro'.", "Error: Invalid value for '--micro': 'abc' is not a valid integer."])
+def test_what_click_refuses_is_named(line: str, tmp_path: Path) -> None:
+    _, result, _ = observed(tmp_path, f"import sys; sys.exit({line!r})")
+    assert result["reason"] == "configuration" and refused(["x.py", "--micro", "2", "--micros", "2"], result["message"]) == ["--micro"]
+
+
+def test_an_error_of_training_refuses_nothing() -> None:
+    assert refused(["train.py", "--lr=0.1", "--steps=5"], "RuntimeError: the learning rate is out of steps") == []
+
+
+def test_the_key_that_told_a_word_is_found() -> None:
+    launch = profile("torchtitan").launch
+    assert teller(launch, "--parallelism.no-enable_sequence_parallel") == "trainer.launch.options.layout.sequence_parallel"
+    assert teller(launch, "--training.steps=5") == "trainer.launch.command" and teller(launch, "--module") == "trainer.launch.arguments"
+
+
+def test_one_wrong_flag_in_a_profile_of_ones_own_gets_a_helpful_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "own_trainer"
+    mine = yaml.safe_load((example / "trainer" / "own.yaml").read_text())
+    mine["launch"]["options"]["layout.recompute"]["none"] = ["--keep"]
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "mine.yaml").write_text(yaml.safe_dump(mine))
+    monkeypatch.chdir(tmp_path)
+    run = ["trainer=mine", f"trainer.launch.script={example}/train.py", "model=gpt_tiny", "cluster.gpus_per_node=1", "data=synthetic"]
+    assert main(["trainers", "check", "--config-dir", str(tmp_path), *run]) == 2
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --keep" in said
+    assert said.splitlines()[-1] == "refused: --keep, told by trainer.launch.options.layout.recompute; correct it there"
