@@ -30,7 +30,7 @@ TRAINER = {
     "engine": ("spec", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
     "validation": ("spec", "data", "measure", "pipeline", "engine"),
     "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine", "validation"),
-    "probe": ("spec", "launch", "data", "comm", "engine", "loop"),
+    "probe": ("spec", "launch", "data", "comm", "engine", "loop", "generate"),
     "evaluate": ("spec", "launch", "data", "comm", "checkpoint", "engine", "validation", "loop"),
     "generate": ("spec", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
     "stage": ("spec", "launch", "data"),

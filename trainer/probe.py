@@ -26,6 +26,9 @@ from trainer.comm.clock import Clock
 from trainer.comm.collectives import Group, Pending, World
 from trainer.data.dataset import Synthetic
 from trainer.engine import Engine
+from trainer.generate.generate import PromptRequest, generate
+from trainer.generate.measure import draw
+from trainer.generate.session import Session
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
 from trainer.spec import LayoutConfig, ModelConfig, Status, TrainConfig, resolve
@@ -66,6 +69,8 @@ BURSTS = 6
 """Bursts into which a collective's repetitions are divided; the fastest counts."""
 TURNS = 8
 """Minimum repetitions of a step."""
+TOKENS = 16
+"""Tokens of a generation that is timed."""
 
 
 def probe(config: TrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
@@ -97,7 +102,12 @@ class Probe:
 
     def run(self) -> Figures:
         """All figures. Times in seconds, sizes in bytes."""
-        parts: list[tuple[str, Callable[[], Any]]] = [("products", self.products), ("copy", self.copy), ("block", self.block)]
+        parts: list[tuple[str, Callable[[], Any]]] = [
+            ("products", self.products),
+            ("copy", self.copy),
+            ("block", self.block),
+            ("turn", self.turn),
+        ]
         groups = self.groups()
         for group, near in groups:
             parts += [(f"{name} over {group.size} ranks", lambda *_, g=group, n=near, o=name: self.exchange(g, n, o)) for name in OPERATION]
@@ -106,7 +116,7 @@ class Probe:
         for number, (name, measure) in enumerate(parts):
             self.tell(number, len(parts), name)
             figures = measure()
-            if name in ("products", "copy", "block"):
+            if name in ("products", "copy", "block", "turn"):
                 found[name] = figures
             else:
                 found["exchanges"] += figures
@@ -164,6 +174,25 @@ class Probe:
         small, deep, long = self._typical(best)
         block, turn_s = (deep - small) / 8, (long - small) / 4
         return {"block": block, "micro_batch": max(turn_s - 2 * block, 0.0), "step": max(small - turn_s, 0.0)}
+
+    def turn(self) -> Figures:
+        """Host overhead of generation: what a turn, a block and a row take with next to nothing to compute, and an entry of the vocabulary
+        per row, from which a token is chosen."""
+        sizes = ((2, 1, 64), (10, 1, 64), (2, 5, 64), (2, 5, 4160))
+        work = [self._generation_of(*size) for size in sizes]
+        own = [min(self._once(each, 1)[self.in_turns] for _ in range(TURNS)) / TOKENS for each in work]
+        small, deep, broad, wide = self._typical(own)
+        block, row = max(deep - small, 0.0) / 8, max(broad - small, 0.0) / 4
+        return {"turn": max(small - 2 * block - row, 0.0), "block": block, "row": row, "logit": max(wide - broad, 0.0) / 5 / 4096}
+
+    def _generation_of(self, layers: int, rows: int, vocab: int) -> Callable[[], Any]:
+        """``TOKENS`` turns of a model too small to compute anything, on this rank alone."""
+        model = ModelConfig(layers=layers, hidden=16, heads=2, vocab=vocab, seq=64)
+        run = replace(TrainConfig().run, task="inference", global_batch=1)
+        config = resolve(TrainConfig(model=model, layout=LayoutConfig(data=1), run=run), 1)
+        session = Session(config, World(0, 1, self.device, "", 0, 1.0), draw)
+        requests = [PromptRequest(number, [1, 2], TOKENS) for number in range(rows)]
+        return lambda: generate(session, requests)
 
     def _step_of(self, layers: int, micro_batches: int) -> Callable[[], Any]:
         """A step of a model too small to compute anything, on this rank alone."""

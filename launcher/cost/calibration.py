@@ -49,7 +49,8 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
     exchanges = [{**one, "seconds": _unshared(one, figures)} for one in figures["exchanges"]]
     config = _links(config, exchanges, figures["per_node"], constants)
     kept = ("nodes", "per_node", "hosts", "device", "torch", "products", "copy", "block")
-    return dataclasses.replace(config, calibration={key: figures[key] for key in kept} | {"exchanges": exchanges})
+    turn = {"turn": figures["turn"]} if "turn" in figures else {}
+    return dataclasses.replace(config, calibration={key: figures[key] for key in kept} | turn | {"exchanges": exchanges})
 
 
 def measured(config: HardwareConfig, device: Device, constants: Constants = SHIPPED) -> Measured:

@@ -18,7 +18,8 @@ import numpy as np
 from launcher.config.engine import EngineProfile
 from launcher.config.inference import SlaConfig, WorkloadConfig
 from launcher.config.schema import Config
-from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
+from launcher.cost.calibration import measured
+from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, InferenceEstimate, closed, opened, static
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.parts import scale
@@ -163,11 +164,14 @@ def plan_inference(config: Config) -> InferencePlan:
     """The plan of ``config``. ``ConfigError`` where what is asked contradicts itself."""
     check(config)
     model, work = resolve_model(config.model), config.workload
-    device = Device.of(config.cluster.hardware, config.cluster.gpus_per_node)
+    hardware = config.cluster.hardware
+    device, costs = Device.of(hardware, config.cluster.gpus_per_node), None
+    if hardware.calibration:
+        device = replace(device, measured=measured(hardware, device))
+        costs = HostCosts(**hardware.calibration["turn"]) if config.engine.own and "turn" in hardware.calibration else None
     table, dropped = serving_space(config)
-    case = InferenceCase(
-        Shape.of(model), table, float(work.input), float(work.output), device, config.engine, config.serving.weights, config.serving.kv
-    )
+    lengths, formats = (float(work.input), float(work.output)), (config.serving.weights, config.serving.kv)
+    case = InferenceCase(Shape.of(model), table, *lengths, device, config.engine, *formats, costs=costs)
     found = estimated(case, work)
     if work.rate is not None:  # requests in flight follow from the rate
         table["batch"] = np.maximum(np.ceil(found.running), 1)

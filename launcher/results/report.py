@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher import labels
-from launcher.results import lineage, plots, timeline
+from launcher.results import front, lineage, plots, timeline
 from launcher.results.measurements import measure, newest_logs, read_timeline, tail
 from launcher.results.plots import Series
 from launcher.results.predicted_timeline import foreseen
@@ -99,6 +99,8 @@ def page(sweep: Sweep) -> dict[str, Any]:
         "predictions": plots.predictions(predicted) if predicted else None, "prediction_error": mean_error(predicted),
         "losses": loss_groups(trials), "timelines": drawn, "timelines_left_out": left_out,
         "unsuccessful": [(trial, said(trial.record)) for trial in failed],
+        "front": front.picture(points) if (points := front.points_of(sweep.front)) else None,
+        "recommended": front.recommended(sweep.front),
         "lineage": lineage.picture(sweep.records),
         "any": {name: any(getattr(trial.measured, name) for trial in trials) for name in optional},
     }  # fmt: skip

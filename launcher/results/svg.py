@@ -22,9 +22,9 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
     return Markup(f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>")
 
 
-def figure(height: float, title: str, parts: Iterable[Markup]) -> Markup:
-    """A whole picture of the common width; ``title`` is what is read aloud."""
-    box = f"0 0 {WIDTH} {height:g}"
+def figure(height: float, title: str, parts: Iterable[Markup], width: float = WIDTH) -> Markup:
+    """A whole picture, of the common width as a rule; ``title`` is what is read aloud."""
+    box = f"0 0 {width:g} {height:g}"
     return element("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=box, role="img", aria_label=title)
 
 

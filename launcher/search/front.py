@@ -9,9 +9,12 @@ search ends when that is a small part of the tolerance.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+from scipy.special import ndtr
 
+from launcher.cost.uncertainty import normal_pdf
 from launcher.planning.inference import front
 
 SHARED, OF_LAYOUTS, OF_BATCHES = 0.25, 0.7, 3.0
@@ -49,7 +52,7 @@ class FrontSearch:
         if not np.isfinite(values).any():
             return None
         named = self.named(values)
-        gains = np.array([self._gain(i, values, covariance, named) if np.isfinite(values[i]) else -1.0 for i in range(len(values))])
+        gains = self._gains(values, covariance, named)
         gains[named], gains[list(self.measured)] = 0.0, -1.0
         unseen = self._unseen()
         near = [i for i in named if unseen[i]] or [i for i in np.flatnonzero(unseen) if gains[i] > SMALL * self.tolerance]
@@ -77,7 +80,7 @@ class FrontSearch:
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of each point by prediction and measurements, and the covariance of their logarithms."""
-        prior = self._prior()
+        prior = self._prior
         seen = list(self.measured)
         if not seen:
             return self.predicted, prior
@@ -88,21 +91,24 @@ class FrontSearch:
         values[seen] = [self.measured[i] for i in seen]
         return values, prior - prior[:, seen] @ weights
 
+    @cached_property
     def _prior(self) -> np.ndarray:
         doublings = (self.place[:, None] - self.place[None]) / np.array([*[OF_LAYOUTS] * (self.place.shape[1] - 1), OF_BATCHES])
         return self.spread**2 * (SHARED + (1 - SHARED) * np.exp(-(doublings**2).sum(axis=-1) / 2))
 
-    def _gain(self, point: int, values: np.ndarray, covariance: np.ndarray, named: np.ndarray) -> float:
-        """Expected amount (in logarithms) by which ``point`` beats the point of the front that it is nearest to beating."""
-        from scipy.stats import norm
-
+    def _gains(self, values: np.ndarray, covariance: np.ndarray, named: np.ndarray) -> np.ndarray:
+        """Expected amount (in logarithms) by which each point beats the point of the front that it is nearest to beating; below 0 where it
+        cannot run."""
+        runs = np.flatnonzero(np.isfinite(values))
         seconds, cost = np.log(values), np.log(values * self.per_second)
-        behind = np.maximum(seconds[point] - seconds[named], cost[point] - cost[named])
-        rival = int(named[np.argmin(behind)])
-        variance = covariance[point, point] + covariance[rival, rival] - 2 * covariance[point, rival] + 2 * NOISE**2
-        deviation = float(np.sqrt(max(variance, 1e-12)))
-        far = float(behind.min()) / deviation
-        return deviation * float(norm.pdf(far) - far * norm.sf(far))
+        behind = np.maximum(seconds[runs, None] - seconds[named], cost[runs, None] - cost[named])
+        rivals = named[np.argmin(behind, axis=1)]
+        variance = covariance[runs, runs] + covariance[rivals, rivals] - 2 * covariance[runs, rivals] + 2 * NOISE**2
+        deviation = np.sqrt(np.maximum(variance, 1e-12))
+        far = behind.min(axis=1) / deviation
+        gains = np.full(len(values), -1.0)
+        gains[runs] = deviation * (normal_pdf(far) - far * ndtr(-far))
+        return gains
 
 
 def behind_front(chosen: np.ndarray, seconds: np.ndarray, cost: np.ndarray) -> float:

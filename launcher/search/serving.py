@@ -7,7 +7,6 @@ what it is off by counts for the row. ``FrontSearch`` picks; then the rows that 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -102,7 +101,9 @@ class ServingPolicy:
     def __post_init__(self) -> None:
         planned, rows = self.problem.planned, self.problem.rows
         table, seconds = planned.table[rows], np.asarray(planned.estimate.latency[rows])
-        place = np.log2(np.stack([table[name] for name in ("tensor", "pipeline", "replicas", "batch")], axis=1).astype(float))
+        whole = self.problem.config.search.nodes == "full"  # else rows that differ in replicas alone have the same trial
+        axes = ("tensor", "pipeline", "replicas", "batch") if whole else ("tensor", "pipeline", "batch")
+        place = np.log2(np.stack([table[name] for name in axes], axis=1).astype(float))
         settings = self.problem.config.search
         self.search = FrontSearch(
             seconds, planned.values["cost"][rows] / seconds, place, planned.case.constants.error_spread, settings.tolerance
@@ -113,7 +114,7 @@ class ServingPolicy:
         settings = self.problem.config.search
         if limit := limit_reached(settings, self.trials, self.gpu_hours, self.hours):
             return Stop(limit)
-        believed, found = copy.deepcopy(self.search), list[int]()
+        believed, found = dataclasses.replace(self.search, measured=dict(self.search.measured)), list[int]()
         while len(found) < count and (point := believed.ask()) is not None:
             found.append(point)
             believed.tell(point, float(believed.corrected()[0][point]))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.results.measurements import measure, newest_logs, tail
 from launcher.results.ranking import rank
+from launcher.results.report import render
 from launcher.tracking import names as tracked
 from launcher.tracking.database import artifact_folder, database_uri, exclusively, experiment_id, make_database, open_client
 from launcher.tracking.lineage import Lineage
@@ -198,7 +199,7 @@ class MlflowSweep:
             client.log_text(run.id, tail(path, LOG_BYTES), f"logs/{path.name}")
 
     def _update_parent(self, client: MlflowClient, sweep: Sweep) -> None:
-        state = " ".join(f"{record.id}:{record.status.value}:{record.ended}" for record in sweep.records)
+        state = " ".join([f"{record.id}:{record.status.value}:{record.ended}" for record in sweep.records] + ["front"] * bool(sweep.front))
         if state == self._parent_state:
             return
         from mlflow.entities import Metric, RunTag
@@ -212,6 +213,8 @@ class MlflowSweep:
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
         self._parent_metrics |= changed
+        if sweep.front:
+            client.log_text(self._parent, render(sweep), "report.html")
         if all(record.status.final for record in sweep.records):
             ends = [record.ended for record in sweep.records if record.ended]
             client.set_terminated(self._parent, "FINISHED", int(1000 * max(ends)) if ends else None)

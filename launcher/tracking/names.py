@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher import labels
+from launcher.results import front
 from launcher.results.ranking import Measurement, leaders
 from launcher.trials.labels import trial_labels
 from trainer.spec import Status, flatten
@@ -92,6 +93,9 @@ def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
         return named | {"mlflow.note.content": stages_markdown(sweep.records)}
     if best is not None:
         named |= {"best_trial": best.trial, "best_layout": labels.layout_label(best.layout)}
+    if sweep.front:
+        named["mlflow.source.name"] = f"trireme search sweep.name={sweep.name}"
+        return named | {"mlflow.note.content": front.markdown(sweep.front)}
     return named | {"mlflow.note.content": markdown(ranked, names)}
 
 

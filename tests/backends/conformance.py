@@ -12,6 +12,7 @@ A backend's test module subclasses ``Conformance`` and has a ``ground`` fixture:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import uuid
@@ -23,12 +24,21 @@ from typing import Any
 import pytest
 
 from launcher.backends.contract import Backend
-from launcher.config.schema import ClusterConfig
+from launcher.backends.pool import Backends
+from launcher.config import Config
+from launcher.config.engines import engine
+from launcher.config.hardware import hardware_files
+from launcher.config.inference import ServingConfig, WorkloadConfig
+from launcher.config.schema import ClusterConfig, SweepConfig
+from launcher.config.search import SearchConfig
+from launcher.planning.inference import plan_inference
+from launcher.search.serving import serving_problem
+from launcher.sweep.search import search
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import decide
 from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status, TrainConfig, resolve, save
 from trainer.spec.files import read_json
-from trainer.spec.records import failures_in
+from trainer.spec.records import PERCENTILES, failures_in
 
 MODEL = ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8)
 SHORT = RunConfig(steps=3, warmup_steps=1, global_batch=2, timeline=False, device="cpu")
@@ -110,6 +120,32 @@ class Conformance:
         lines = list(ground.backend.logs(job, handle))
         assert all(line.startswith(("[0] ", "[1] ")) for line in lines)
         assert any("step 3" in line for line in lines)
+
+    def test_a_search_of_inference_measures_requests_on_ranks(self, ground: Ground) -> None:
+        """Tensor 1 and 2 x batch 1 and 2: what ran has percentiles, and its folder is that of any trial."""
+        serving = ServingConfig(weights="fp32", kv="fp32", tensor=[1, 2], pipeline=[1], batch=[1, 2])
+        cluster = dataclasses.replace(ground.cluster, gpus_per_node=2, nodes=1, hardware=hardware_files()["cpu"])
+        config = Config(
+            model=MODEL,
+            run=SHORT,
+            cluster=cluster,
+            sweep=SweepConfig(name=f"serving-{uuid.uuid4().hex[:6]}", dir=str(ground.folder.parent)),
+            search=SearchConfig(max_trials=2),
+            engine=engine("trireme"),
+            workload=WorkloadConfig(input=4, output=4),
+            serving=serving,
+        )
+        problem = serving_problem(config, plan_inference(config))
+        with Backends() as backends:
+            found = search(str(config.sweep.name), problem, backends)
+        assert len(found.trials) == 2 and found.reason == "search.max_trials=2 is reached"
+        for _, record, measured in found.trials:
+            result = record.read_result() or {}
+            assert record.status is Status.DONE and result["peak_memory_bytes"] > 0, record.detail
+            for name in PERCENTILES:
+                assert 0 < result[name]["p50"] <= result[name]["p90"] <= result[name]["p99"]
+            assert measured.seconds == result["step_time_s"] and len(result["step_times_s"]) == SHORT.steps
+            assert result["latency_s"]["p50"] >= result["ttft_s"]["p50"] + 2.9 * result["tpot_s"]["p50"]
 
     def test_a_handle_is_plain_json_that_serves_another_launcher(self, ground: Ground) -> None:
         job = ground.job(LONG)

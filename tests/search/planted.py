@@ -80,5 +80,11 @@ class PlantedBackend(Backend):
         if step < config.run.steps:
             return JobState(Status.RUNNING)
         result = {"status": "done", "attempt": job["attempt"], "step_time_s": seconds, "world_size": 1}
-        write_json(directory / "result.json", result)
+        write_json(directory / "result.json", result | (served(seconds) if config.requests else {}))
         return JobState(Status.DONE)
+
+
+def served(seconds: float) -> dict[str, dict[str, float]]:
+    """What an inference that takes so long says of its requests."""
+    figures = {"latency_s": seconds, "ttft_s": 0.3 * seconds, "tpot_s": 0.7 * seconds / 19, "requests_per_s": 1 / seconds}
+    return {name: dict.fromkeys(("p50", "p90", "p99"), value) for name, value in figures.items()}

@@ -10,7 +10,7 @@ few tokens only, and that sums over tensor ranks are small.
 
 from __future__ import annotations
 
-from launcher.cost.inference.case import SERVING_DTYPE, InferenceCase
+from launcher.cost.inference.case import SERVING_DTYPE, HostCosts, InferenceCase
 from launcher.cost.inference.requests import InferenceEstimate, closed, opened, static
 
-__all__ = ["SERVING_DTYPE", "InferenceCase", "InferenceEstimate", "closed", "opened", "static"]
+__all__ = ["SERVING_DTYPE", "HostCosts", "InferenceCase", "InferenceEstimate", "closed", "opened", "static"]

@@ -20,6 +20,17 @@ SERVING_DTYPE = np.dtype([("tensor", "i4"), ("pipeline", "i4"), ("replicas", "i4
 
 
 @dataclass(frozen=True)
+class HostCosts:
+    """Seconds of the host in our generator, as ``trireme doctor`` measured them: of a turn on each stage, of a block, of choosing a token,
+    and of that per entry of the vocabulary."""
+
+    turn: float
+    block: float
+    row: float
+    logit: float
+
+
+@dataclass(frozen=True)
 class InferenceCase:
     """``table`` is (layouts,) of ``SERVING_DTYPE``; ``input``, ``output`` and the sizes of ``shape`` are numbers, or (layouts,)."""
 
@@ -33,6 +44,7 @@ class InferenceCase:
     kv: str = "bf16"
     constants: InferenceConstants = INFERENCE
     network: Constants = SHIPPED  # of collectives: links, network, and sends
+    costs: HostCosts | None = None  # where they were measured, and the engine is our own
 
     @cached_property
     def tensor(self) -> np.ndarray:
@@ -59,6 +71,15 @@ class InferenceCase:
     def stages_apart(self) -> np.ndarray:
         """Whether neighbouring stages are in different link domains."""
         return self.tensor * self.pipeline > self.device.domain
+
+    @cached_property
+    def crowding(self) -> np.ndarray:
+        """Slow-down of ranks that share the cores of the host: of a replica's stages one is busy at a time."""
+        if not self.device.ranks_per_core:
+            return np.ones_like(self.tensor)
+        cores = self.device.domain / self.device.ranks_per_core
+        ranks = np.minimum(self.tensor * self.pipeline * self.replicas, self.device.domain)
+        return np.maximum(ranks / self.pipeline / cores, 1.0)
 
     @property
     def width(self) -> float:
@@ -87,8 +108,14 @@ class InferenceCase:
 
     def at_light(self) -> InferenceCase:
         """The same at the speed of light."""
-        device = dataclasses.replace(self.device, sustained=self.device.peaks)
-        return dataclasses.replace(self, device=device, constants=self.constants.on(LIGHT), network=self.network.on(FAST))
+        device = dataclasses.replace(self.device, sustained=self.device.peaks, measured=None)
+        return dataclasses.replace(
+            self,
+            device=device,
+            costs=self.costs and HostCosts(0.0, 0.0, 0.0, 0.0),
+            constants=self.constants.on(LIGHT),
+            network=self.network.on(FAST),
+        )
 
 
 def group(case: InferenceCase, tokens: Array) -> np.ndarray:

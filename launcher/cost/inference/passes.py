@@ -13,9 +13,10 @@ import numpy as np
 
 from launcher.cost.inference.case import InferenceCase
 from launcher.cost.inputs.device import BYTES
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ATTENTION, HOST, MATRICES, POINTWISE, TENSOR, Parts, scale
-from launcher.cost.time import collectives
+from launcher.cost.time import collectives, matmul
 
 CASTS = 4
 """Kernels of a layer that bring the inputs of products into 8 or 4 bits."""
@@ -50,10 +51,28 @@ def forward(case: InferenceCase, load: Load) -> Parts:
 
 def products(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds of a layer's weight products."""
+    if case.device.host:
+        return np.where(tokens > 0, sum(product(case, tokens, *size) for size in sizes(case)), 0.0)
     c, n = case.constants, case.layer_parameters / case.tensor
     read = n * BYTES[case.weights] / (case.device.bandwidth * c.weights_bandwidth)
     computed = 2 * n * (tokens + c.short_rows) / (case.device.rate(case.weights) * c.matrix)
     return np.where(tokens > 0, np.maximum(read, computed), 0.0)
+
+
+def sizes(case: InferenceCase) -> list[tuple[Array, Array]]:
+    """Outer and inner size of a layer's weight products on one rank."""
+    s, t = case.shape, case.tensor
+    return [
+        ((s.query_width + 2 * s.kv_width) / t, s.hidden),
+        (s.hidden, s.query_width / t),
+        ((s.mlp_matrices - 1) * s.ffn / t, s.hidden),
+        (s.hidden, s.ffn / t),
+    ]
+
+
+def product(case: InferenceCase, rows: Array, outer: Array, inner: Array) -> Array:
+    """Seconds of a product on the host, as in training: by shape, with what was measured of this machine."""
+    return matmul.seconds(case.device, case.vectors, case.network, rows, outer, inner)
 
 
 def prompt_attention(case: InferenceCase, load: Load) -> Array:
@@ -92,6 +111,8 @@ def casting(case: InferenceCase, tokens: Array) -> Array:
 def all_reduce(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds to sum the activations of ``tokens`` over the tensor ranks: a start, a tree of hops, and the ring's volume at its rate."""
     group, device, c = case.tensor_group, case.device, case.constants
+    if device.host:
+        return np.asarray(collectives.all_reduce(device, case.network, group, tokens * case.shape.hidden * case.width))
     start = c.one_shot if case.engine.all_reduce == "one_shot" else c.library
     tree = np.log2(np.maximum(group.near, 1)) * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
     volume = 2 * (group.size - 1) / group.size * tokens * case.shape.hidden * case.width
@@ -100,8 +121,8 @@ def all_reduce(case: InferenceCase, tokens: Array) -> np.ndarray:
 
 def launching(case: InferenceCase) -> float:
     """Seconds of a layer's launches that the device waits for."""
-    if case.device.host:
-        return 0.0
+    if case.costs is not None:
+        return case.costs.block
     casts = 0 if BYTES[case.weights] >= 2 else CASTS
     return (case.engine.launches_per_layer + casts) * float(getattr(case.constants, f"kernel_{case.engine.launch}"))
 
@@ -115,8 +136,36 @@ def transfers(case: InferenceCase, tokens: Array) -> np.ndarray:
 
 def choosing(case: InferenceCase, sequences: Array) -> Parts:
     """Seconds of the head and of the choice of one token for each of ``sequences``."""
+    if case.device.host:
+        return _choosing_on_host(case, sequences)
     s, c, size = case.shape, case.constants, max(BYTES[case.weights], 2)  # the head has 16 bits where the others have fewer
     read = s.vocab * s.hidden * size / case.tensor / (case.device.bandwidth * c.weights_bandwidth)
     computed = 2 * s.vocab * s.hidden * sequences / case.tensor / case.device.rate(case.vectors)
     chosen = sequences * s.vocab * 4 * c.logit_passes / case.device.bandwidth + c.token * sequences
     return {HEAD: np.maximum(read, computed), SAMPLING: chosen}
+
+
+def _choosing_on_host(case: InferenceCase, sequences: Array) -> Parts:
+    """The same by the products of the host. The logits of all tensor ranks are gathered."""
+    s, k = case.shape, case.costs
+    each = (
+        case.constants.token + s.vocab * 4 * case.constants.logit_passes / case.device.bandwidth if k is None else k.row + s.vocab * k.logit
+    )
+    gathered = collectives.all_gather(case.device, case.network, case.tensor_group, sequences * s.vocab * case.width)
+    return {HEAD: product(case, sequences, s.vocab / case.tensor, s.hidden) + gathered, SAMPLING: sequences * each}
+
+
+SMALL = 4096.0
+"""Bytes of a message that holds next to nothing."""
+
+
+def telling(case: InferenceCase) -> Array:
+    """Seconds of a turn besides its passes, where that was measured: the host's own on every stage, and what all ranks of a replica tell
+    each other: two gathers of what was asked, one sum of what was chosen (generate.py, Decoder.run and _turn)."""
+    if case.costs is None:
+        return np.zeros_like(case.tensor)
+    everyone = PlacedGroup.of(case.device, case.tensor * case.pipeline, 1)
+    gather, reduce = (
+        operation(case.device, case.network, everyone, SMALL) for operation in (collectives.all_gather, collectives.all_reduce)
+    )
+    return case.costs.turn * case.pipeline + 2 * gather + reduce

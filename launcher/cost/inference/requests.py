@@ -18,7 +18,7 @@ import numpy as np
 
 from launcher.cost.inference import memory
 from launcher.cost.inference.case import InferenceCase, group
-from launcher.cost.inference.passes import Load, choosing, forward
+from launcher.cost.inference.passes import Load, choosing, forward, telling
 from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import Parts, add, scale, total
 
@@ -76,8 +76,11 @@ def _static(case: InferenceCase) -> tuple[Parts, Parts]:
     prompt = through(forward(case, Load(of_prompts, case.input)), b / of_prompts, p, True)
     decoded = forward(case, Load(running=of_tokens, context=case.context))
     step = through(decoded, b / of_tokens, p, case.engine.pipeline_drains)
-    chosen = choosing(case, b)
-    return add(prompt, chosen, {SCHEDULING: case.constants.request + np.zeros_like(b)}), add(step, chosen)
+    chosen, once = choosing(case, b), 0.0 if case.costs else case.constants.request
+    told = {SCHEDULING: telling(case)}
+    return scale(add(prompt, chosen, told, {SCHEDULING: once + np.zeros_like(b)}), case.crowding), scale(
+        add(step, chosen, told), case.crowding
+    )
 
 
 def through(one: Parts, groups: Array, stages: np.ndarray, drains: bool) -> Parts:
@@ -132,10 +135,11 @@ def _running(case: InferenceCase, running: np.ndarray) -> tuple[Parts, Parts]:
         further, share = total(forward(case, prompts)), c.staggered * c.waves
     further = further + total(choosing(case, together))
     begun = running / together / case.output * np.maximum(1 - together / np.maximum(running, 1.0), 0.0)
-    host = c.step * (1 - c.step_hidden if engine.asynchronous else 1.0) + np.zeros_like(p)
+    host = telling(case) if case.costs else c.step * (1 - c.step_hidden if engine.asynchronous else 1.0) + np.zeros_like(p)
     step |= {OTHERS: share * begun * further / p, SCHEDULING: host}
     first = add(forward(case, Load(np.ones_like(p), case.input)), choosing(case, np.ones_like(p)))
-    return first | {SCHEDULING: host + total(step) / 2, QUEUE: np.zeros_like(host)}, step
+    first |= {SCHEDULING: host + total(step) / 2, QUEUE: np.zeros_like(host)}
+    return scale(first, case.crowding), scale(step, case.crowding)
 
 
 def _estimate(
