@@ -50,12 +50,16 @@ model by what was measured, and ends when the probability that any untried layou
 again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any
 time: the same command continues. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
+With task=inference the search is for the front of time against cost of a served model (workload=..., sla.*, serving.*): trials run this
+project's generator; three ways to serve are recommended, each with its command and recipe.
+
 With --replay the sweeps of a table of measured trials (published format) stand for the cluster; of a table of inference the search is for the
 front of time against cost.
 
 examples:
   trireme search model=gpt_mini cluster.gpus_per_node=4 run.global_batch=16 hardware=mine
   trireme search recipe=gpt3_20b cluster=slurm search.max_gpu_hours=200
+  trireme search task=inference model=gpt_tiny workload=nemo hardware=mine sla.latency_ms=500
   trireme search --replay published/training.csv
 """
 
