@@ -16,6 +16,7 @@ from typing import Any
 from launcher.config.schema import ContainerConfig
 from trainer.spec import ConfigError
 from trainer.spec.read import SECTION
+from trainer.spec.sources import STDLIB
 
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 """Folders that belong to the image, with all that is in them."""
@@ -120,6 +121,8 @@ def host_paths(config: Mapping[str, Any] | None, directory: Path, code: Path | N
         paths.append(_named("data.path", config["data"]["path"], mounts))
     stage = config.get(SECTION) or {"sources": {}}
     paths += [HostPath(f"input {name}", folder, folder) for name, folder in stage["sources"].items()]
+    if stage.get("verb") == "prepare" and config["data"]["source"] != STDLIB:
+        paths.append(HostPath("data.source", config["data"]["source"], config["data"]["source"]))
     if stage.get("folder"):
         made = os.path.dirname(stage["folder"])
         paths.append(HostPath("sweep.dir", made, made, written=True))

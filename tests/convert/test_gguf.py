@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import errno
+import re
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.convert.test_logits import MODELS, SMALL, checkpoint, loaded, logits, ours, tokens
-from trainer.convert import export_gguf, export_weights, huggingface, import_weights
+from trainer.convert import export_gguf, export_weights, import_weights
 from trainer.convert.__main__ import main
 from trainer.data.prepare import prepare
 from trainer.spec import ConfigError, DataConfig, ModelConfig, resolve_model
@@ -85,23 +87,30 @@ def test_folder_and_file_carry_the_tokenizer(corpus: Path, tmp_path: Path) -> No
         assert again.encode(TEXT).ids == known.encode(TEXT).ids and again.decode(again.encode(text).ids) == text
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device that is always full takes the place of a full disk."""
-    model = resolve_model(MODELS["llama"])
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted: run the tests as root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_what_cannot_be_written_leaves_nothing(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = resolve_model(ModelConfig(family="llama", layers=2, hidden=128, heads=2, vocab=512, seq=16))
     root = checkpoint(ours(model, seed=1), model, tmp_path / "c")
-
-    def full(tensors: object, path: Path, **options: object) -> None:
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(huggingface, "save_file", full)
-    with pytest.raises(ConfigError, match=r"cannot export to .*hf: No space left on device; make room"):
-        export_weights(root, tmp_path / "hf")
-    monkeypatch.setattr(huggingface, "write_rank", lambda folder, *_: full(None, folder / "x"))
     export_gguf(root, tmp_path / "m.gguf")
-    with pytest.raises(ConfigError, match=r"cannot import to .*d: .*No space left on device"):
-        import_weights(tmp_path / "m.gguf", tmp_path / "d")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "m.gguf"]
+    for words in (["export", root, full / "hf"], ["export", root, full / "x.gguf"], ["import", tmp_path / "m.gguf", full / "d"]):
+        assert main([str(word) for word in words]) == 2
+        error = capsys.readouterr().err
+        assert re.match(r"error: cannot (ex|im)port to .*; make room", error), error
+        assert error.count("\n") == 1 and not list(full.iterdir())
+    (tmp_path / "t.txt").write_text("".join(f"{n} is a number\n" for n in range(40_000)))
+    with pytest.raises(ConfigError, match=r"cannot be written: No space left on device; choose another folder, or free some space"):
+        prepare(DataConfig(source=str(tmp_path / "t.txt"), path=str(full / "corpus"), vocab=300), False)
+    assert [path.name for path in full.iterdir()] == [".corpus.lock"]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ import pytest
 
 from launcher.cli.main import main
 from tests.backends.slurm_support import squeue
+from tests.backends.test_slurm_containers import INSIDE, image, mounts, packed, root
 from tests.clusters.slurm.fixture import Slurm
 from tests.stages.conftest import GRAPH, write
 from trainer.spec.artifacts import read_artifact
 
+__all__ = ["image", "mounts", "packed", "root"]
 PLACE = ["cluster=slurm", "cluster.gpu_request=none", "cluster.poll_seconds=0.2", "cluster.visibility_s=1", "run.device=cpu"]
 
 
@@ -73,3 +75,17 @@ def test_nothing_behind_a_stage_that_failed_is_run(slurm: Slurm, folder: Path, c
     write(folder, GRAPH)
     again = run(capsys)
     assert {name: stage["status"] for name, stage in again.items()} == {"data": "reused"} | dict.fromkeys(("base", *failed), "done")
+
+
+def test_every_stage_runs_in_its_container(
+    slurm: Slurm, folder: Path, image: Path, mounts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The interpreter that is named exists in the image alone; what a stage takes and makes is mounted by itself."""
+    container = [
+        f"cluster.container.image={image}",
+        "cluster.container.runtime=pyxis",
+        f"cluster.container.mounts=[{','.join(map(repr, mounts))}]",
+    ]
+    said = run(capsys, *container, f"cluster.python={INSIDE}", "cluster.code=snapshot")
+    assert {name: stage["status"] for name, stage in said.items()} == dict.fromkeys(GRAPH, "done"), said
+    assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
