@@ -81,9 +81,14 @@ def write_files(command: CommandConfig, out: Path) -> Path:
 
 def placeholders(env: RankEnv, folder: Path) -> dict[str, str]:
     """The values of ``AT_RUN_TIME``."""
-    node = env.rank // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", env.world_size)))
-    values = (sys.executable, folder, env.rank, env.local_rank, os.environ.get("GROUP_RANK", node), env.address, env.port)
+    values = (sys.executable, folder, env.rank, env.local_rank, *_node(env)[1:], env.address, env.port)
     return dict(zip(AT_RUN_TIME, map(str, values), strict=True))
+
+
+def _node(env: RankEnv) -> tuple[int, int]:
+    """Ranks of this node, and its number; what starts the ranks of a single node need not say."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", env.world_size))
+    return ranks, int(os.environ.get("GROUP_RANK", env.rank // max(1, ranks)))
 
 
 def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -98,6 +103,8 @@ def running(words: Sequence[str], command: CommandConfig, env: RankEnv, folder: 
         "RANK": env.rank,
         "WORLD_SIZE": env.world_size,
         "LOCAL_RANK": env.local_rank,
+        "LOCAL_WORLD_SIZE": _node(env)[0],
+        "GROUP_RANK": _node(env)[1],
         "MASTER_ADDR": env.address,
         "MASTER_PORT": env.port,
     }
@@ -217,7 +224,7 @@ def _check_end(code: int, watch: Watch, command: CommandConfig, record: Recordin
     if code:
         reason, words = watch.failure or (Reason.ERROR, watch.last_line())
         ended = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-        raise TrainerFailure(reason, f"{command.words[0]} ended with {ended}: {words}")
+        raise TrainerFailure(reason, f"the trainer ended with {ended}: {words}")
     if not watch.succeeded:
         raise TrainerFailure(
             Reason.ERROR, f"the log has no line that matches trainer.launch.success={command.success!r}; its last line: {watch.last_line()}"

@@ -12,7 +12,7 @@ from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, say, searched
 from launcher.cli.overrides import add_overrides, check_task, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
-from launcher.named_files import check_file, check_folder
+from launcher.named_files import check_file, check_folder, write_named
 from trainer.spec import ConfigError
 from trainer.spec.errors import listed
 
@@ -139,9 +139,11 @@ def run(
     won = bool(found.policy.ranking()) and not found.unfinished
     if won:
         write_recipe(path, name, candidates, found, asked, default, overrides)
+        command = write_command(path.with_suffix(".winner"), name, candidates, found)
     learnt = calibrate.keep(name, config.sweep.dir, config.cluster.hardware) if found.policy.ranking() else None
     result = document(name, candidates, found, len(planned.space.table), path if won else None) | {
-        "learnt": str(learnt) if learnt else None
+        "learnt": str(learnt) if learnt else None,
+        "command": str(command) if won and command else None,
     }
     if as_json:
         print(json.dumps(result, indent=2, allow_nan=False))
@@ -240,6 +242,9 @@ def show(result: dict[str, Any]) -> None:
     if result["recipe"]:
         name = Path(result["recipe"]).relative_to(FOLDER).with_suffix("")
         console.print(f"the winner is a recipe, {result['recipe']}: trireme train recipe={name}", soft_wrap=True)
+    if result["command"]:
+        console.print(f"\n{Path(result['command']).read_text()}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"the winner in the trainer's own words: {result['command']}", soft_wrap=True)
 
 
 def write_recipe(
@@ -254,6 +259,24 @@ def write_recipe(
     made = recipe(dataclasses.replace(asked, layout=candidates.layout(winner)), default, hardware_files())
     took = f"{seconds(found.policy.seconds_of(winner))} a step, the fastest of {plural(found.policy.trials, 'trial')}"
     recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' (sweep {name}): {took}.", "search.recipe")
+
+
+def write_command(folder: Path, name: str, candidates: SearchProblem, found: SearchOutcome[Policy]) -> Path | None:
+    """The winner as another trainer is told it, in ``folder``: its ``command.sh``. None for this project's trainer."""
+    from launcher.config import resolve
+    from launcher.config.command import command_of
+    from launcher.planning.layout_names import name_of
+    from launcher.trials.told import as_files
+
+    winner = found.policy.ranking()[0]
+    config = resolve(dataclasses.replace(candidates.config, layout=candidates.layout(winner)))
+    command = command_of(config)
+    if command is None:
+        return None
+    took = f"{name_of(config.layout)}: {seconds(found.policy.seconds_of(winner))} a step in {config.run.steps} steps of search {name}"
+    for file, text in as_files(command, config.layout, config.cluster.gpus_per_node, took).items():
+        write_named(folder / file, text, "search.recipe")
+    return folder / "command.sh"
 
 
 # ---------------------------------------------------------------------------------------------------- in a table

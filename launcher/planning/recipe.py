@@ -10,7 +10,7 @@ from launcher.config.schema import Config, HardwareConfig
 from trainer.spec import ModelConfig, resolve_model, to_dict
 
 SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "cluster")
-"""What a trial is; all else says how it is looked for."""
+"""What a trial is; all else says how it is looked for. A trainer that is not ours belongs to it, too."""
 
 
 def recipe(config: Config, default: Config, hardware: Mapping[str, HardwareConfig]) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def recipe(config: Config, default: Config, hardware: Mapping[str, HardwareConfi
     config = dataclasses.replace(config, model=underived(config.model), layout=layout)
     choices = {"cluster": place.backend if place.backend != Config().cluster.backend else None, "hardware": device}
     made: dict[str, Any] = {"defaults": [{f"override /{group}": name} for group, name in choices.items() if name]}
-    made |= {section: changes(getattr(config, section), getattr(default, section)) for section in SECTIONS}
+    sections = (*SECTIONS, "trainer") if config.trainer.foreign else SECTIONS
+    made |= {section: changes(getattr(config, section), getattr(default, section)) for section in sections}
     return {name: part for name, part in made.items() if part}
 
 

@@ -22,8 +22,10 @@ from launcher.results.ranking import Measurement, leaders, problem, rank
 from launcher.results.timeline import Timeline
 from launcher.trials.labels import trial_labels
 from launcher.trials.store import Record, Sweep
-from trainer.spec import Status
+from launcher.trials.told import as_files
+from trainer.spec import LayoutConfig, Status, from_record
 from trainer.spec.records import failures_in, number, positive, read_steps
+from trainer.spec.schema import CommandConfig
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -92,6 +94,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
     optional = ("predicted_step_time_s", "predicted_memory_bytes", "mfu")
     return {
         "sweep": sweep, "trials": trials, "made": stamp(time.time()), "created": stamp(sweep.created), "facts": facts(trials),
+        "told": told(timed[0].record) if timed else {},
         "best": leaders([trial.measured for trial in trials]), "names": {trial.measured.trial: trial.name for trial in trials},
         "slowest": timed[-1] if len(timed) > 1 else None, "counts": counts(trials), "labels": labels,
         "step_times": plots.step_times(series) if series else None,
@@ -104,6 +107,14 @@ def page(sweep: Sweep) -> dict[str, Any]:
         "lineage": lineage.picture(sweep.records),
         "any": {name: any(getattr(trial.measured, name) for trial in trials) for name in optional},
     }  # fmt: skip
+
+
+def told(record: Record) -> dict[str, str]:
+    """The files with which another trainer runs what a trial ran; none for this project's trainer."""
+    if not record.config.get("command"):
+        return {}
+    command, layout = from_record(CommandConfig, record.config["command"]), from_record(LayoutConfig, record.config["layout"])
+    return as_files(command, layout, record.cluster["gpus_per_node"], f"trial {record.id} of sweep {record.sweep}")
 
 
 # -- gathering ------------------------------------------------------------------------------------------------------------------

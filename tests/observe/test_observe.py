@@ -146,7 +146,8 @@ def test_nothing_that_a_command_started_outlives_its_rank(tmp_path: Path, number
 def test_files_lie_where_the_command_is_told_and_ranks_have_torchruns_variables(tmp_path: Path) -> None:
     program = (
         "import json, os, sys\nsettings = json.load(open(sys.argv[1]))\nassert settings == {'micro': 1, 'nested': {'words': ['8 and 8']}, 'tied': True}\n"
-        "assert os.environ['RANK'] == '0' and os.environ['WORLD_SIZE'] == '1' and os.environ['EXTRA'] == 'r0'\n" + STEPS
+        "assert os.environ['RANK'] == '0' and os.environ['WORLD_SIZE'] == os.environ['LOCAL_WORLD_SIZE'] == '1' and os.environ['GROUP_RANK'] == '0' and os.environ['EXTRA'] == 'r0'\n"
+        + STEPS
     )
     files = {
         "settings.json": {

@@ -62,7 +62,9 @@ def test_on_four_nodes_of_a_real_slurm(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     check(searched(dataclasses.replace(CLUSTER, nodes=4), 3, capsys), 3, ranks=4)
-    assert Path("runs/recipe/other.yaml").exists()
+    assert compose(["recipe=other"]).trainer.launch.script == f"{EXAMPLE}/train.py"
+    words = Path("runs/recipe/other.winner/command.sh").read_text()
+    assert "torchrun --nnodes=4 --nproc-per-node=1" in words and "--width" in words
 
 
 def test_on_two_pods_of_a_real_kubernetes(

@@ -1,0 +1,70 @@
+"""Whole sweeps of a program that prints a trainer's real log with planted times: ranking finds the planted order, failures have their reasons."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.main import main
+from launcher.config.trainers import profile
+from tests.observe.test_profiles import LOGS
+
+FAKE = Path(__file__).with_name("fake_trainer.py")
+MICRO = {  # where each trainer is told its micro-batch
+    "megatron_core": r"--micro-batch-size=(\d+)", "megatron_bridge": r"micro_batch_size=(\d+)", "torchtitan": r"local_batch_size=(\d+)",
+    "deepspeed": r'"train_micro_batch_size_per_gpu": (\d+)', "nanotron": r"micro_batch_size: (\d+)", "olmo_core": r"rank_microbatch_size=(\d+)",
+    "huggingface": r"per_device_train_batch_size=(\d+)",
+}  # fmt: skip
+BEHAVIOUR: dict[str, Any] = {"1": 2.0, "2": 1.5, "4": 1.0, "8": "out of memory", "16": "configuration", "32": "nan"}
+FAILURES = {"8": "out of memory", "16": "configuration", "32": "numerics"}
+STEPS, BATCH, SEQ, RANKS = 4, 128, 32, 2
+
+
+def lines(name: str) -> list[str]:
+    """The recorded lines with step and loss as fields."""
+    text = "\n".join(LOGS[name])
+    for pattern in (r"(iteration:? +)\d+", r"(step: +)\d+", r"(step=)\d+", r"(timer.py:197:stop\] 0/)\d+"):
+        text = re.sub(pattern, r"\g<1>{step}", text)
+    for pattern in (r"(loss: +)[\d.E+]+", r"(CE loss=)[\d.]+", r"('loss': ')[\d.]+"):
+        text = re.sub(pattern, r"\g<1>{loss}", text)
+    return text.split("\n")
+
+
+def sweep(name: str, behaviour: dict[str, Any] = BEHAVIOUR) -> int:
+    """``trireme train -m`` over micro-batches, in the folder of the process. Its exit code."""
+    log = lines(name) + (["step: {step} loss: {loss}"] if name == "deepspeed" else [])
+    scale = SEQ if name == "olmo_core" else 1  # tokens there
+    planted = {str(int(micro) * scale): what for micro, what in behaviour.items()}
+    told = {"micro": MICRO[name], "behaviour": planted, "reports": profile(name).launch.reports, "steps": STEPS, "ranks": RANKS,
+            "tokens": BATCH * SEQ, "samples": BATCH, "log": log, "sleeps": name == "huggingface"}  # fmt: skip
+    Path("plan.json").write_text(json.dumps(told))
+    command = json.dumps([str(FAKE) if word in ("-m", "{script}") else word for word in profile(name).launch.command])
+    return main([
+        "train", "-m", f"trainer={name}", f"trainer.launch.command={command}", f"trainer.launch.script={FAKE}", "sweep.name=drill",
+        f"+trainer.launch.environment={{PLAN: '{Path('plan.json').absolute()}'}}", "model=llama_tiny", f"model.seq={SEQ}", "data=synthetic",
+        f"cluster.gpus_per_node={RANKS}", f"run.global_batch={BATCH}", f"run.steps={STEPS}", "run.warmup_steps=1", "run.timeout_s=3",
+        f"layout.micro_batch={','.join(behaviour)}",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(LOGS))
+def test_the_planted_order_is_ranked_and_every_failure_has_its_reason(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hangs = name == "megatron_core"  # silence is the same in all of them
+    assert sweep(name, BEHAVIOUR | ({"64": "hang"} if hangs else {})) == 0
+    capsys.readouterr()
+    assert main(["rank", "drill", "--json"]) == 0
+    ranked = json.loads(capsys.readouterr().out)
+    placed = [trial for trial in ranked if trial["place"]]
+    assert [trial["layout"]["micro_batch"] for trial in placed] == [4, 2, 1]
+    if name != "huggingface":  # its log tells no time: that between two lines counts
+        assert [trial["step_time_s"] for trial in placed] == pytest.approx([1.0, 1.5, 2.0], rel=1e-3)
+    assert not any(trial["other_model"] for trial in placed)
+    failed = {str(trial["layout"]["micro_batch"]): trial["reason"] for trial in ranked if not trial["place"]}
+    assert failed == FAILURES | ({"64": "communication"} if hangs else {})
