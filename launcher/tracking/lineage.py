@@ -70,7 +70,7 @@ class Lineage:
 
         model = self._model(stage.inputs.get("model", ""))
         figures = read_json(Path(stage.folder) / METRICS_FILE) or {}
-        known = {name: value for name, given in figures.items() if (value := number(given)) is not None}
+        known = {name: value for name, given in flatten(figures, "").items() if (value := number(given)) is not None}
         text = _dataset_name(stage, "data", Path(stage.sources.get("data", "")))
         corpus = find_artifact(Path(stage.sources.get("data", "")))
         tied: dict[str, Any] = {"model_id": model} if model is not None else {}

@@ -25,7 +25,13 @@ from trainer.spec.stage_run import StageRun
 STAGES = (
     ("data", "prepare", ArtifactKind.CORPUS, {}, {"tokens.bin": b"text"}),
     ("base", "train", ArtifactKind.CHECKPOINT, {"data": "data"}, {"checkpoints/step-00000004/manifest.json": b'{"step": 4, "model": {}}'}),
-    ("score", "evaluate", ArtifactKind.METRICS, {"model": "base", "data": "data"}, {"metrics.json": b'{"loss": 2.5, "checkpoint": "c"}'}),
+    (
+        "score",
+        "evaluate",
+        ArtifactKind.METRICS,
+        {"model": "base", "data": "data"},
+        {"metrics.json": b'{"loss": 2.5, "tasks": {"sums": {"acc": 0.5}}}'},
+    ),
     ("hf", "convert", ArtifactKind.HUGGINGFACE, {"model": "base"}, {"model.safetensors": b"weights"}),
 )
 IDS = {name: f"{number:012x}" for number, (name, *_) in enumerate(STAGES, 1)}
@@ -66,7 +72,7 @@ def test_models_text_and_scores_are_tied_together_and_no_weights_are_sent(pipeli
     base = by_stage[IDS["base"]]
     made = read_artifact(pipeline / "stages" / IDS["base"] / "artifact")
     assert made is not None and base.tags["digest"] == made.digest
-    assert {(metric.key, metric.value) for metric in base.metrics} == {("score/loss", 2.5)}
+    assert {(metric.key, metric.value) for metric in base.metrics} == {("score/loss", 2.5), ("score/tasks.sums.acc", 0.5)}
     assert {metric.dataset_name for metric in base.metrics} == {"data"}
     inputs = client.get_run(found["score"].info.run_id).inputs  # a search leaves them out
     assert [given.model_id for given in inputs.model_inputs] == [base.model_id]
