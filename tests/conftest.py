@@ -21,12 +21,13 @@ settings.load_profile("any machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--layouts", type=int, default=60, help="layouts that the matrix draws (tests/numerics/test_matrix.py)")
     parser.addoption("--long", action="store_true", help="also the tests that download a model")
+    parser.addoption("--tuned-layouts", type=int, default=8, help="layouts that tuning draws (tests/tuning/test_layouts.py)")
     parser.addoption("--layout-seed", type=int, default=1, help="seed of the matrix")
 
 
 STARTS_PROCESSES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
 """Fixtures of tests that are not pure: ``make test-fast`` leaves them out."""
-TAKES_LONG = ("checkpoint", "convert", "generate", "numerics", "observe", "published", "stages", "sweep", "tracking", "trainer")
+TAKES_LONG = ("checkpoint", "convert", "generate", "numerics", "observe", "published", "stages", "sweep", "tracking", "trainer", "tuning")
 """Folders of tests that train, start launchers, or read whole tables: left out too, as are the files below."""
 TAKE_LONG = (
     *("test_docs.py", "test_examples.py", "test_facade.py", "test_imports.py", "test_wheel.py", "test_local.py", "test_jobs.py"),

@@ -6,7 +6,9 @@ import contextlib
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.comm.clock import Clock
@@ -17,12 +19,14 @@ from trainer.launch.failure import NonFinite
 from trainer.measure.memory import ActivationMeter, check_room
 from trainer.measure.meter import Recorder
 from trainer.models.transformer import Transformer
+from trainer.models.tuned import add_tuning
 from trainer.pipeline.compile import compile_blocks
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
 from trainer.spec import Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
 from trainer.spec.flops import recomputed_flops
+from trainer.spec.tuning import PROMPTS
 from trainer.state.bucket import Common, Precision
 from trainer.state.buffers import Chain, Pool
 from trainer.state.gathering import Gathering
@@ -42,7 +46,7 @@ FORWARD_TASKS = ("evaluate", "generate", "inference")
 class StepResult:
     """The outcome of a step, the same on every rank."""
 
-    loss: float  # mean over the tokens of the global batch
+    loss: float  # mean over the targets of the global batch
     grad_norm: float
     lr: float
     stop: bool  # some rank was asked to stop
@@ -53,7 +57,7 @@ class StepResult:
 class TokenBatch:
     """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
 
-    rows: Tensor | None  # [micro-batches, s + 1, b]
+    rows: Tensor | None  # [micro-batches, s + 1, b]; what is no target is given as its complement
     step: int
     first_row: int  # in the global batch
     size: int  # b
@@ -63,7 +67,14 @@ class TokenBatch:
 
     def tokens(self, micro_batch: int) -> Tensor:
         assert self.rows is not None
-        return self.rows[micro_batch, :-1]
+        rows = self.rows[micro_batch, :-1]
+        return torch.where(rows < 0, ~rows, rows)
+
+    @property
+    def targets(self) -> Tensor:
+        """How many targets the replica's rows have."""
+        assert self.rows is not None
+        return (self.rows[:, 1:] >= 0).sum()
 
     def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
         assert self.rows is not None
@@ -91,8 +102,10 @@ class Engine:
         pool, chain = Pool(world.device), Chain()
         shared = Common(Factors.of(layout), self.groups.at.data, self.groups.levels, self.precision, pool, chain, self.trains)
         self.state = ShardedState(shared, int(config.run.bucket_mb * 2**20))
+        self.added: set[str] = set()  # names of parameters that tuning has added to those of the model
         chunks = self._build_chunks()
-        self.owned = self.state.owned()
+        self.held = self.state.owned()
+        self.owned = [piece for piece in self.held if piece.record.trainable]
         self.optimizer = AdamW(config.optimizer, self.owned, world.device)
         self.scale = LossScale.of(config.run.precision)
         self.samples = 0  # consumed by the steps before
@@ -110,7 +123,8 @@ class Engine:
     def draw_weights(self) -> None:
         """The weights of step 0. Collective: every rank draws what it keeps."""
         for bucket in self.state.buckets:
-            bucket.initialize(self.config.run.seed)
+            if not (bucket.frozen and self.config.tune.base):  # the base's are read
+                bucket.initialize(self.config.run.seed)
         self.state.publish_updates()
 
     def _build_chunks(self) -> list[Chunk]:
@@ -134,6 +148,8 @@ class Engine:
             start = sum(counts[:stage])
             with torch.device("meta"):
                 model_part = Transformer(model, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
+                parallelizer.added = add_tuning(model_part, model, self.config.tune)
+                self.added |= parallelizer.added or set()
             models.append(model_part)
             members.append(parallelizer.apply(model_part))
             apply_recompute(model_part, layout, noise)
@@ -142,7 +158,10 @@ class Engine:
             self.state.add_model_part(own)
         check_room(self.state.planned_bytes, self.config.run.memory_gb, self.world)
         self.state.make()
-        return [Chunk(model_part, Gathering(self.state, list(model_part.units())), noise) for model_part in models]
+        return [
+            Chunk(model_part, Gathering(self.state, list(model_part.units()), model_part.embedding is not None), noise)
+            for model_part in models
+        ]
 
     def _activation_meter(self) -> ActivationMeter:
         """Counts the first step's activations, which may take what the states leave of ``run.memory_gb``."""
@@ -177,9 +196,17 @@ class Engine:
         count = self.micro_batches * size
         first, rows = self.groups.at.data * count, None
         if any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks):
-            array = torch.from_numpy(dataset.batch(start + first, count))
+            array = torch.from_numpy(self._with_task(dataset.batch(start + first, count), start + first))
             rows = array.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
         return TokenBatch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
+
+    def _with_task(self, rows: NDArray[np.int64], first: int) -> NDArray[np.int64]:
+        """``rows`` [count, s + 1] behind the places of virtual tokens, where tokens name the task of each row: tasks take turns."""
+        tune = self.config.tune
+        if tune.method not in PROMPTS:
+            return rows
+        tasks = np.arange(first, first + len(rows), dtype=np.int64) % tune.tasks
+        return np.concatenate([np.repeat(~tasks[:, None], tune.virtual_tokens, axis=1), rows], axis=1)
 
     def _vocabulary_width(self) -> int:
         """Columns of this tensor rank's logits that are not padding."""
@@ -190,19 +217,23 @@ class Engine:
         """Clip by the global norm and update. A single all-reduce combines loss, norm and stop requests."""
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
-        own = torch.zeros(3, dtype=torch.float64, device=self.device)
+        own = torch.zeros(4, dtype=torch.float64, device=self.device)
         if losses and self.groups.tensor.index == 0:
             own[0] = torch.stack(losses).double().sum() / scale
+            own[3] = batch.targets
         own[1] = squared_norm(self.owned, self.device) / scale**2
         own[2] = float(stop)
         total = own.clone()
         self.groups.world.all_reduce(total).wait()
-        norm = total[1].sqrt()
+        mean = self.tokens_per_step / total[3].clamp(min=1)  # gradients were computed as if every token was a target
+        norm = total[1].sqrt() * mean
         skip = (~(torch.isfinite(norm) & torch.isfinite(total[0]))).float()
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
-        self.optimizer.step(lr, factor / scale, skip)
+        self.optimizer.step(lr, factor * mean / scale, skip)
         self.state.publish_updates()
-        loss, squared, stops = total.tolist()  # the only point where the host waits for the device
+        loss, squared, stops, targets = total.tolist()  # the only point where the host waits for the device
+        ratio = self.tokens_per_step / max(targets, 1)
+        loss, squared = loss * ratio, squared * ratio**2
         skipped = not (math.isfinite(loss) and math.isfinite(squared))
         if skipped:
             self._not_finite(batch, loss)
@@ -264,10 +295,10 @@ class Engine:
 
 
 def parameters(engine: Engine) -> dict[str, Tensor]:
-    """All parameters in full, on every rank: for tests and exports of small models. Collective."""
+    """All parameters in full, frozen ones too, on every rank: for tests and exports of small models. Collective."""
     engine.state.settle()
     pieces = [
-        (p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.owned if p.saves
+        (p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.held if p.saves
     ]
     whole: dict[str, Tensor] = {}
     flats: dict[tuple, Tensor] = {}

@@ -17,22 +17,20 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
-from trainer.checkpoint.shards import Reader, piece_of
+from trainer.checkpoint.manifest import CheckpointError, read_manifest
+from trainer.checkpoint.tuned import check_model, fill, newest, open_reader, tune_of
 from trainer.comm.collectives import World
 from trainer.data.dataset import HeldOut, open_held_out
 from trainer.engine import Engine
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
-from trainer.spec import ConfigError, ModelConfig, ResolvedTrainConfig, Status
-from trainer.spec.artifacts import newest_checkpoint
+from trainer.spec import ConfigError, ResolvedTrainConfig, Status
+from trainer.spec.artifacts import checkpoint_facts
 from trainer.spec.corpus import read_in_training
 from trainer.spec.records import METRICS, RESULT, write_outcome
+from trainer.spec.tuning import text_model
 from trainer.validation import Sums, Validation, whole_batches
-
-NOT_SHAPE = ("dropout", "attention", "init_std")
-"""Fields of a model in which an evaluation may differ from the checkpoint."""
 
 
 def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
@@ -40,7 +38,7 @@ def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int)
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
     config = _without_dropout(config)
-    text = open_held_out(config.data, config.model)
+    text = open_held_out(config.data, text_model(config.model, config.tune))
     batches = min(whole_batches(config, text), config.run.steps)
     record = partial(record_failure, env=env, out=out, attempt=attempt)
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s, record)
@@ -57,8 +55,11 @@ def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int)
 
 
 def _without_dropout(config: ResolvedTrainConfig) -> ResolvedTrainConfig:
-    """Nothing is dropped, and nothing is computed again: there is no backward."""
-    return replace(config, model=replace(config.model, dropout=0.0), layout=replace(config.layout, recompute="none"))
+    """Nothing is dropped, and nothing is computed again: there is no backward. What tuning added is that of the checkpoint."""
+    tune = tune_of(checkpoint_facts(Path(config.run.checkpoint.dir or "."))[1])
+    return replace(
+        config, model=replace(config.model, dropout=0.0), layout=replace(config.layout, recompute="none"), tune=replace(tune, dropout=0.0)
+    )
 
 
 class Evaluation:
@@ -66,8 +67,8 @@ class Evaluation:
 
     def __init__(self, config: ResolvedTrainConfig, world: World, text: HeldOut):
         self.config, self.world, self.text = config, world, text
-        self.engine = Engine(config, world, text)
         self.found = newest(Path(config.run.checkpoint.dir or "."))
+        self.engine = Engine(config, world, text)
         self.manifest: dict[str, Any] = world.group.together(self._load, (ConfigError, CheckpointError))
         self.engine.state.publish_updates()
         self.validation = Validation(self.engine, text)
@@ -77,10 +78,7 @@ class Evaluation:
         try:
             manifest = read_manifest(self.found)
             check_model(self.found, manifest["model"], self.config.model)
-            reader = Reader(self.found.path, manifest)
-            for owned in self.engine.owned:
-                piece = piece_of(owned)
-                reader.read(piece, {"weight": owned.weight[: piece.numel]})
+            fill(open_reader(self.found, manifest, merge=False), self.engine.held)
         except CheckpointError as error:
             raise ConfigError(f"{error}; give another checkpoint") from None
         return manifest
@@ -117,20 +115,3 @@ class Evaluation:
             "checkpoint": str(self.found.path),
             "corpus": sha256,
         }
-
-
-def newest(folder: Path) -> FoundCheckpoint:
-    """The newest checkpoint in ``folder``; ``ConfigError`` when there is none."""
-    path = newest_checkpoint(folder)
-    if path is None:
-        raise ConfigError(f"{folder} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
-    return FoundCheckpoint(0, 0, path)
-
-
-def check_model(found: FoundCheckpoint, saved: dict[str, Any], model: ModelConfig) -> None:
-    """``ConfigError`` if the checkpoint is of another model."""
-    for name, value in asdict(model).items():
-        if name not in NOT_SHAPE and saved.get(name) != value:
-            raise ConfigError(
-                f"checkpoint {found.path} is of another model: model.{name}={saved.get(name)} there, {value} here; leave it out"
-            )

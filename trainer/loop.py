@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import Checkpoints, DataOrder
+from trainer.checkpoint.tuned import base_identity, read_base, section
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
@@ -33,6 +34,7 @@ from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
 from trainer.spec.files import finite
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
 from trainer.spec.summary import result_of
+from trainer.spec.tuning import text_model
 from trainer.validation import Validation, whole_batches
 
 GARBAGE_STEPS = 50
@@ -44,8 +46,9 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     stop_flag = StopFlag()
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
-    dataset = open_dataset(config.data, config.model, config.run.seed)
-    if (held_out := open_held_out(config.data, config.model) if config.run.eval_every else None) is not None:
+    text = text_model(config.model, config.tune)
+    dataset = open_dataset(config.data, text, config.run.seed)
+    if (held_out := open_held_out(config.data, text) if config.run.eval_every else None) is not None:
         whole_batches(config, held_out)
     record = partial(record_failure, env=env, out=out, attempt=attempt)
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s, record)
@@ -124,7 +127,8 @@ class TrainingRun:
         if settings.every or settings.dir:
             order = DataOrder(config.run.seed, engine.dataset.name, config.run.global_batch)
             run = identity(config, out)
-            self.checkpoints = Checkpoints(settings, root, self.world, config.model, order, run, attempt, config.run.timeout_s)
+            tune = section(config.tune, base_identity(config.tune, config.run.seed))
+            self.checkpoints = Checkpoints(settings, root, self.world, config.model, order, run, attempt, config.run.timeout_s, tune)
         self.history = History()
         self.held_out: Validation | None = None
 
@@ -162,14 +166,30 @@ class TrainingRun:
         return status
 
     def _resume(self) -> int:
-        """Completed steps of the newest checkpoint, loaded; 0 without one, and with weights drawn."""
+        """Completed steps of the newest checkpoint, loaded; 0 without one, and with weights to begin with. What a checkpoint of tuning does not
+        hold is what it began with."""
         resumes = self.checkpoints is not None and self.config.run.checkpoint.resume
+        partial = self.config.tune.method != "full"
+        if partial:
+            self._begin()
         resumed = self.checkpoints.resume(self.engine.owned) if self.checkpoints is not None and resumes else None
         if resumed is None:
-            self.engine.draw_weights()
+            if not partial:
+                self._begin()
             return 0
         self.engine.resume(resumed.extra)
         return min(resumed.step, self.config.run.steps)
+
+    def _begin(self) -> None:
+        """Weights that are drawn, and those of a base."""
+        base = self.config.tune.base
+        self.engine.draw_weights()
+        self.engine.state.settle()  # what follows writes where gathers read
+        if base is not None:
+            of_base = [piece for piece in self.engine.held if piece.record.name not in self.engine.added]
+            self.world.together(lambda: read_base(Path(base), self.config.model, of_base), (ConfigError,))
+            self.engine.state.publish_updates()
+            self.engine.state.settle()
 
     def _checkpoint_is_due(self, steps: int, status: Status) -> bool:
         every = self.config.run.checkpoint.every

@@ -68,10 +68,11 @@ class Validation:
         losses = self.pipeline.losses_of(batch)
         for chunk in self.pipeline.chunks:
             chunk.model.train()
-        own: Tensor = torch.zeros(2, dtype=torch.float64, device=engine.device)
+        own: Tensor = torch.zeros(3, dtype=torch.float64, device=engine.device)
         if losses and engine.groups.tensor.index == 0 and batch.rows is not None:
             own[0] = torch.stack(losses).double().sum()
-            own[1] = self.bytes_of[batch.rows[:, 1:]].sum()
+            targets = batch.rows[:, 1:]
+            own[1], own[2] = self.bytes_of[targets[targets >= 0]].sum(), batch.targets
         engine.world.group.all_reduce(own).wait()
-        nats, size = own.tolist()
-        return Sums(nats, engine.tokens_per_step, int(size))
+        nats, size, targets_there = own.tolist()
+        return Sums(nats, int(targets_there), int(size))

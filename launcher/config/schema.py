@@ -12,7 +12,7 @@ from launcher.config.engine import EngineProfile
 from launcher.config.inference import ServingConfig, SlaConfig, WorkloadConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
-from trainer.spec import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
+from trainer.spec import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig, TuneConfig
 from trainer.spec.schema import RATED, key
 
 BACKENDS = ("local", "slurm", "kubernetes")
@@ -118,6 +118,7 @@ class Config:
     optimizer: OptimizerConfig = key(OptimizerConfig, "how weights are updated; conf/optimizer")
     run: RunConfig = key(RunConfig, "how long and how exactly")
     tracking: TrackingConfig = key(TrackingConfig, "MLflow")
+    tune: TuneConfig = key(TuneConfig, "what of the model is trained")
     cluster: ClusterConfig = key(LocalCluster, "where it runs; conf/cluster")
     trainer: TrainerProfile = key(TrainerProfile, "the program that trains; conf/trainer")
     sweep: SweepConfig = key(SweepConfig, "the set of trials")
@@ -131,4 +132,4 @@ class Config:
 
     def train_config(self) -> TrainConfig:
         """The part that the embedded trainer reads."""
-        return TrainConfig(self.model, self.layout, self.data, self.optimizer, self.run, self.tracking)
+        return TrainConfig(self.model, self.layout, self.data, self.optimizer, self.run, self.tracking, self.tune)

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.config.schema import Config, HardwareConfig
 from trainer.spec import ModelConfig, resolve_model, to_dict
 
-SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "cluster")
+SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "tune", "cluster")
 """What a trial is; all else says how it is looked for. A trainer that is not ours belongs to it, too."""
 
 

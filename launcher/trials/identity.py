@@ -17,15 +17,16 @@ from typing import Any
 
 from launcher.config.rules import run_of
 from launcher.config.schema import Config
-from trainer.spec import to_dict
+from trainer.spec import TuneConfig, to_dict
 
 
 def trial_id(config: Config) -> str:
     """12 hexadecimal digits; ``config`` must be resolved, so that a value given and the same value derived agree."""
     content = to_dict(run_of(config))
     del content["tracking"]
-    for name in ("command", "requests"):
-        if content[name] is None:
+    defaults = {"command": None, "requests": None, "tune": to_dict(TuneConfig())}  # trials of versions without them keep their id
+    for name, default in defaults.items():
+        if content[name] == default:
             del content[name]
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name

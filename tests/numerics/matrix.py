@@ -24,6 +24,8 @@ import torch
 from tests.small_runs import ranks
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.spec.schema import TARGETS
+from trainer.spec.tuning import text_model
 from trainer.testing import Farm
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
@@ -39,6 +41,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp64"
     batch: int = 8  # sequences of a step; 6 makes numbers of micro-batches that stages do not divide
+    tune: dict[str, Any] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
         """Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large eps keeps that
@@ -49,6 +52,7 @@ class Case:
             "data": {"kind": "synthetic"},
             "optimizer": {"lr": 0.02, "warmup_steps": 3, "eps": 1e-4, "clip": 0.5},
             "run": {"steps": STEPS, "precision": self.precision, "global_batch": self.batch, "bucket_mb": 0.03},
+            "tune": self.tune,
         }
 
     @property
@@ -74,6 +78,29 @@ def draw(seed: int, index: int) -> Case:
         case = _draw_any(dice)
         if case.ranks <= MOST_RANKS and case.valid:
             return case
+
+
+def draw_tuned(seed: int, index: int) -> Case:
+    """Case number ``index`` of tuning: any layout and any method that trains a part."""
+    dice = random.Random(f"tuned/{seed}/{index}")
+    while True:
+        case = draw(seed, dice.randrange(10**9))
+        case = replace(case, tune=_draw_tuning(dice), precision="fp64")
+        if case.valid:
+            return case
+
+
+def _draw_tuning(dice: random.Random) -> dict[str, Any]:
+    return {
+        "method": dice.choice(["lora", "lora", "lora", "adapter", "prompt", "p_tuning", "ia3"]),
+        "targets": dice.sample(TARGETS, dice.randint(1, len(TARGETS))),
+        "rank": dice.choice([1, 3, 4]),
+        "alpha": 8.0,
+        "dropout": dice.choice([0.0, 0.1]),
+        "virtual_tokens": dice.choice([1, 3, 9]),
+        "encoder": 5,
+        "tasks": 1,
+    }
 
 
 def _draw_any(dice: random.Random) -> Case:
@@ -139,9 +166,12 @@ def trained(env: RankEnv, out: str | Path, config: dict[str, Any]) -> None:
 
     run = resolve(from_dict(TrainConfig, config), env.world_size)
     world = World(env.rank, env.world_size, torch.device("cpu"), env.address, env.port, 60.0)
-    dataset = open_dataset(run.data, run.model, run.run.seed)
+    dataset = open_dataset(run.data, text_model(run.model, run.tune), run.run.seed)
     engine = Engine(run, world, dataset)
+    frozen = [piece.weight.clone() for piece in engine.held if not piece.record.trainable]
     results = [engine.step(step) for step in range(run.run.steps)]
+    still = [piece.weight for piece in engine.held if not piece.record.trainable]
+    assert all(map(torch.equal, frozen, still)), "what is frozen has changed"
     found = {
         "losses": torch.tensor([r.loss for r in results], dtype=torch.float64),
         "norms": torch.tensor([r.grad_norm for r in results], dtype=torch.float64),

@@ -20,6 +20,7 @@ import torch
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.shards import PieceSnapshot, Reader, piece_of, snapshot, write_rank
+from trainer.checkpoint.tuned import check_section
 from trainer.comm.collectives import Group
 from trainer.spec import CheckpointConfig, ConfigError, Reason, ResolvedModelConfig
 from trainer.state.parameters import Owned
@@ -51,7 +52,8 @@ class Checkpoints:
     """The checkpoints of one run, on one rank. Making one is collective over ``world``.
 
     ``run`` tells this run from others that use the same folder, ``attempt`` counts its own starts. With ``new_data`` a checkpoint
-    of another seed or corpus is continued with the first sample of this run's; without, it is refused.
+    of another seed or corpus is continued with the first sample of this run's; without, it is refused. ``tune`` is what the manifest says
+    of tuning, where only a part is trained and saved.
     """
 
     def __init__(
@@ -64,8 +66,9 @@ class Checkpoints:
         run: str,
         attempt: int,
         timeout_s: float,
+        tune: dict[str, Any] | None = None,
     ) -> None:
-        self.settings, self.world, self.model, self.data, self.timeout_s = settings, world, model, data, timeout_s
+        self.settings, self.world, self.model, self.data, self.timeout_s, self.tune = settings, world, model, data, timeout_s, tune
         self.folder = Folder(root, run, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
         claims = world.index == 0 and settings.every > 0  # a run that saves nothing does not claim the folder
         world.together(self.folder.enter if claims else lambda: None, PLAIN)
@@ -117,6 +120,7 @@ class Checkpoints:
     def _load(self, found: FoundCheckpoint, state: list[Owned]) -> Resumed:
         manifest = read_manifest(found)
         self._check_model(found, manifest["model"])
+        check_section(found, manifest.get("tune"), self.tune)
         extra = self._positioned(found, manifest["data"], manifest["extra"])
         reader = Reader(found.path, manifest)
         for owned in state:
@@ -157,9 +161,9 @@ class Checkpoints:
                 copied.synchronize()
             write_rank(self.folder.workspace(step), self.world.index, copies)
             if self.world.index == 0:
-                self.folder.commit(
-                    step, self.world.size, {"model": asdict(self.model), "data": asdict(self.data), "extra": extra}, self.timeout_s
-                )
+                facts = {"model": asdict(self.model), "data": asdict(self.data), "extra": extra}
+                tuned = {} if self.tune is None else {"tune": self.tune}
+                self.folder.commit(step, self.world.size, facts | tuned, self.timeout_s)
                 self.folder.keep(self.settings.keep)
         except Exception as error:
             plain = f"cannot write the checkpoint of step {step} to {self.folder.root}: {getattr(error, 'strerror', None) or error}"

@@ -3,6 +3,7 @@
 format, step, attempt     of this file; completed steps; the attempt that saved them
 model                     its shape
 data                      seed and name of what was trained on, and the global batch; null for an imported model
+tune                      method, base and its identity, where only what was tuned is in it (``trainer.checkpoint.tuned``)
 extra                     samples (consumed), updates (of the optimizer), loss scale
 files                     name -> bytes
 pieces                    which part of which parameter lies where (``trainer.checkpoint.shards``)
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.launch.failure import CheckpointError
-from trainer.spec import ConfigError, ModelConfig, from_dict
+from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_dict, from_record
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -76,6 +77,8 @@ def _check(manifest: dict[str, Any]) -> None:
     for name in ("step", "attempt"):
         _value(manifest, name, int)
     _check_model(_value(manifest, "model", dict))
+    if manifest.get("tune") is not None:
+        _check_tune(_value(manifest, "tune", dict))
     data = _value(manifest, "data", dict, type(None))
     if data is not None:
         for name, kind in (("seed", int), ("corpus", str), ("global_batch", int)):
@@ -96,6 +99,14 @@ def _check_model(model: dict[str, Any]) -> None:
         raise _Flaw(f"model.{missing[0]} is missing")
     try:
         from_dict(ModelConfig, model, "model.")
+    except ConfigError as error:
+        raise _Flaw(str(error)) from None
+
+
+def _check_tune(tune: dict[str, Any]) -> None:
+    _value(tune, "identity", str)
+    try:
+        from_record(TuneConfig, tune)
     except ConfigError as error:
         raise _Flaw(str(error)) from None
 

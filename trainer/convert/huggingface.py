@@ -24,6 +24,7 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
+from trainer.checkpoint.tuned import Merged, open_reader
 from trainer.convert import gguf
 from trainer.convert.rules import rules
 from trainer.convert.tokenizer import GENERATION, ends_beside, find_tokenizer, from_gguf, write_files
@@ -66,7 +67,7 @@ def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenize
 
 
 @contextmanager
-def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelConfig, Reader]]:
+def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelConfig, Reader | Merged]]:
     """A hidden place that becomes ``target`` when all is written, and otherwise goes; the model, and what reads the checkpoint."""
     found = _find(checkpoint)
     if target.exists():
@@ -76,7 +77,7 @@ def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelC
         manifest = read_manifest(found)
         _remove(work)
         work.parent.mkdir(parents=True, exist_ok=True)
-        yield work, resolve_model(from_dict(ModelConfig, manifest["model"], "model.")), Reader(found.path, manifest)
+        yield work, resolve_model(from_dict(ModelConfig, manifest["model"], "model.")), open_reader(found, manifest)
         work.rename(target)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
@@ -166,7 +167,7 @@ def _find(path: Path) -> FoundCheckpoint:
     return FoundCheckpoint(0, 0, newest)
 
 
-def _exported(reader: Reader, model: ResolvedModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _exported(reader: Reader | Merged, model: ResolvedModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Their names and tensors, one of our parameters at a time."""
     for rule in rules(model):
         piece = whole(rule.ours, reader.shapes.get(rule.ours, ()))

@@ -55,7 +55,7 @@ class Session:
     def __init__(self, config: ResolvedTrainConfig, world: World, load: Callable[[Sequence[Owned]], None]):
         self.config, self.world = for_inference(config), world
         self.engine = Engine(self.config, world, open_dataset(self.config.data, self.config.model, 0))
-        world.group.together(lambda: load(self.engine.owned), (ConfigError,))
+        world.group.together(lambda: load(self.engine.held), (ConfigError,))
         self.engine.state.publish_updates()
         self.engine.state.settle()
         self.pipeline = ForwardPipeline.of(self.engine.pipeline, self.engine.recorder)

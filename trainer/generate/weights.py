@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import inside
-from trainer.checkpoint.shards import Reader, piece_of
+from trainer.checkpoint.shards import piece_of
+from trainer.checkpoint.tuned import fill, open_reader
 from trainer.convert.huggingface import read_weights
 from trainer.spec import ConfigError, ResolvedModelConfig
 from trainer.spec.artifacts import newest_checkpoint
@@ -32,10 +33,8 @@ def open_weights(folder: Path) -> Weights:
 
 def _from_checkpoint(path: Path, owned: Sequence[Owned]) -> None:
     try:
-        reader = Reader(path, read_manifest(FoundCheckpoint(0, 0, path)))
-        for part in owned:
-            piece = piece_of(part)
-            reader.read(piece, {"weight": part.weight[: piece.numel]})
+        found = FoundCheckpoint(0, 0, path)
+        fill(open_reader(found, read_manifest(found)), owned)
     except CheckpointError as error:
         raise ConfigError(f"{error}; give another checkpoint") from None
 

@@ -46,11 +46,10 @@ def without_last_product(block: nn.Module) -> nn.Module:
 
     Backward never reads the output of that product: it is only added to the residual stream, with dropout at most.
     """
-    down = block.get_submodule("mlp.down")
-    if not isinstance(down, RowLinear):
+    mlp, down = block.get_submodule("mlp"), block.get_submodule("mlp.down")
+    if not isinstance(down, RowLinear) or mlp._forward_hooks:  # a hook reads the output
         return block
-    mlp = _with_child(block.get_submodule("mlp"), "down", down.without_output())
-    return _with_child(block, "mlp", mlp)
+    return _with_child(block, "mlp", _with_child(mlp, "down", down.without_output()))
 
 
 def _with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:
@@ -69,10 +68,12 @@ class Recomputed(nn.Module):
     def __init__(self, inner: nn.Module, noise: Noise, again: nn.Module | None = None):
         super().__init__()
         self.inner, self.noise = inner, noise
+        trains = any(parameter.requires_grad for parameter in inner.parameters())
+        self.trigger = torch.empty(0, requires_grad=trains)  # else backward would not come where no input has a gradient
         self.repeated = [inner if again is None else again]  # in a list, because a module in an attribute would be a submodule
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        output: Tensor = _Recompute.apply(self, *inputs)
+        output: Tensor = _Recompute.apply(self, self.trigger, *inputs)
         return output
 
     def again(self, *inputs: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ class Recomputed(nn.Module):
 
 class _Recompute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, module: Recomputed, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, module: Recomputed, trigger: Tensor, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
         ctx.module, ctx.key = module, module.noise.key
         output: Tensor = module.inner(*inputs)
@@ -95,4 +96,4 @@ class _Recompute(torch.autograd.Function):
         with torch.enable_grad(), ctx.module.noise.at(ctx.key):
             output = ctx.module.again(*inputs)
         torch.autograd.backward((output,), (gradients[0],))
-        return None, *(tensor.grad for tensor in inputs)
+        return None, None, *(tensor.grad for tensor in inputs)

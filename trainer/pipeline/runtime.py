@@ -146,13 +146,16 @@ class PipelineRuntime:
             self.losses.append(y.detach())
         else:
             self.outputs[item] = y.detach()
-        self.edges[item] = get_gradient_edge(y)
+        if y.requires_grad:  # else nothing is trained up to here
+            self.edges[item] = get_gradient_edge(y)
 
     def _backward(self, action: Action) -> None:
         item = (action.chunk, action.micro_batch)
-        edge, last = self.edges.pop(item), self.chunks[action.chunk].model.head is not None
+        edge, last = self.edges.pop(item, None), self.chunks[action.chunk].model.head is not None
         gradient = None if last else self._arrived(Kind.RECV_BACKWARD, item)
-        torch.autograd.backward((edge,), (gradient,))
+        if edge is not None:
+            torch.autograd.backward((edge,), (gradient,))
+        self.chunks[action.chunk].gathering.leave_backward()
         x = self.inputs.pop(item, None)
         if x is not None:
             assert x.grad is not None

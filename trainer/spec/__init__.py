@@ -26,6 +26,7 @@ from trainer.spec.schema import (
     ShardingConfig,
     TrackingConfig,
     TrainConfig,
+    TuneConfig,
     field_docs,
 )
 from trainer.spec.shards import Bucket, Factors, Level, Piece, Slot, plan_buckets
@@ -61,6 +62,7 @@ __all__ = [
     "Times",
     "TrackingConfig",
     "TrainConfig",
+    "TuneConfig",
     "blocks_per_chunk",
     "build",
     "check",

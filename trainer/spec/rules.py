@@ -21,6 +21,7 @@ from trainer.spec.schema import (
     ResolvedTrainConfig,
     TrainConfig,
 )
+from trainer.spec.tuning import check_tune
 
 T = TypeVar("T")
 
@@ -86,6 +87,9 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_sharding(config.layout)
     check_tracking_uri(config.tracking.uri)
     _check_validation(config)
+    check_tune(config.tune, config.model)
+    if config.command is not None and config.tune.method != "full":
+        raise ConfigError(f"tune.method={config.tune.method} is that of our own trainer; leave it out for trainer={config.command.trainer}")
     if config.run.warmup_steps >= config.run.steps:
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "

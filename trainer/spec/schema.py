@@ -18,6 +18,9 @@ PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RATED = (*PRECISIONS, "fp8", "fp4")
 """Precisions that a device may have a rate for."""
 TASKS = ("train", "evaluate", "generate", "inference", "probe")
+METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
+TARGETS = ("qkv", "output", "up", "down")
+"""Matrices of a block: queries, keys and values in one; attention's output; into the MLP and out of it."""
 MOST = 10**9
 """The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
@@ -113,6 +116,22 @@ class DataConfig:
     text_key: str = key("text", "JSONL: the field that holds the text")
     vocab: int = key(4096, "size of the BPE vocabulary that 'prepare' trains", minimum=257, maximum=10_000_000)
     held_out: float = key(0.0, "share of the corpus, at its end, that is not trained on and that 'evaluate' reads; below 1", minimum=0)
+
+
+@dataclass
+class TuneConfig:
+    """What of a model is trained, and from which weights."""
+
+    method: str = key("full", "full (all weights), lora, adapter (a bottleneck behind attention and MLP), prompt (virtual tokens), "
+        "p_tuning (virtual tokens by an encoder), ia3 (scales of keys, values and the MLP's inner width)", choices=METHODS)
+    base: Optional[str] = key(None, "checkpoint whose weights are tuned, or a folder of them; null = initial weights")
+    targets: list[str] = key(lambda: list(TARGETS), "lora: matrices of a block beside which a product is trained", choices=TARGETS)
+    rank: int = key(16, "lora: rank of the product; adapter: inner width", minimum=1, maximum=MOST)
+    alpha: float = key(32.0, "lora: the product is scaled by alpha / rank", above=0)
+    dropout: float = key(0.0, "lora: dropout of the product's input; below 1", minimum=0)
+    virtual_tokens: int = key(10, "prompt, p_tuning: virtual tokens, which take the first positions of each sequence", minimum=1, maximum=MOST)
+    encoder: int = key(128, "p_tuning: inner width of the encoder", minimum=1, maximum=MOST)
+    tasks: int = key(1, "prompt, p_tuning: tasks that are trained at once, each with virtual tokens of its own", minimum=1, maximum=MOST)
 
 
 @dataclass
@@ -227,6 +246,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = key(OptimizerConfig, "how weights are updated")
     run: RunConfig = key(RunConfig, "how long and how exactly")
     tracking: TrackingConfig = key(TrackingConfig, "where measurements are mirrored")
+    tune: TuneConfig = key(TuneConfig, "what of the model is trained")
     command: Optional[CommandConfig] = key(None, "another trainer that trains in place of ours; null = ours (set by the launcher)")
     requests: Optional[RequestsConfig] = key(None, "run.task=inference: what is asked of the model (set by the launcher)")
 

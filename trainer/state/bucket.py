@@ -15,7 +15,7 @@ The arrival of a bucket's last gradient starts its collectives, in the same orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,6 +53,13 @@ class Common:
     chain: Chain
     trains: bool = True  # else there are weights alone: no gradients, no moments
 
+    def frozen(self) -> Common:
+        """For parameters that nothing changes: only the parameters' own sharding applies, in the type of computation."""
+        params, compute = self.factors.params, self.precision.compute
+        return replace(
+            self, factors=Factors(params, params, params, self.factors.data), precision=Precision(compute, compute), trains=False
+        )
+
 
 class ParameterSlot:
     """A parameter in its bucket, and how many of its gradients have arrived in this step."""
@@ -76,6 +83,8 @@ class FlatBucket:
         self.slots = [ParameterSlot(members[slot.name], slot.start) for slot in plan.slots]
         self.ranges = {s: common.factors.shard(s, common.data_index, plan.numel) for s in ("params", "grads", "optimizer")}
         self._make_parameters(sharded=common.factors.params > 1)
+        self.frozen = not any(slot.record.trainable for slot in self.slots)
+        self.keeps = common.data_index < common.factors.optimizer  # first of the replicas that hold the same elements
         self.sharded_grads = common.factors.grads > 1
         self.trains = common.trains
         self.accumulated = self._zeros("grads", self.precision.master) if self.trains else self.shard.new_zeros(0)
@@ -242,12 +251,11 @@ class FlatBucket:
         """The pieces of parameters in this rank's optimizer shard."""
         records = {slot.record.name: slot.record for slot in self.slots}
         states = (self.weight, self.exp_avg, self.exp_avg_sq, self.gradient)
-        keeps = self.levels["replicas"].index == 0
         pieces = []
         for piece in self.plan.pieces(self.ranges["optimizer"]):
             record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
             weight, exp_avg, exp_avg_sq, gradient = (state[part] for state in states)
-            saves = keeps and record.primary
+            saves = self.keeps and record.primary
             pieces.append(Owned(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves))
         return pieces
 

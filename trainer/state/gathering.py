@@ -1,7 +1,7 @@
 """Unshards the parameters of a unit for its computation, and prefetches those of the next unit.
 
 Forward: unshard a unit, compute, reshard it. Backward: unshard it when the gradient of its output arrives, reshard it when all
-its parameter gradients have arrived (``FlatBucket.arrive``).
+its parameter gradients have arrived (``FlatBucket.arrive``). What is frozen has none: it is resharded when backward leaves the unit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from trainer.state.sharding import ShardedState
 
 
 class Gathering:
-    """The units of one chunk, in the order of forward."""
+    """The units of one chunk, in the order of forward. Its ``first`` part has no gradient below its first trained unit."""
 
-    def __init__(self, state: ShardedState, units: list[tuple[str, nn.Module]]):
+    def __init__(self, state: ShardedState, units: list[tuple[str, nn.Module]], first: bool):
         self.buckets = [state.units[name] for name, _ in units]
+        trained = [i for i, buckets in enumerate(self.buckets) if any(not bucket.frozen for bucket in buckets)]
+        self.lowest = min(trained, default=len(units)) if first else 0
         self.ahead: set[int] = set()
+        self.entered: int | None = None  # by backward
         for i, (_, module) in enumerate(units):
             module.register_forward_pre_hook(self._before(i))
             module.register_forward_hook(self._after(i))
@@ -39,6 +42,19 @@ class Gathering:
         self._each(unit, FlatBucket.wait_unshard)
         self.prefetch(following)
 
+    def enter_backward(self, unit: int) -> None:
+        """Backward has left the unit above, if it was in one."""
+        self.leave_backward()
+        self.enter(unit, unit - 1 if unit > self.lowest else -1)
+        self.entered = unit
+
+    def leave_backward(self) -> None:
+        """Reshard what is frozen of the unit that backward was in."""
+        for bucket in self.buckets[self.entered] if self.entered is not None else ():
+            if bucket.frozen:
+                bucket.reshard()
+        self.entered = None
+
     def _each(self, unit: int, action: Callable[[FlatBucket], None]) -> None:
         for bucket in self.buckets[unit]:
             action(bucket)
@@ -49,7 +65,7 @@ class Gathering:
     def _after(self, unit: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             self._each(unit, FlatBucket.reshard)
-            entered: Tensor = _OnBackward.apply(output, lambda: self.enter(unit, unit - 1))
+            entered: Tensor = _OnBackward.apply(output, lambda: self.enter_backward(unit))
             return entered
 
         return after

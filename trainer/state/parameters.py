@@ -37,6 +37,7 @@ class ParameterRecord:
     init: Init
     decay: bool  # weight decay applies: matrices, not biases and norms
     partial: frozenset[str] = frozenset()  # axes (tensor, tied) over which gradients are partial sums, to be added once per step
+    trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved
     primary: bool = True  # of all ranks with this region (replicas on tensor and pipeline), the one that counts it in the norm and saves it
     uses: int = 1  # times the parameter is used in one forward on this rank: gradients that arrive per micro-batch
 

@@ -37,7 +37,7 @@ class ShardedState:
     def __init__(self, common: Common, bucket_bytes: int):
         self.common = common
         self.capacity = max(1, bucket_bytes // common.precision.master.itemsize)  # approximate elements of a bucket
-        self.plans: list[tuple[Bucket, dict[str, Member]]] = []
+        self.plans: list[tuple[Bucket, dict[str, Member], Common]] = []
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
         self.slots: dict[nn.Parameter, tuple[FlatBucket, ParameterSlot]] = {}
@@ -47,6 +47,10 @@ class ShardedState:
 
     def add_model_part(self, members: list[Member]) -> None:
         """Plan the state of one chunk's parameters, in the order of registration. Call it for the last chunk first."""
+        self._plan([m for m in members if m.record.trainable], self.common)
+        self._plan([m for m in members if not m.record.trainable], self.common.frozen())
+
+    def _plan(self, members: list[Member], common: Common) -> None:
         runs: list[list[Member]] = []
         for member in reversed(members):
             if not runs or (self.common.factors.params > 1 and runs[-1][-1].units[0] != member.units[0]):
@@ -56,28 +60,33 @@ class ShardedState:
             by_name = {m.record.name: m for m in run}
             alone = [m.record.name for m in run if "tied" in m.record.partial]
             sizes = [(m.record.name, m.record.local_numel) for m in run]
-            for plan in plan_buckets(sizes, self.capacity, self.common.factors.optimizer, alone):
-                self.plans.append((plan, by_name))
+            for plan in plan_buckets(sizes, self.capacity, common.factors.optimizer, alone):
+                self.plans.append((plan, by_name, common))
+
+    @property
+    def trained(self) -> list[FlatBucket]:
+        """The buckets that have gradients."""
+        return [bucket for bucket in self.buckets if bucket.trains]
 
     @property
     def planned_bytes(self) -> int:
         """Bytes of all buckets that ``make`` will allocate."""
-        return sum(FlatBucket.planned_bytes(plan, self.common) for plan, _ in self.plans)
+        return sum(FlatBucket.planned_bytes(plan, common) for plan, _, common in self.plans)
 
     def make(self) -> None:
         """Allocate what was planned."""
-        for plan, members in self.plans:
-            self._add(plan, members)
+        for plan, members, common in self.plans:
+            self._add(FlatBucket(plan, members, common), members)
 
-    def _add(self, plan: Bucket, members: dict[str, Member]) -> None:
-        bucket = FlatBucket(plan, members, self.common)
+    def _add(self, bucket: FlatBucket, members: dict[str, Member]) -> None:
         self.buckets.append(bucket)
         for slot in bucket.slots:
             for unit in members[slot.record.name].units:
                 if bucket not in self.units[unit]:
                     self.units[unit].append(bucket)
             self.slots[slot.parameter] = (bucket, slot)
-            slot.parameter.register_post_accumulate_grad_hook(self._collect)
+            if slot.record.trainable:
+                slot.parameter.register_post_accumulate_grad_hook(self._collect)
         bucket.users = sum(bucket in buckets for buckets in self.units.values())
 
     # gradients
@@ -146,12 +155,12 @@ class ShardedState:
     # a step
 
     def begin(self, micro_batches: int) -> None:
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.begin(micro_batches)
 
     def finish(self) -> None:
         """Wait until every gradient shard is the sum over the data axis. ``RuntimeError`` if some gradient never came."""
-        for bucket in self.buckets:
+        for bucket in self.trained:
             if bucket.flushes_left:
                 late = next(slot.record.name for slot in bucket.slots if slot.arrived < bucket._due(slot))
                 raise RuntimeError(f"no gradient arrived for {late}")
@@ -160,7 +169,8 @@ class ShardedState:
     def publish_updates(self) -> None:
         """Start to publish updated weights, in the order in which the next forward needs them."""
         for bucket in reversed(self.buckets):
-            bucket.publish_update()
+            if not bucket.frozen:
+                bucket.publish_update()
 
     def settle(self) -> None:
         """Wait until no collective is active."""

@@ -16,7 +16,8 @@ CACHED_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
 def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, weight: float, group: Group, present: int) -> Tensor:
     """``weight`` times the sum of ``-log softmax(logits)[target]``.
 
-    logits [s, b, V_local]: the first ``present`` columns are real, the others padding; targets [s, b] are global. Backward starts
+    logits [s, b, V_local]: the first ``present`` columns are real, the others padding; targets [s, b] are global, a negative one is none
+    and adds nothing. Backward starts
     here: the incoming gradient is assumed to be 1, ``weight`` holds every scale. The logits are overwritten.
 
     Each rank exponentiates relative to its own maximum, in one pass over its logits. Then a MAX and a SUM of two numbers per
@@ -41,10 +42,11 @@ class _CrossEntropy(torch.autograd.Function):
         sums = torch.stack((total * share, target))
         group.all_reduce(sums).wait()
         total, target = sums
-        _scale_rows(rows, share * weight / total)
+        counted = (targets.flatten() >= 0).to(wide) * weight
+        _scale_rows(rows, share * counted / total)
         ctx.save_for_backward(rows)
         ctx.column, ctx.hit = column, (~absent).to(rows.dtype).unsqueeze(1) * weight
-        return weight * (torch.log(total) + highest - target).sum()
+        return ((torch.log(total) + highest - target) * counted).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:

@@ -90,6 +90,27 @@ class HiddenDropout(nn.Module):
         return drop(x, kept.transpose(0, 1), self.p)
 
 
+class MatrixInputMask:
+    """Dropout of the input [s, b, in] of a matrix, which is whole along the sequence; a row layer has this rank's columns of it."""
+
+    def __init__(self, p: float, site: str, noise: Noise, region: Region, columns_split: bool):
+        self.p, self.site, self.noise, self.region, self.columns_split = p, site, noise, region, columns_split
+
+    @property
+    def key(self) -> DropoutKey:
+        return self.noise.key
+
+    def of(self, x: Tensor, key: DropoutKey) -> Tensor:
+        """0 or 1 / (1 - p), of the shape of x."""
+        length, batch, width = x.shape
+        first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)
+        columns = torch.arange(first, first + width, device=x.device)
+        with self.noise.at(key):
+            axes = ((rows(self.noise, batch, x.device), 1), (torch.arange(length, device=x.device), length), (columns, width * parts))
+            kept = self.noise.kept(self.site, self.p, axes)
+        return kept.transpose(0, 1).to(x.dtype) / (1 - self.p)
+
+
 class ShardedAttentionDropout(nn.Module):
     """Dropout of attention weights [b, heads, s, s], of which this rank has ``heads`` (global indices, out of ``total``)."""
 

@@ -9,21 +9,32 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore
-from trainer.models.layers import Dropout, Part, PositionEmbedding
+from trainer.models.layers import Dropout, Linear, Part, PositionEmbedding
 from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
+from trainer.models.tuned import LowRankLinear, Prompts
 from trainer.state.parameters import Member, ParameterRecord
-from trainer.tensor.dropout import HiddenDropout, Noise, ShardedAttentionDropout
-from trainer.tensor.layers import ColumnLinear, Gradients, Region, RowLinear, ShardedPositionEmbedding, VocabularyEmbedding
+from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
+from trainer.tensor.layers import ColumnLinear, Gradients, LowRank, Region, RowLinear, ShardedPositionEmbedding, VocabularyEmbedding
 
 
 @dataclass(frozen=True)
 class Split:
     """How a layer is split over the tensor ranks: its parallel form, and the dimension along which each parameter is split."""
 
-    layer: type[nn.Module]
+    layer: type[nn.Module] | None  # None: the plain one
     weight: int
     bias: int | None = None  # None: replicated
+
+    def dimension(self, key: str) -> int | None:
+        """The dimension along which the parameter ``key`` is split. Of a low-rank product it is the factor on the matrix' split side."""
+        if key == "lora_a":
+            return -1 if self.layer is RowLinear else None
+        if key == "lora_b":
+            return None if self.layer is RowLinear else self.weight
+        dimension: int | None = getattr(self, key)
+        return dimension
 
 
 SPLITS = {
@@ -33,6 +44,8 @@ SPLITS = {
     "mlp.up": Split(ColumnLinear, -2, -1),
     "mlp.down": Split(RowLinear, -1),
     "head.output": Split(ColumnLinear, 0),
+    "attention.scale": Split(None, 0),
+    "mlp.scale": Split(None, 0),
 }
 """By the last two parts of a layer's name. Every other parameter is replicated."""
 
@@ -42,7 +55,8 @@ class Parallelizer:
     """Turns plain parts of a model into this rank's share of them.
 
     ``tied``: head and embedding share their weight. ``apart``: they are on two pipeline ranks, of which this is the first if
-    ``first``. Parameters become empty tensors of ``dtype`` on ``device``; the buckets that own their storage set their data.
+    ``first``. ``added`` names the only parameters that are trained; None: all are. Parameters become empty tensors of ``dtype``
+    on ``device``; the buckets that own their storage set their data.
     """
 
     region: Region
@@ -53,6 +67,7 @@ class Parallelizer:
     tied: bool
     apart: bool
     first: bool
+    added: frozenset[str] | None = None
     members: dict[nn.Parameter, Member] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[Member]:
@@ -73,12 +88,27 @@ class Parallelizer:
         made = {key: self._member(path, key, plain, part, split, unit).parameter for key, plain in part.named_parameters(recurse=False)}
         if split is not None and split.layer is VocabularyEmbedding:
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
-        elif split is not None:
-            _set(model, path, split.layer(made["weight"], made.get("bias"), self.region, self.gradients))
+        elif split is not None and split.layer is not None:
+            low = self._low_rank(path, part, made, split) if isinstance(part, LowRankLinear) else None
+            _set(model, path, split.layer(made["weight"], made.get("bias"), self.region, self.gradients, low))
         elif isinstance(part, PositionEmbedding):
             _set(model, path, ShardedPositionEmbedding(made["weight"], self.region))
+        elif isinstance(part, Linear):  # torch's own would keep a view of gathered weights, whose storage has another use by backward
+            _set(model, path, ColumnLinear(made["weight"], made.get("bias"), self._alone(), self.gradients))
         else:
             part._parameters.update(made)
+            if isinstance(part, Prompts) and self.region.sequence_sharded:
+                part.index = self.region.group.index
+
+    def _alone(self) -> Region:
+        """For a replicated matrix, which every rank multiplies with what it has."""
+        group = self.region.group
+        return Region(Group("alone", (group.rank,), group.rank, group.ledger), sequence_sharded=False)
+
+    def _low_rank(self, path: str, part: LowRankLinear, made: dict[str, nn.Parameter], split: Split) -> LowRank:
+        columns_split = split.layer is RowLinear
+        mask = MatrixInputMask(part.dropout, f"{path}.lora", self.noise, self.region, columns_split) if part.dropout else None
+        return LowRank(made["lora_a"], made["lora_b"], part.scale, mask)
 
     def _member(self, path: str, key: str, plain: nn.Parameter, part: Part, split: Split | None, unit: str) -> Member:
         known = self.members.get(plain)
@@ -86,9 +116,10 @@ class Parallelizer:
             record = dataclasses.replace(known.record, uses=known.record.uses + 1)
             member = dataclasses.replace(known, record=record, units=(*known.units, unit))
         else:
-            dimension = None if split is None else getattr(split, key)
+            dimension = None if split is None else split.dimension(key)
             record = self._record(f"{path}.{key}", tuple(plain.shape), dimension, part, key)
-            member = Member(record, nn.Parameter(torch.empty(0, dtype=self.dtype, device=self.device)), (unit,))
+            empty = torch.empty(0, dtype=self.dtype, device=self.device)
+            member = Member(record, nn.Parameter(empty, requires_grad=record.trainable), (unit,))
         self.members[plain] = member
         return member
 
@@ -99,7 +130,7 @@ class Parallelizer:
             width = math.ceil(shape[dimension] / group.size)
             start = min(width * group.index, shape[dimension])
             box[dimension], local[dimension] = (start, min(start + width, shape[dimension])), width
-        elif self.region.sequence_sharded and group.size > 1:
+        elif group.size > 1 and (self.region.sequence_sharded or (isinstance(part, LowRankLinear) and key in ("lora_a", "lora_b"))):
             partial.add("tensor")
         tied = self.tied and name in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
         if tied and self.apart:
@@ -112,6 +143,7 @@ class Parallelizer:
             init=part.inits[key],
             decay=key in part.decayed,
             partial=frozenset(partial),
+            trainable=self.added is None or name in self.added,
             primary=(dimension is not None or group.index == 0) and (self.first or not tied),
         )
 
@@ -125,5 +157,8 @@ class Parallelizer:
 
 
 def _set(model: nn.Module, path: str, layer: nn.Module) -> None:
+    """Put ``layer`` in the place of another one, with its hooks."""
     parent, _, leaf = path.rpartition(".")
+    plain = model.get_submodule(path)
+    layer._forward_hooks, layer._forward_pre_hooks = plain._forward_hooks, plain._forward_pre_hooks
     setattr(model.get_submodule(parent), leaf, layer)

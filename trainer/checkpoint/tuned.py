@@ -1,0 +1,167 @@
+"""Weights of tuned models: a base, and beside it what tuning added, in a checkpoint of its own.
+
+The manifest of such a checkpoint has the section ``tune``: the method, the folder of its base, and ``identity``, which names the base by
+the digest of its manifest, and so by the checksums of its weights, wherever it lies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.manifest import MANIFEST, CheckpointError, FoundCheckpoint, read_manifest
+from trainer.checkpoint.pieces import ParameterPiece, inside, whole
+from trainer.checkpoint.shards import Reader, piece_of
+from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_record, to_dict
+from trainer.spec.artifacts import newest_checkpoint
+from trainer.state.parameters import Owned
+
+NOT_SHAPE = ("dropout", "attention", "init_std")
+"""Fields of a model in which a run may differ from a checkpoint that it only reads."""
+FREE = ("base", "dropout")
+"""Fields of a tuning that may change when it is resumed: where its base lies, and dropout."""
+
+
+def newest(folder: Path) -> FoundCheckpoint:
+    """The newest checkpoint in ``folder``; ``ConfigError`` when there is none."""
+    path = newest_checkpoint(folder)
+    if path is None:
+        raise ConfigError(f"{folder} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
+    return FoundCheckpoint(0, 0, path)
+
+
+def check_model(found: FoundCheckpoint, saved: dict[str, Any], model: ModelConfig) -> None:
+    """``ConfigError`` if the checkpoint is of another model."""
+    for name, value in dataclasses.asdict(model).items():
+        if name not in NOT_SHAPE and saved.get(name) != value:
+            raise ConfigError(
+                f"checkpoint {found.path} is of another model: model.{name}={saved.get(name)} there, {value} here; leave it out"
+            )
+
+
+def base_identity(tune: TuneConfig, seed: int) -> str:
+    """What tells a base from all others: the digest of its manifest, or the seed of initial weights. ``ConfigError`` if it is not there."""
+    return f"seed {seed}" if tune.base is None else _digest(newest(Path(tune.base)))
+
+
+def _digest(found: FoundCheckpoint) -> str:
+    return hashlib.sha256((found.path / MANIFEST).read_bytes()).hexdigest()
+
+
+def section(tune: TuneConfig, identity: str) -> dict[str, Any] | None:
+    """What a checkpoint's manifest says of tuning; None where all weights are in it."""
+    return None if tune.method == "full" else to_dict(tune) | {"identity": identity}
+
+
+def check_section(found: FoundCheckpoint, saved: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
+    """``ConfigError`` if a checkpoint does not continue this tuning: another method, or another base."""
+    saved, own = saved or {"method": "full"}, own or {"method": "full"}
+    if saved.get("identity") != own.get("identity") and saved["method"] == own["method"]:
+        raise ConfigError(
+            f"checkpoint {found.path} was tuned from another base ({saved.get('base') or saved.get('identity')}); "
+            "set tune.base to that one, or give another run.checkpoint.dir"
+        )
+    for name, value in own.items():
+        if name not in FREE and saved.get(name) != value:
+            raise ConfigError(
+                f"checkpoint {found.path} is of another tuning: tune.{name}={saved.get(name)} there, {value} here; "
+                "restore that, or give another run.checkpoint.dir"
+            )
+
+
+def tune_of(manifest: Mapping[str, Any]) -> TuneConfig:
+    """How the weights of a checkpoint were tuned."""
+    return from_record(TuneConfig, manifest.get("tune") or {})
+
+
+def read_base(folder: Path, model: ModelConfig, state: Iterable[Owned]) -> None:
+    """Fill weights from the newest checkpoint in ``folder``. ``ConfigError`` if it is of another model, or cannot be read."""
+    found = newest(folder)
+    try:
+        manifest = read_manifest(found)
+        if manifest.get("tune"):
+            raise ConfigError(
+                f"{found.path} holds {manifest['tune']['method']} weights alone, which are no base; merge it: trireme convert"
+            )
+        check_model(found, manifest["model"], model)
+        fill(Reader(found.path, manifest), state)
+    except CheckpointError as error:
+        raise ConfigError(f"{error}; give another checkpoint") from None
+
+
+def fill(reader: Reader | Merged, state: Iterable[Owned]) -> None:
+    """Read this rank's weights."""
+    for owned in state:
+        piece = piece_of(owned)
+        reader.read(piece, {"weight": owned.weight[: piece.numel]})
+
+
+def open_reader(found: FoundCheckpoint, manifest: Mapping[str, Any], merge: bool = True) -> Reader | Merged:
+    """The weights of a checkpoint by name, with those of its base where it has one; merged into the base's, or as they are.
+
+    ``ConfigError`` if the base is gone or has changed, or the method cannot be merged.
+    """
+    reader, saved = Reader(found.path, manifest), manifest.get("tune")
+    if not saved:
+        return reader
+    tune = tune_of(manifest)
+    if tune.base is None or _digest(base := newest(Path(tune.base))) != saved["identity"]:
+        raise ConfigError(f"{found.path} was tuned from {tune.base or 'initial weights'}, which is not there any more or has changed")
+    if merge and tune.method not in ("lora", "ia3"):
+        raise ConfigError(
+            f"{found.path} holds weights of {tune.method}, which cannot be merged into those of the base; use 'trireme evaluate'"
+        )
+    return Merged(reader, Reader(base.path, read_manifest(base)), tune, merge)
+
+
+class Merged:
+    """A base and what was added to it: ``W + alpha / rank B A`` for lora, rows and columns times their scale for ia3; in fp64, rounded
+    once."""
+
+    def __init__(self, added: Reader, base: Reader, tune: TuneConfig, merge: bool):
+        self.added, self.base, self.tune, self.merge = added, base, tune, merge
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Global shape of every parameter."""
+        return self.base.shapes | ({} if self.merge else self.added.shapes)
+
+    def read(self, piece: ParameterPiece, states: Mapping[str, Tensor]) -> None:
+        """As ``Reader.read``."""
+        if piece.name in self.added.stored:
+            self.added.read(piece, states)
+            return
+        self.base.read(piece, states)
+        if self.merge and (change := self._change(piece.name, piece.shape)) is not None:
+            target, (kind, values) = states["weight"], change
+            local = values[inside(piece.region, tuple((0, n) for n in piece.shape))].flatten()[piece.offset : piece.offset + piece.numel]
+            exact = torch.empty(piece.numel, dtype=torch.float64)
+            self.base.read(piece, {"weight": exact})
+            target.copy_(exact + local if kind == "sum" else exact * local)
+
+    def _change(self, name: str, shape: tuple[int, ...]) -> tuple[str, Tensor] | None:
+        """What is added to the parameter ``name``, or what it is multiplied with; None where it stays."""
+        layer, _, key = name.rpartition(".")
+        if f"{layer}.lora_a" in self.added.stored and key == "weight":
+            a, b = self._whole(f"{layer}.lora_a"), self._whole(f"{layer}.lora_b")
+            return "sum", ((b.flatten(0, -2) @ a) * (self.tune.alpha / self.tune.rank)).view(shape)
+        half, _, matrix = layer.rpartition(".")
+        if f"{half}.scale.weight" not in self.added.stored or matrix not in ("qkv", "down"):
+            return None
+        scale = self._whole(f"{half}.scale.weight")
+        if matrix == "down":
+            return ("product", scale.expand(shape)) if key == "weight" else None
+        rows = torch.cat((scale.new_ones(shape[0], shape[1] - 2, shape[2]), scale), dim=1)  # queries stay as they are
+        return "product", rows.unsqueeze(-1).expand(shape) if key == "weight" else rows
+
+    def _whole(self, name: str) -> Tensor:
+        shape = self.added.shapes[name]
+        values = torch.empty(whole(name, shape).numel, dtype=torch.float64)
+        self.added.read(whole(name, shape), {"weight": values})
+        return values.view(shape)

@@ -1,0 +1,152 @@
+"""What tuning adds to a plain model, from outside: the model and its families know nothing of it.
+
+Parameters of the model keep their names, so weights of a base fit. New ones are the only ones that are trained.
+
+lora      ``y += alpha / rank B A x`` beside a matrix (Hu et al. 2021)
+adapter   ``y += up(gelu(down(norm(y))))`` on the output of attention and of the MLP (Houlsby et al. 2019)
+ia3       keys, values and the MLP's inner activation times a vector (Liu et al. 2022)
+prompt    the first positions are vectors of their own (Lester et al. 2021)
+p_tuning  as prompt, but the vectors come out of an encoder (Liu et al. 2021)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.families import FAMILIES
+from trainer.models.layers import Init, Linear, Part, gelu
+from trainer.models.transformer import Block, Transformer
+from trainer.spec import ResolvedModelConfig, TuneConfig
+
+PLACES = {"qkv": "attention.qkv", "output": "attention.output", "up": "mlp.up", "down": "mlp.down"}
+"""Where a block has the matrices that ``tune.targets`` names."""
+PROMPT_STD = 0.02
+"""Of initial virtual tokens, as of the embeddings of GPT-2."""
+
+
+class LowRankLinear(Linear):
+    """A linear layer with a low-rank product beside it, which begins as zero."""
+
+    decayed: ClassVar[frozenset[str]] = frozenset({"weight", "lora_a", "lora_b"})
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+
+    def __init__(self, plain: Linear, tune: TuneConfig):
+        super().__init__(plain.inputs, plain.outputs, plain.inits["weight"].std, plain.bias is not None)
+        self.scale, self.dropout = tune.alpha / tune.rank, tune.dropout
+        self.own("lora_a", (tune.rank, plain.inputs), Init(1 / math.sqrt(3 * plain.inputs)))  # Kaiming's uniform has this std
+        self.own("lora_b", (*plain.outputs, tune.rank), Init())
+
+
+class Adapter(nn.Module):
+    """A bottleneck on [s, b, h]; it begins as the identity."""
+
+    def __init__(self, c: ResolvedModelConfig, width: int):
+        super().__init__()
+        self.norm = FAMILIES[c.family].norm(c.hidden, c.norm_eps)
+        self.down = Linear(c.hidden, (width,), 1 / math.sqrt(c.hidden), bias=False)
+        self.up = Linear(width, (c.hidden,), 0.0, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.up(gelu(self.down(self.norm(x))))
+        return y
+
+
+class Scale(Part):
+    """Multiplies the last dimensions of x by a vector that begins as one."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.own("weight", shape, Init(value=1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class KeyValueScale(Scale):
+    """Of the output [s, b, g, q + 2, d] of ``qkv``, scales keys and values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x[..., :-2, :], x[..., -2:, :] * self.weight), dim=-2)
+
+
+class Prompts(Part):
+    """Virtual tokens [tasks, n, h]. ``forward`` gives all of them: ``written`` puts those of each row's task into its first positions."""
+
+    decayed: ClassVar[frozenset[str]] = frozenset({"weight"})
+
+    def __init__(self, tasks: int, tokens: int, hidden: int):
+        super().__init__()
+        self.index = 0  # which part of the sequence is here, where ranks share it
+        self.own("weight", (tasks, tokens, hidden), Init(PROMPT_STD))
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+    def written(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """x [s or s/t, b, h] with virtual tokens, where x are the embedded tokens [s, b]; the first token of a row is its task."""
+        first = self.index * x.shape[0]
+        values = self()[tokens[0]].transpose(0, 1)[first : first + x.shape[0]]  # [n or fewer, b, h]
+        return torch.cat((values, x[len(values) :]))
+
+
+class EncodedPrompts(Prompts):
+    """Virtual tokens that come out of a perceptron with one hidden layer."""
+
+    def __init__(self, tasks: int, tokens: int, hidden: int, width: int):
+        super().__init__(tasks, tokens, hidden)
+        self.up = Linear(hidden, (width,), 1 / math.sqrt(hidden))
+        self.down = Linear(width, (hidden,), 1 / math.sqrt(width))
+
+    def forward(self) -> Tensor:
+        encoded: Tensor = self.down(torch.relu(self.up(self.weight)))
+        return encoded
+
+
+def add_tuning(model: Transformer, c: ResolvedModelConfig, tune: TuneConfig) -> frozenset[str] | None:
+    """Add what is trained to ``model``; the names of the new parameters, or None where all parameters are trained."""
+    if tune.method == "full":
+        return None
+    before = {name for name, _ in model.named_parameters()}
+    if tune.method in BLOCKS:
+        for block in model.blocks.values():
+            assert isinstance(block, Block)
+            BLOCKS[tune.method](block, c, tune)
+    elif model.embedding is not None:
+        sizes = (tune.tasks, tune.virtual_tokens, c.hidden)
+        model.embedding.prompts = Prompts(*sizes) if tune.method == "prompt" else EncodedPrompts(*sizes, tune.encoder)
+        model.embedding.tokens.register_forward_hook(_write_prompts(model.embedding.prompts))
+    return frozenset(name for name, _ in model.named_parameters()) - before
+
+
+def _write_prompts(prompts: Prompts) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
+    return lambda module, inputs, x: prompts.written(inputs[0], x)
+
+
+def _add_low_rank(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+    for target in tune.targets:
+        half, _, name = PLACES[target].partition(".")
+        parent = block.get_submodule(half)
+        setattr(parent, name, LowRankLinear(getattr(parent, name), tune))
+
+
+def _add_adapters(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+    block.attention_adapter, block.mlp_adapter = Adapter(c, tune.rank), Adapter(c, tune.rank)
+    block.attention.register_forward_hook(lambda module, inputs, x: block.attention_adapter(x))
+    block.mlp.register_forward_hook(lambda module, inputs, x: block.mlp_adapter(x))
+
+
+def _add_scales(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+    block.attention.scale = KeyValueScale((c.kv_heads, 2, c.hidden // c.heads))
+    block.mlp.scale = Scale((c.ffn,))
+    block.attention.qkv.register_forward_hook(lambda module, inputs, x: block.attention.scale(x))
+    block.mlp.down.register_forward_pre_hook(lambda module, inputs: block.mlp.scale(inputs[0]))
+
+
+BLOCKS = {"lora": _add_low_rank, "adapter": _add_adapters, "ia3": _add_scales}
+"""Methods that add to each block."""
