@@ -15,7 +15,7 @@ from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
 from trainer.spec import ConfigError, ModelConfig, TrainConfig
 from trainer.spec import resolve as resolve_run
-from trainer.spec.corpus import check_corpus
+from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.read import SECTION
 from trainer.spec.schema import RequestsConfig
 
@@ -117,6 +117,8 @@ def _locate_in_container(config: Config) -> Config:
 
 def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
     """The corpus with its absolute path; that is checked on the host, where ``mounts`` take it from."""
+    if config.data.kind == "instructions":
+        return _locate_examples(config)
     if config.data.kind != "corpus":
         return config
     path = os.path.abspath(config.data.path)
@@ -126,6 +128,15 @@ def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
     else:
         check_corpus(dataclasses.replace(config.data, path=there[0]), config.model)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+
+
+def _locate_examples(config: Config) -> Config:
+    """Examples and tokenizer with their absolute paths."""
+    source, path = os.path.abspath(config.data.source), os.path.abspath(config.data.path)
+    for name, file in (("source", Path(source)), ("path", Path(path, TOKENIZER))):
+        if not file.is_file():
+            raise ConfigError(f"data.{name}={getattr(config.data, name)}: {file} does not exist; give a JSONL file and the folder of a tokenizer")
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source, path=path))
 
 
 def check_shared(config: Config, stage: dict[str, Any]) -> Config:

@@ -20,7 +20,7 @@ from launcher.cost.known import distance_of
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
-from trainer.spec import LayoutConfig, ModelConfig, RunConfig
+from trainer.spec import LayoutConfig, ModelConfig, RunConfig, TuneConfig
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class CostModel:
         if hardware.calibration:
             self.device = replace(self.device, measured=measured(hardware, self.device, self.constants))
 
-    def predict(self, model: ModelConfig, layout: LayoutConfig, run: RunConfig) -> Prediction:
+    def predict(self, model: ModelConfig, layout: LayoutConfig, run: RunConfig, tune: TuneConfig | None = None) -> Prediction:
         """Step time and memory of one layout whose ``data`` degree is known."""
-        case = self.case(model, to_table([layout]), run)
+        case = self.case(model, to_table([layout]), run, tune)
         return explain(estimate(case, layout.stage_layers), 0, case, self.widths(case))
 
     def predict_table(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Estimate:
@@ -99,18 +99,23 @@ class CostModel:
         """How far predictions of ``case`` may be off: as learnt of this machine, wider where it is unlike all known runs."""
         return widened(widths_on(self.learnt), distance_of(case))
 
-    def case(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Case:
-        """The question behind a prediction: ``model`` under each layout of ``table``, trained as ``run`` says."""
+    def case(self, model: ModelConfig, table: np.ndarray, run: RunConfig, tune: TuneConfig | None = None) -> Case:
+        """The question behind a prediction: ``model`` under each layout of ``table``, trained as ``run`` and ``tune`` say."""
         trainer = as_run(self.trainer, run, self.device)
         budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
-        return Case(Shape.of(model), table, run.global_batch, self.device, trainer, run.precision, self.constants, budget)
+        return Case(Shape.of(model, tune), table, run.global_batch, self.device, trainer, run.precision, self.constants, budget)
 
 
 def predict(
-    model: ModelConfig, layout: LayoutConfig, run: RunConfig, cluster: ClusterConfig, trainer: TrainerProfile | None = None
+    model: ModelConfig,
+    layout: LayoutConfig,
+    run: RunConfig,
+    cluster: ClusterConfig,
+    trainer: TrainerProfile | None = None,
+    tune: TuneConfig | None = None,
 ) -> Prediction:
     """Step time and memory of one layout on ``cluster``; of many, ask one ``CostModel`` instead."""
-    return CostModel(cluster, trainer).predict(model, layout, run)
+    return CostModel(cluster, trainer).predict(model, layout, run, tune)
 
 
 def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:

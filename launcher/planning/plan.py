@@ -105,7 +105,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
     found = narrowed(expressible(found, config.trainer), wanted or {})
     cost = CostModel(config.cluster, config.trainer)
-    case = cost.case(config.model, found.table, config.run)
+    case = cost.case(config.model, found.table, config.run, config.tune)
     predicted = estimate(case)
     return Plan(found, case, predicted, judge(found.table, predicted), cost.widths(case))
 

@@ -24,7 +24,7 @@ def foreseen(record: Record) -> Timeline | None:
 
     try:
         config, cluster = recorded_run(record), recorded_cluster(record)
-        case = CostModel(cluster).case(config.model, to_table([config.layout]), config.run)
+        case = CostModel(cluster).case(config.model, to_table([config.layout]), config.run, config.tune)
     except ConfigError:
         return None
     return simulated(case, config.layout)

@@ -312,7 +312,7 @@ def _predicted(config: Config) -> float | None:
         return None
     from launcher.cost import predict  # numpy: only where something can be said
 
-    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer)
+    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
     known = predicted.Expected(float(found.step_time_s) * config.run.steps, found.memory_bytes, found.capacity, found.fits)
     return _fitting(config, known, "layout.tensor, layout.pipeline or layout.sharding")
 

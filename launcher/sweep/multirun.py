@@ -184,7 +184,7 @@ def _prediction(config: Config) -> Prediction | None:
     """What the cost model says, where the hardware is known: on unnamed machines there is nothing to predict from."""
     if not config.cluster.hardware.peak_tflops.get(config.run.precision):
         return None
-    return predict(config.model, config.layout, config.run, config.cluster, config.trainer)
+    return predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
 
 
 def _too_large(config: Config, prediction: Prediction) -> str:

@@ -37,7 +37,7 @@ def own_row(
         **{f"shard_{key}": getattr(layout.sharding, key) for key in ("params", "grads", "optimizer")},
         "head_width": float(shape.head_width),
         "dropout": shape.dropout,
-        "adapters": False,
+        "adapters": config.tune.method != "full",
         "hardware": name,
         "gpus": layout.tensor * layout.pipeline * layout.context * (layout.data or 1),
         "gpus_per_node": cluster.gpus_per_node,

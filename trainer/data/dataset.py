@@ -15,13 +15,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.instructions import Instructions
 from trainer.data.permutation import key_of, mix, permute
 from trainer.spec import ConfigError, DataConfig, ModelConfig
 from trainer.spec.corpus import TOKENIZER, TOKENS, CorpusIndex, check_corpus, check_sample, corpus_name, prepare_command, windows
 
 
 class Dataset(Protocol):
-    """Rows of ``seq + 1`` token ids: inputs are all but the last, targets all but the first."""
+    """Rows of ``seq + 1`` token ids: inputs are all but the last, targets all but the first. What is no target is given as its complement,
+    ``~id``."""
 
     name: str
     """What was read: the digest of a corpus, or ``synthetic``. With the seed it decides what every sample holds."""
@@ -37,6 +39,8 @@ class Dataset(Protocol):
 
 def open_dataset(data: DataConfig, model: ModelConfig, seed: int) -> Dataset:
     """The dataset of a run. ``ConfigError`` as ``check_corpus``, or if it cannot be read."""
+    if data.kind == "instructions":
+        return Instructions(data, model.seq, model.vocab, seed)
     index = check_corpus(data, model)
     return Synthetic(model.vocab, model.seq, seed) if index is None else Corpus(TokenFile(data, index), model.seq, seed)
 
@@ -45,7 +49,7 @@ def open_held_out(data: DataConfig, model: ModelConfig) -> HeldOut:
     """What is evaluated of a prepared corpus. ``ConfigError`` as ``check_corpus``, and for synthetic data."""
     index = check_corpus(data, model)
     if index is None:
-        raise ConfigError("data.kind=synthetic has nothing to evaluate on; name a prepared corpus with data.path")
+        raise ConfigError(f"data.kind={data.kind} has nothing to evaluate on; name a prepared corpus with data.path")
     return HeldOut(TokenFile(data, index), model.seq)
 
 

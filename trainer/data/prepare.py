@@ -58,8 +58,8 @@ def prepare(data: DataConfig, force: bool = False, progress: Progress = lambda *
 
     ``force`` makes it again in any case. ``ConfigError`` for text that cannot be read and for a target that holds other files.
     """
-    if data.kind == "synthetic":
-        raise ConfigError("data.kind=synthetic needs no preparation; use data=stdlib, or data.source and data.path for your own text")
+    if data.kind != "corpus":
+        raise ConfigError(f"data.kind={data.kind} needs no preparation; use data=stdlib, or data.source and data.path for your own text")
     target = Path(data.path)
     _check_target(target, data)
     source = open_source(data)

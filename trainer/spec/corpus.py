@@ -49,11 +49,11 @@ class CorpusIndex:
 
 
 def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
-    """The index of ``data.path``, checked against the model; None for synthetic data, which needs no folder.
+    """The index of ``data.path``, checked against the model; None for other data than a corpus.
 
     ``ConfigError`` if the folder is missing, unreadable, torn, shorter than a sequence, or its tokens do not fit ``model.vocab``.
     """
-    if data.kind == "synthetic":
+    if data.kind != "corpus":
         return None
     index = read_index(data)
     if index.vocab > model.vocab:

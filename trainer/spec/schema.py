@@ -109,12 +109,16 @@ class LayoutConfig:
 class DataConfig:
     """What is trained on."""
 
-    kind: str = key("corpus", "corpus (a prepared folder) or synthetic (random tokens, for speed runs)", choices=("corpus", "synthetic"))
+    kind: str = key("corpus", "corpus (a prepared folder), instructions (examples of a JSONL file, of which answers are learnt) or synthetic (random "
+        "tokens, for speed runs)", choices=("corpus", "instructions", "synthetic"))
     source: str = key("stdlib", "text to prepare: 'stdlib' (Python's own sources) or a file or folder of text or JSONL")
     path: str = key("data/stdlib", "prepared folder: tokenizer, token file and index, written by 'trireme prepare'")
     pattern: str = key("**/*", "which files of a source folder are read")
     text_key: str = key("text", "JSONL: the field that holds the text")
     vocab: int = key(4096, "size of the BPE vocabulary that 'prepare' trains", minimum=257, maximum=10_000_000)
+    template: str = key("{prompt}\n{answer}", "instructions: an example from the fields of a line; ends with the answer")
+    answer: str = key("answer", "instructions: the field that holds the answer")
+    truncate: Optional[str] = key(None, "instructions: the field that is cut where an example is too long; null = the end of the answer")
     held_out: float = key(0.0, "share of the corpus, at its end, that is not trained on and that 'evaluate' reads; below 1", minimum=0)
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.spec import ModelConfig, flops
+from trainer.spec import ModelConfig, TuneConfig, flops
 from trainer.spec.rules import resolve_model
+from trainer.spec.tuning import added_parameters
 
 Array = float | np.ndarray
 """One number for all layouts, or an array (layouts,) with one number per layout; they broadcast against each other."""
@@ -61,12 +62,14 @@ class Shape:
     dropout: bool = False
     fused_attention: bool = True  # scaled_dot_product_attention or a flash kernel, not matmul-softmax-matmul
     frozen: bool = False  # only small adapters are trained (LoRA): no weight gradients, no states of the matrices
+    keeps_inputs: bool = False  # what is trained beside frozen matrices needs their inputs
+    added: Array = 0  # parameters that are trained where the others are frozen
     experts: Experts | None = None
     latent: LatentAttention | None = None
 
     @classmethod
-    def of(cls, model: ModelConfig) -> Shape:
-        """The shape of a configured model (derived values are filled in)."""
+    def of(cls, model: ModelConfig, tune: TuneConfig | None = None) -> Shape:
+        """The shape of a configured model (derived values are filled in), and what is trained of it."""
         model = resolve_model(model)
         llama = model.family == "llama"
         return cls(
@@ -88,7 +91,15 @@ class Shape:
             linear_biases=model.family == "bloom",
             dropout=model.dropout > 0,
             fused_attention=model.attention == "fused",
+            frozen=tune is not None and tune.method != "full",
+            keeps_inputs=tune is not None and tune.method == "lora",
+            added=0 if tune is None else added_parameters(model, tune),
         )
+
+    @property
+    def trained(self) -> Array:
+        """Share of the parameters that have gradients and optimizer states."""
+        return self.added / self.parameters if self.frozen else 1.0
 
     @property
     def mlp_matrices(self) -> int:

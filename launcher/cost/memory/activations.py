@@ -64,8 +64,8 @@ def rows(case: Case) -> Array:
 
 
 def input_bytes(case: Case) -> float:
-    """Bytes of an element that is kept for a weight gradient alone: nothing where weights are frozen."""
-    return 0 if case.shape.frozen else narrow(case)
+    """Bytes of an element that is kept for a weight gradient alone: nothing where weights are frozen, and nothing beside them needs it."""
+    return 0 if case.shape.frozen and not case.shape.keeps_inputs else narrow(case)
 
 
 def narrow(case: Case) -> float:

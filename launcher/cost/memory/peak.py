@@ -71,8 +71,7 @@ def states(case: Case, dense: Array, expert: Array) -> Parts:
     weight, gradient, optimizer = (
         (w, w, 2 * w) if case.wide else (f.numbers.weight_bytes, f.numbers.gradient_bytes, f.numbers.optimizer_bytes)
     )
-    if case.shape.frozen:
-        gradient, optimizer = 0, 0
+    gradient, optimizer = gradient * case.shape.trained, optimizer * case.shape.trained
     if f.memory.optimizer_on_host:
         optimizer = 0
     parts = {}
@@ -96,7 +95,7 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
     every = dense + getattr(held.expert, kind)
     gathered = np.where(case.kept_whole, every, pair + ends if f.memory.pooled_buffers else live)
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, gathered * case.width, 0.0)
-    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * (0 if case.shape.frozen else f.numbers.reduce_bytes), 0.0)
+    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * f.numbers.reduce_bytes * case.shape.trained, 0.0)
     if f.memory.pooled_buffers:
         arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (

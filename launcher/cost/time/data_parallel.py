@@ -33,7 +33,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     """Communication and update time of the rank that holds most."""
     dense, expert, f = held.dense.most(), held.expert.most(), case.trainer
     weights = case.width
-    sent = 0.0 if case.shape.frozen else case.width if case.wide else f.numbers.reduce_bytes
+    sent = (case.width if case.wide else f.numbers.reduce_bytes) * case.shape.trained
     params, grads, optimizer = (case.shards(name) for name in ("params", "grads", "optimizer"))
     inner, between, further = _level(case, params, 1), _level(case, grads, params), _level(case, optimizer, grads)
     owners, holders = (np.maximum(n / case.expert, 1) for n in (params, grads))  # of an expert's parameters and gradients
@@ -47,9 +47,9 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
         gather = gather + count * _all(case, case.data_group(owners, case.expert), expert * weights / count)
         scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
-    renewed = 0.0 if case.shape.frozen else weights  # what is not trained stays as it is
+    renewed = weights * case.shape.trained  # what is not trained stays as it is
     refresh = _all(case, between, dense / params * renewed) + _all(case, further, dense / grads * renewed)
-    updated = 0 if case.shape.frozen else case.shard("optimizer", dense, expert)
+    updated = case.shard("optimizer", dense, expert) * case.shape.trained
     return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
 
 

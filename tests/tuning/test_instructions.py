@@ -1,0 +1,114 @@
+"""Examples: answers alone are learnt, over their number in the whole batch, and what cannot be learnt is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tuning.test_layouts import engine_of
+
+from tests.small_runs import ranks, small
+from trainer.data.dataset import open_dataset
+from trainer.data.prepare import prepare
+from trainer.engine import parameters
+from trainer.models.transformer import Transformer
+from trainer.spec import ConfigError, DataConfig, TrainConfig, from_dict, resolve
+from trainer.testing import Farm
+
+EXAMPLES = [
+    {"context": "the cat sat on the mat " * (i % 4), "question": f"what is {i}?", "answer": "it is " * (i % 5) + str(i)} for i in range(12)
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("instructions")
+    (folder / "text.txt").write_text(" ".join(json.dumps(example) for example in EXAMPLES))
+    prepare(DataConfig(source=str(folder / "text.txt"), path=str(folder / "corpus"), vocab=300))
+    (folder / "examples.jsonl").write_text("\n".join(json.dumps(example) for example in EXAMPLES))
+    template = "{context}\nQuestion: {question}\nAnswer: {answer}"
+    source = str(folder / "examples.jsonl")
+    return {"kind": "instructions", "source": source, "path": str(folder / "corpus"), "template": template, "truncate": "context"}
+
+
+def run_of(examples: dict[str, Any], **layout: Any) -> dict[str, Any]:
+    return small(model={"vocab": 300, "seq": 64}, **layout) | {"data": examples}
+
+
+def opened(data: dict[str, Any], seq: int = 64) -> Any:
+    config = resolve(from_dict(TrainConfig, run_of(data)), 1)
+    config.model.seq = seq
+    return open_dataset(config.data, config.model, config.run.seed)
+
+
+def test_every_example_is_seen_once_in_an_epoch_and_its_targets_are_its_answer(data: dict[str, Any]) -> None:
+    dataset = opened(data)
+    answers = []
+    for row in dataset.batch(0, len(EXAMPLES)):
+        targets = row[row >= 0].tolist()
+        assert targets[-1] == dataset.end
+        answers.append(dataset.tokenizer.decode(targets[:-1]))
+    assert sorted(answers) == sorted(example["answer"] for example in EXAMPLES)
+    assert not np.array_equal(dataset.batch(0, 12), dataset.batch(12, 12))
+
+
+def test_the_loss_is_the_mean_over_the_answer_tokens_of_the_batch(data: dict[str, Any]) -> None:
+    engine = engine_of(**run_of(data, micro_batch=2))
+    model = Transformer(engine.config.model).double()
+    model.load_state_dict(parameters(engine), strict=False)
+    if engine.config.model.tied:
+        model.head.output.weight = model.embedding.tokens.weight  # type: ignore[union-attr]
+    rows = torch.from_numpy(engine.dataset.batch(0, 8)).t()
+    inputs, targets = torch.where(rows < 0, ~rows, rows)[:-1], torch.where(rows < 0, -100, rows)[1:]
+    expected = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    expected.backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    found = engine.step(0)
+    assert found.loss == pytest.approx(expected.item(), rel=1e-12) and found.grad_norm == pytest.approx(float(norm), rel=1e-12)
+
+
+def test_answers_of_different_lengths_weigh_the_same_under_every_layout(farm: Farm, data: dict[str, Any]) -> None:
+    """A mean of means over micro-batches or replicas would not."""
+    lora = {"tune": {"method": "lora", "rank": 4}}
+    layout = {"tensor": 2, "pipeline": 2, "data": 2, "sequence_parallel": True, "recompute": "full"}
+    one = farm.train(run_of(data) | lora, 1).checked().result
+    many = farm.train(run_of(data, **layout) | lora, ranks(layout)).checked().result
+    assert many["losses"] == pytest.approx(one["losses"], rel=1e-10) and many["grad_norms"] == pytest.approx(one["grad_norms"], rel=1e-10)
+
+
+def test_the_named_field_gives_way_before_the_answer(data: dict[str, Any]) -> None:
+    wide, narrow = opened(data), opened(data, seq=40)
+    assert [len(row[row >= 0]) for row in narrow.rows] == [len(row[row >= 0]) for row in wide.rows]
+    assert (narrow.rows[3] != wide.rows[3][: narrow.rows.shape[1]]).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "words"),
+    [
+        ({"template": "{context} {who} {answer}"}, None, "line 1 has no text in field 'who' of data.template"),
+        ({"template": "{answer} {question}"}, None, "does not end with {answer}"),
+        ({"template": "{answer"}, None, "cannot be read"),
+        (
+            {"truncate": None, "template": "{context}{answer}"},
+            {"context": "the mat " * 90, "answer": "no"},
+            "line 1: of the answer nothing is left",
+        ),
+        ({}, "[]", "line 1 is not a JSON object"),
+        ({}, "", "holds no example"),
+        ({"source": "nowhere.jsonl"}, None, "data.source=nowhere.jsonl cannot be read"),
+    ],
+)
+def test_examples_that_cannot_be_learnt_are_refused_in_one_line(
+    data: dict[str, Any], tmp_path: Path, change: dict[str, Any], line: Any, words: str
+) -> None:
+    if line is not None:
+        (tmp_path / "bad.jsonl").write_text(line if isinstance(line, str) else json.dumps(line))
+        change = change | {"source": str(tmp_path / "bad.jsonl")}
+    with pytest.raises(ConfigError) as error:
+        opened(data | change)
+    assert words in str(error.value) and "\n" not in str(error.value)
