@@ -57,7 +57,7 @@ class Adapter(nn.Module):
         return y
 
 
-class Scale(Part):
+class VectorScale(Part):
     """Multiplies the last dimensions of x by a vector that begins as one."""
 
     def __init__(self, shape: tuple[int, ...]):
@@ -68,7 +68,7 @@ class Scale(Part):
         return x * self.weight
 
 
-class KeyValueScale(Scale):
+class KeyValueScale(VectorScale):
     """Of the output [s, b, g, q + 2, d] of ``qkv``, scales keys and values."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def _add_adapters(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> Non
 
 def _add_scales(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
     block.attention.scale = KeyValueScale((c.kv_heads, 2, c.hidden // c.heads))
-    block.mlp.scale = Scale((c.ffn,))
+    block.mlp.scale = VectorScale((c.ffn,))
     block.attention.qkv.register_forward_hook(lambda module, inputs, x: block.attention.scale(x))
     block.mlp.down.register_forward_pre_hook(lambda module, inputs: block.mlp.scale(inputs[0]))
 

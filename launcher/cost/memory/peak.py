@@ -71,12 +71,11 @@ def states(case: Case, dense: Array, expert: Array) -> Parts:
     weight, gradient, optimizer = (
         (w, w, 2 * w) if case.wide else (f.numbers.weight_bytes, f.numbers.gradient_bytes, f.numbers.optimizer_bytes)
     )
-    gradient, optimizer = gradient * case.shape.trained, optimizer * case.shape.trained
     if f.memory.optimizer_on_host:
         optimizer = 0
-    parts = {}
+    parts: Parts = {}
     for name, state, size in ((WEIGHTS, "params", weight), (GRADIENTS, "grads", gradient), (OPTIMIZER, "optimizer", optimizer)):
-        parts[name] = size * case.shard(state, dense, expert)
+        parts[name] = size * case.shard(state, dense, expert) * (1.0 if name == WEIGHTS else case.shape.trained)
     return parts
 
 

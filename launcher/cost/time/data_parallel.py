@@ -67,7 +67,7 @@ def _expert_replicas(case: Case, holders: Array) -> PlacedGroup:
     return case.data_group(np.maximum(case.data * case.context / case.expert, 1) / holders, case.expert * holders)
 
 
-def tied_embedding(case: Case, sent: float) -> Array:
+def tied_embedding(case: Case, sent: Array) -> Array:
     """The first and the last stage sum the gradients of the matrix that both hold."""
     payload = case.shape.vocab * case.shape.hidden / case.tensor * sent
     pair = PlacedGroup(2, np.where(case.stages_apart, 1, 2), 1)
