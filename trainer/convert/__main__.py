@@ -19,10 +19,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     import torch
 
-    from trainer.convert import export_gguf, export_weights, import_weights
+    from trainer.convert import export_adapter, export_gguf, export_weights, import_weights
 
     try:
-        if arguments.direction == "export":
+        if arguments.direction == "export" and arguments.adapter:
+            export_adapter(arguments.source, arguments.target)
+            print(f"exported what LoRA added in {arguments.source} to {arguments.target}")
+        elif arguments.direction == "export":
             tokenizer, dtype = _tokenizer(arguments.tokenizer), _dtype(arguments)
             if arguments.target.suffix == GGUF:
                 export_gguf(arguments.source, arguments.target, dtype, tokenizer)
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("target", type=Path, metavar="FOLDER|FILE.gguf", help="what does not exist yet; its ending says the form")
     out.add_argument("--dtype", help="type of the weights: float32 (default), bfloat16, float16; GGUF: float16 (default), q8_0")
     out.add_argument("--tokenizer", type=Path, help="tokenizer.json, or a prepared corpus (default: next to the checkpoint)")
+    out.add_argument("--adapter", action="store_true", help="only what LoRA added, as a folder that peft reads; without it, it is merged")
     into = directions.add_parser("import", help="a Hugging Face folder or a GGUF file to the checkpoint of step 0")
     into.add_argument("source", type=Path, metavar="FOLDER|FILE.gguf", help="weights of a GPT-2, LLaMA or BLOOM model")
     into.add_argument("target", type=Path, metavar="CHECKPOINTS", help="the run.checkpoint.dir of the run that starts from it")

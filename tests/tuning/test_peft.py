@@ -1,0 +1,66 @@
+"""What LoRA added is, in ``peft``, the same function with the same gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tuning.test_layouts import engine_of
+
+from tests.small_runs import small
+from trainer.convert import export_adapter, export_weights
+from trainer.spec import ConfigError
+from trainer.testing import Farm
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+MODELS = {"gpt": {}, "llama": {"family": "llama", "kv_heads": 2, "tied": False}}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_peft_computes_our_logits_and_gradients(farm: Farm, tmp_path: Path, family: str) -> None:
+    """In fp32, after steps under tensor parallelism; the norm of the gradients of all A and B, of which peft has several where ours is one."""
+    base, tuned = tmp_path / "base", tmp_path / "tuned"
+    common: dict[str, Any] = {"model": MODELS[family], "precision": "fp32", "tensor": 2}
+    farm.train(small(run={"checkpoint": {"every": 3, "dir": str(base)}}, **common), 2).checked()
+    tune = {"method": "lora", "rank": 4, "alpha": 8.0, "base": str(base)}
+    config = small(steps=6, run={"checkpoint": {"every": 5, "dir": str(tuned)}}, **common) | {"tune": tune}
+    result = farm.train(config, 2).checked().result
+    earlier = min(tuned.glob("step-*"))  # five steps: the sixth loss is of these weights
+    export_weights(base, tmp_path / "hf")
+    export_adapter(earlier, tmp_path / "adapter")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter", is_trainable=True)
+    rows = torch.from_numpy(engine_of(**small(model=MODELS[family])).dataset.batch(40, 8))
+    logits = model(rows[:, :-1]).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    assert loss.item() == pytest.approx(result["losses"][5], rel=1e-6)
+    loss.backward()
+    own = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    # ours has one A beside several matrices: its gradient is the sum of theirs
+    shared: dict[str, torch.Tensor] = {}
+    for name, gradient in own.items():
+        assert gradient is not None
+        shared[_ours(name)] = shared.get(_ours(name), torch.zeros(())) + gradient
+    norm = torch.stack([g.norm() for g in shared.values()]).norm()
+    assert norm.item() == pytest.approx(result["grad_norms"][5], rel=1e-5)
+
+
+def _ours(name: str) -> str:
+    """The factor of ours that a factor of theirs is a part of."""
+    if "lora_A" not in name:
+        return name
+    for letter in ("q_proj", "k_proj", "v_proj"):
+        name = name.replace(letter, "qkv")
+    return name.replace("gate_proj", "up_proj")
+
+
+def test_other_methods_have_no_such_form(farm: Farm, tmp_path: Path) -> None:
+    folder = str(tmp_path / "tuned")
+    farm.train(small(run={"checkpoint": {"every": 3, "dir": folder}}) | {"tune": {"method": "ia3"}}, 1).checked()
+    with pytest.raises(ConfigError, match="only lora has a form of its own there"):
+        export_adapter(Path(folder), tmp_path / "adapter")
