@@ -57,7 +57,7 @@ def test_added_weights_are_saved_alone_and_resumed_under_another_layout(farm: Fa
     through = run(farm, tmp_path / "one", 8, tune).checked().result["losses"]
     run(farm, tmp_path / "two", 4, tune, tensor=2, sequence_parallel=True).checked()
     again = run(farm, tmp_path / "two", 8, tune, pipeline=2, data=2, sharding={"params": 2, "grads": 2, "optimizer": 2}).checked()
-    assert again.result["losses"] == pytest.approx(through, rel=1e-10)
+    assert again.result["losses"] == pytest.approx(through[4:], rel=1e-10)
     alone = opened(tmp_path / "two", merge=False).added
     assert isinstance(alone, Reader) and all("lora_" in name or "scale" in name for name in alone.shapes)
 
