@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.comm.clock import Clock
 from trainer.comm.collectives import Group, World
 from trainer.comm.groups import Groups
 from trainer.data import Dataset
+from trainer.data.prefetch import Prefetch
 from trainer.launch.failure import NonFinite
 from trainer.measure.memory import ActivationMeter, check_room
 from trainer.measure.meter import Recorder
@@ -51,6 +52,19 @@ class StepResult:
     lr: float
     stop: bool  # some rank was asked to stop
     skipped: bool  # the loss or the norm was not finite, and the weights are unchanged
+    seconds: float
+
+
+@dataclass(frozen=True)
+class QueuedStep:
+    """A step that the device has still to compute, or is computing."""
+
+    batch: TokenBatch
+    lr: float
+    sums: Tensor  # loss, squared norm of the gradient, stop requests and targets, on the host once ``end`` has passed
+    measured: bool  # the recorder has its parts
+    start: Any  # stamps of the clock
+    end: Any
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class Engine:
         self.groups = Groups.make(world, layout, model.tied)
         self.trains = config.run.task not in FORWARD_TASKS
         self.precision = Precision.of(config.run.precision, self.trains)
-        self.clock = Clock(world.device)
+        self.clock = world.ledger.clock
         self.recorder = Recorder(self.clock, world.ledger)
         self.micro_batches = micro_batches(config)
         self.tokens_per_step = config.run.global_batch * model.seq
@@ -108,6 +122,9 @@ class Engine:
         self.owned = [piece for piece in self.held if piece.record.trainable]
         self.optimizer = AdamW(config.optimizer, self.owned, world.device)
         self.scale = LossScale.of(config.run.precision)
+        self.reads_late = self.clock.on_device and not self.scale.dynamic and config.run.on_nonfinite == "stop"
+        self.halted = torch.zeros((), device=world.device)  # 1 after a step that was not finite, where that ends the run
+        self.prefetch = Prefetch(self._read_rows, config.run.global_batch)
         self.samples = 0  # consumed by the steps before
         self.updates = 0  # optimizer updates; skipped steps do not count, nor do they advance the learning rate
         seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
@@ -126,6 +143,8 @@ class Engine:
             if not (bucket.frozen and self.config.tune.base):  # the base's are read
                 bucket.initialize(self.config.run.seed)
         self.state.publish_updates()
+        self.state.settle()
+        self.world.ledger.clear()  # what counts is what steps send
 
     def _build_chunks(self) -> list[Chunk]:
         """This rank's chunks; the last one's state is made first, because backward starts there."""
@@ -171,18 +190,42 @@ class Engine:
 
     def step(self, step: int, stop: bool = False, watch: bool = False) -> StepResult:
         """Optimizer step number ``step``, from 0. ``stop`` asks all ranks to stop after it; ``watch`` counts activations."""
+        return self.read(self.queue(step, stop, watch))
+
+    def queue(self, step: int, stop: bool = False, watch: bool = False) -> QueuedStep:
+        """Give the device all work of a step. The host waits for none of it (on a GPU; a CPU computes at once).
+
+        The next step may be queued before this one is ``read`` if ``reads_late``: otherwise it needs to know whether this one counts.
+        """
         self.recorder.begin()
+        start = self.recorder.start
         with self.recorder.span("data"):
-            batch = self.batch_of(self.dataset, self.samples, step)
+            batch = self._batch(None if self._idle() else self.prefetch.rows(self.samples), step)
         self.state.counted = self.activations.track if watch else None
         with self.activations.watching() if watch else contextlib.nullcontext():
             losses = self._gradients(batch)
         with self.recorder.span("communication"):
             self.state.finish()
         with self.recorder.span("optimizer"):
-            result = self._update(batch, losses, stop)
+            lr, sums = self._update(batch, losses, stop)
         self.samples += self.config.run.global_batch
-        return result
+        self.updates += 1
+        return QueuedStep(batch, lr, sums, self.clock.marking, start, self.clock.stamp())
+
+    def read(self, queued: QueuedStep) -> StepResult:
+        """Wait for a step, the only wait of the host for the device. Its outcome."""
+        self.clock.wait(queued.end)
+        loss, squared, stops, targets = queued.sums.tolist()
+        ratio = self.tokens_per_step / max(targets, 1)
+        loss, squared = loss * ratio, squared * ratio**2
+        skipped = not (math.isfinite(loss) and math.isfinite(squared))
+        if skipped:
+            self.updates -= 1
+            self._not_finite(queued.batch, loss)
+        else:
+            self.scale.succeeded()
+        norm = math.sqrt(squared) if squared >= 0 else squared
+        return StepResult(loss, norm, queued.lr, stops > 0, skipped, self.clock.seconds(queued.start, queued.end))
 
     def _gradients(self, batch: TokenBatch) -> list[Tensor]:
         """Forward and backward of all micro-batches. Gradient reductions may still be running when it returns."""
@@ -192,13 +235,25 @@ class Engine:
     def batch_of(self, dataset: Dataset, start: int, step: int = 0) -> TokenBatch:
         """This replica's rows of the global batch that begins with sample ``start``; without a tensor on ranks that have neither embedding
         nor head."""
+        return self._batch(None if self._idle() else self._read_rows(start, dataset), step)
+
+    def _idle(self) -> bool:
+        """Whether this rank has neither embedding nor head, and reads nothing."""
+        return all(chunk.model.embedding is None and chunk.model.head is None for chunk in self.pipeline.chunks)
+
+    def _read_rows(self, start: int, dataset: Dataset | None = None) -> Tensor:
+        """This replica's rows of the batch from sample ``start`` on, [micro-batches, s + 1, b]; on a GPU's host in pinned memory."""
+        count = self.micro_batches * self.config.layout.micro_batch
+        first = start + self.groups.at.data * count
+        array = torch.from_numpy(self._with_task((dataset or self.dataset).batch(first, count), first))
+        rows = array.view(self.micro_batches, self.config.layout.micro_batch, -1).transpose(1, 2).contiguous()
+        return rows.pin_memory() if self.device.type == "cuda" else rows
+
+    def _batch(self, rows: Tensor | None, step: int) -> TokenBatch:
         size = self.config.layout.micro_batch
-        count = self.micro_batches * size
-        first, rows = self.groups.at.data * count, None
-        if any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks):
-            array = torch.from_numpy(self._with_task(dataset.batch(start + first, count), start + first))
-            rows = array.view(self.micro_batches, size, -1).transpose(1, 2).contiguous().to(self.device, non_blocking=True)
-        return TokenBatch(rows, step, first, size, self.scale.value / self.tokens_per_step, self.groups.tensor, self._vocabulary_width())
+        here = None if rows is None else rows.to(self.device, non_blocking=True)
+        first, weight = self.groups.at.data * self.micro_batches * size, self.scale.value / self.tokens_per_step
+        return TokenBatch(here, step, first, size, weight, self.groups.tensor, self._vocabulary_width())
 
     def _with_task(self, rows: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """``rows`` [count, s + 1] behind the places of virtual tokens, where tokens name the task of each row: tasks take turns."""
@@ -213,8 +268,8 @@ class Engine:
         local = -(-self.config.model.vocab // self.groups.tensor.size)
         return max(0, min(local, self.config.model.vocab - local * self.groups.tensor.index))
 
-    def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> StepResult:
-        """Clip by the global norm and update. A single all-reduce combines loss, norm and stop requests."""
+    def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> tuple[float, Tensor]:
+        """Clip by the global norm and update: the rate, and loss, squared norm and stops, which a single all-reduce combines."""
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
         own = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -223,24 +278,17 @@ class Engine:
             own[3] = batch.targets
         own[1] = squared_norm(self.owned, self.device) / scale**2
         own[2] = float(stop)
-        total = own.clone()
-        self.groups.world.all_reduce(total).wait()
-        mean = self.tokens_per_step / total[3].clamp(min=1)  # gradients were computed as if every token was a target
-        norm = total[1].sqrt() * mean
-        skip = (~(torch.isfinite(norm) & torch.isfinite(total[0]))).float()
+        self.groups.world.all_reduce(own).wait()
+        mean = self.tokens_per_step / own[3].clamp(min=1)  # gradients were computed as if every token was a target
+        norm = own[1].sqrt() * mean
+        skip = torch.maximum((~(torch.isfinite(norm) & torch.isfinite(own[0]))).float(), self.halted)
+        if self.reads_late:
+            self.halted = skip
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
         self.optimizer.step(lr, factor * mean / scale, skip)
         self.state.publish_updates()
-        loss, squared, stops, targets = total.tolist()  # the only point where the host waits for the device
-        ratio = self.tokens_per_step / max(targets, 1)
-        loss, squared = loss * ratio, squared * ratio**2
-        skipped = not (math.isfinite(loss) and math.isfinite(squared))
-        if skipped:
-            self._not_finite(batch, loss)
-        else:
-            self.updates += 1
-            self.scale.succeeded()
-        return StepResult(loss, math.sqrt(squared) if squared >= 0 else squared, lr, stops > 0, skipped)
+        sums = torch.empty(4, dtype=torch.float64, pin_memory=self.device.type == "cuda")
+        return lr, sums.copy_(own, non_blocking=True)
 
     def _not_finite(self, batch: TokenBatch, loss: float) -> None:
         """Lower the loss scale if it can be the cause. Otherwise name the origin of the value, and stop if that is the policy."""

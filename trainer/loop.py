@@ -12,6 +12,7 @@ import platform
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,7 @@ from trainer.checkpoint.tuned import base_identity, read_base, section
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
-from trainer.engine import Engine, StepResult
+from trainer.engine import Engine, QueuedStep, StepResult
 from trainer.launch.failure import NonFinite, record_failure
 from trainer.launch.rank_env import RankEnv, device_index
 from trainer.measure.meter import mean_split, stragglers
@@ -36,6 +37,9 @@ from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
 from trainer.spec.summary import result_of
 from trainer.spec.tuning import text_model
 from trainer.validation import Validation, whole_batches
+
+MEASURED_EVERY = 10
+"""On a GPU the parts of every so many steps are measured: marks and an early wait cost time there."""
 
 GARBAGE_STEPS = 50
 """Steps between garbage collections, which all ranks run at the same time."""
@@ -140,17 +144,19 @@ class TrainingRun:
         drawn = min(run.warmup_steps + 1, run.steps - 1)
         status = Status.DONE
         collect_garbage_by_hand()
+        unread: deque[tuple[int, QueuedStep]] = deque()
         for step in range(first, run.steps):
             if (step + 1) % GARBAGE_STEPS == 0:
                 gc.collect()
-            start = time.perf_counter()
-            result = self.engine.step(step, stop=self.stop_flag.set, watch=step == first)
-            self.engine.clock.synchronize()
-            self._record(step, result, time.perf_counter() - start)
+            measured = self._is_measured(step, drawn)
+            self.engine.clock.marking = measured
+            unread.append((step, self.engine.queue(step, stop=self.stop_flag.set, watch=step == first)))
+            late = self.engine.reads_late and not (measured or self._needs_outcome(step + 1))
+            while len(unread) > late:
+                if self._read(*unread.popleft()) and step + 1 < run.steps:
+                    status, late = Status.STOPPED, False
             if run.timeline and step == drawn:
                 write_timeline(self.out, step + 1, self.engine, clock_offset)
-            if result.stop and step + 1 < run.steps:
-                status = Status.STOPPED
             if self._checkpoint_is_due(step + 1, status):
                 self._save(step + 1)
             if status is Status.STOPPED:
@@ -164,6 +170,22 @@ class TrainingRun:
             )
         self._write_result(status)
         return status
+
+    def _is_measured(self, step: int, drawn: int) -> bool:
+        """Whether a step's parts are measured: all on a CPU, where that costs nothing; some on a GPU, each read before the next one is queued."""
+        return not self.engine.clock.on_device or step == drawn or step % MEASURED_EVERY == 0
+
+    def _needs_outcome(self, steps: int) -> bool:
+        """Whether what follows after so many steps needs the last one's outcome."""
+        run = self.config.run
+        validates = self.held_out is not None and steps % run.eval_every == 0
+        return steps == run.steps or validates or self._checkpoint_is_due(steps, Status.DONE)
+
+    def _read(self, step: int, queued: QueuedStep) -> bool:
+        """Wait for a step and write it down; whether some rank was asked to stop."""
+        result = self.engine.read(queued)
+        self._record(step, result, queued.measured)
+        return result.stop
 
     def _resume(self) -> int:
         """Completed steps of the newest checkpoint, loaded; 0 without one, and with weights to begin with. What a checkpoint of tuning does not
@@ -199,12 +221,13 @@ class TrainingRun:
         assert self.checkpoints is not None
         self.checkpoints.save(steps, self.engine.owned, self.engine.extra())
 
-    def _record(self, step: int, result: StepResult, seconds: float) -> None:
-        history = self.history
+    def _record(self, step: int, result: StepResult, measured: bool) -> None:
+        history, seconds = self.history, result.seconds
         history.losses.append(result.loss)
         history.grad_norms.append(result.grad_norm)
         history.step_times_s.append(seconds)
-        history.splits.append(self.engine.recorder.split())
+        if measured:
+            history.splits.append(self.engine.recorder.split())
         validated = self._validated(step + 1)
         if not self.leads:
             return

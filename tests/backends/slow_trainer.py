@@ -10,18 +10,18 @@ import time
 from typing import Any
 
 from trainer.__main__ import main as train
-from trainer.engine import Engine, StepResult
+from trainer.engine import Engine, QueuedStep
 
 PAUSE_S = 0.5
 
 
 def main(argv: list[str]) -> int:
-    step = Engine.step
+    step = Engine.queue
     slow = argv[argv.index("--attempt") + 1] in os.environ.get("SLOW_ATTEMPTS", "0").split()
 
-    def slow_step(self: Engine, *arguments: Any, **options: Any) -> StepResult:
+    def slow_step(self: Engine, *arguments: Any, **options: Any) -> QueuedStep:
         time.sleep(PAUSE_S if slow else 0.01)
         return step(self, *arguments, **options)
 
-    Engine.step = slow_step  # type: ignore[method-assign]
+    Engine.queue = slow_step  # type: ignore[method-assign]
     return train(argv)

@@ -19,7 +19,7 @@ def killed_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int, w
     """Train until step number ``step`` (from 0), wait until a checkpoint is there, then die without a word."""
     from trainer.engine import Engine
 
-    original = Engine.step
+    original = Engine.queue
 
     def doomed(self: Engine, number: int, *args: Any, **kwargs: Any) -> Any:
         if number == step:
@@ -27,7 +27,7 @@ def killed_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int, w
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self, number, *args, **kwargs)
 
-    Engine.step = doomed  # type: ignore[method-assign]
+    Engine.queue = doomed  # type: ignore[method-assign]
     _train(out, config)
 
 
@@ -64,7 +64,7 @@ def stopped_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int) 
     """Train; in step number ``step`` the last rank gets the signal by which a scheduler wants its nodes back."""
     from trainer.engine import Engine
 
-    original = Engine.step
+    original = Engine.queue
 
     def signalled(self: Engine, number: int, *args: Any, **kwargs: Any) -> Any:
         result = original(self, number, *args, **kwargs)
@@ -72,7 +72,7 @@ def stopped_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int) 
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 
-    Engine.step = signalled  # type: ignore[method-assign]
+    Engine.queue = signalled  # type: ignore[method-assign]
     _train(out, config)
 
 

@@ -25,7 +25,7 @@ def planted(env: RankEnv, out: Path, config: dict[str, Any], rank: int, where: s
 def _weight() -> None:
     from trainer.engine import Engine
 
-    original = Engine.step
+    original = Engine.queue
 
     def step(self: Engine, number: int, *args: Any, **kwargs: Any) -> Any:
         if number == 1:
@@ -33,7 +33,7 @@ def _weight() -> None:
             self.owned[0].weight[0] = torch.nan
         return original(self, number, *args, **kwargs)
 
-    Engine.step = step  # type: ignore[method-assign]
+    Engine.queue = step  # type: ignore[method-assign]
 
 
 def _output(times: int = 10**9) -> None:

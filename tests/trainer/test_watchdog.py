@@ -14,7 +14,7 @@ import pytest
 from tests.small_runs import small
 from trainer.comm import watchdog
 from trainer.comm.collectives import Group
-from trainer.data.dataset import Synthetic
+from trainer.engine import Engine
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import TrainConfig, resolve
@@ -53,17 +53,16 @@ def play(env: RankEnv, folder: Path, what: str, victim: int, config: dict[str, A
         watchdog.SILENCE_S = 4.0
         begin = watchdog.Watchdog.__init__
         watchdog.Watchdog.__init__ = lambda self, *a: begin(self, *a[:4], False, *a[5:])  # type: ignore[method-assign,assignment,misc]
-    read, reads = Synthetic.batch, []
+    queue = Engine.queue
 
-    def batch(self: Synthetic, first: int, count: int) -> Any:
-        reads.append(first)
-        if len(reads) == 4 and env.rank == victim:
+    def queued(self: Engine, step: int, *a: Any, **b: Any) -> Any:
+        if step == 3 and env.rank == victim:
             if what == "lost":
                 os.kill(os.getpid(), signal.SIGSTOP)  # as a node that is gone: nobody here sees it end
             wait_here_for_ever()
-        return read(self, first, count)
+        return queue(self, step, *a, **b)
 
-    Synthetic.batch = batch  # type: ignore[method-assign]
+    Engine.queue = queued  # type: ignore[method-assign]
     try:
         train(resolve(from_dict(TrainConfig, config), env.world_size), env, folder, 0)
     except Exception as error:

@@ -84,7 +84,8 @@ class Pending:
         except (RuntimeError, ValueError) as error:
             raise self.group.failed(self.operation, error) from error
         self.work, self.keep = None, ()
-        self.group.ledger.waits.append((start, clock.mark()))
+        if start is not None:
+            self.group.ledger.waits.append((start, clock.mark()))
 
 
 @dataclass

@@ -44,7 +44,7 @@ class PhaseSpan:
 
 
 class Recorder:
-    """Collects the spans of one step."""
+    """Collects the spans of one step, if the clock makes marks in it."""
 
     def __init__(self, clock: Clock, ledger: Ledger):
         self.clock, self.ledger = clock, ledger
@@ -55,7 +55,7 @@ class Recorder:
 
     def begin(self) -> None:
         """A new step starts now."""
-        self.spans, self.start, self.host_start = [], self.clock.mark(), time.perf_counter()
+        self.spans, self.start, self.host_start = [], self.clock.stamp(), time.perf_counter()
         self.ledger.waits.clear()
 
     @contextlib.contextmanager
@@ -65,6 +65,8 @@ class Recorder:
         start, first = self.clock.mark(), len(self.ledger.waits)
         self.work = start
         yield
+        if start is None:
+            return
         waits = slice(first, len(self.ledger.waits))
         self.spans.append(PhaseSpan(phase, None if isinstance(action, str) else action, start, self.work, self.clock.mark(), waits))
 
