@@ -15,6 +15,9 @@ from launcher.cost.inputs.shape import Array
 from launcher.cost.time.attention import FLASH, kernel, score_count
 from launcher.cost.time.pointwise import inner_width
 
+COLUMNS = 8
+"""By which queries and keys are wider where they carry ALiBi (``trainer.models.attention.Alibi``)."""
+
 
 @dataclass(frozen=True)
 class SavedActivations:
@@ -107,30 +110,34 @@ def projections(case: Case) -> Array:
         return case.tokens * elements / case.tensor
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
-    angles = (
-        s.seq * s.head_width * np.where(grouped, 2, 1) if s.rotary else 0
-    )  # sines and cosines, for keys too where those differ in shape
-    return (case.tokens * (elements + copied * w)) / case.tensor + angles * w
+    return case.tokens * (elements + copied * w) / case.tensor
+
+
+def rotary_tables(case: Case) -> Array:
+    """Sines and cosines of the positions, which all layers of a rank share (trainer/models/attention.py)."""
+    s = case.shape
+    return s.seq * s.head_width * case.width if s.rotary and case.trainer.memory.copied_heads else 0.0
 
 
 def attention_core(case: Case) -> Array:
     """Between the projections: a number per row with a flash kernel, else copies of the scores."""
     s, w, name = case.shape, case.width, kernel(case)
     if name in FLASH:
-        return case.tokens * s.heads / case.tensor * 4
+        return case.tokens * s.heads / case.tensor * 4 + bias_columns(case)
     copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies
     dropped = w + 1 if s.dropout else 0  # dropped weights and the mask
-    return score_count(case) * (copies * w + dropped)
+    return score_count(case) * (copies * w + dropped) + bias_columns(case)
 
 
-def biases(case: Case, blocks: Array) -> Array:
-    """Linear biases that a flash kernel keeps: each block's own, shared by its micro-batches; of recomputed blocks the one that runs
-    backward."""
+def bias_columns(case: Case) -> Array:
+    """ALiBi as further columns of queries and keys, which are copied for them; a fused kernel wants values and output as wide, and the
+    output is copied back (trainer/models/attention.py). Other trainers give their kernels the slopes."""
     s = case.shape
-    if not s.linear_biases or kernel(case) not in FLASH:
+    if not (s.linear_biases and case.trainer.memory.copied_heads):
         return 0.0
-    recomputed = np.where(case.recomputes("selective"), 1.0, case.recomputed_blocks)
-    return s.seq**2 * s.heads / case.tensor * case.width * (blocks * (1 - recomputed) + (recomputed > 0))
+    wider = COLUMNS * (s.heads + s.kv_heads)
+    copied = 2 * wider + s.query_width if kernel(case) in FLASH else wider + s.query_width + s.kv_width
+    return case.tokens * copied / case.tensor * case.width
 
 
 def mlp(case: Case) -> Array:

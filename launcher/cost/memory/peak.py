@@ -140,8 +140,8 @@ def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Part
     if case.trainer.memory.frees_logits:  # the newest head is gone when the first recomputed block runs backward
         again = np.maximum(again - head - logits, 0.0)
     return {
-        ACTIVATIONS: count * blocks * stored(case, kept)
-        + activations.biases(case, blocks)
+        ACTIVATIONS: activations.rotary_tables(case)
+        + count * blocks * stored(case, kept)
         + entered(case, count) * entry
         + open_heads * head
         + again,
