@@ -17,12 +17,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 CLUSTER_TESTS := $(addprefix tests/backends/test_,slurm.py slurm_containers.py slurm_drills.py slurm_faults.py \
 	kubernetes.py kubernetes_cluster.py kubernetes_deploy.py kubernetes_indexed.py kubernetes_played.py kubernetes_sweeps.py)
 
-.PHONY: help demo test test-fast test-clusters check lint format docs clean
+.PHONY: help demo test test-fast test-clusters gpu-check check lint format docs clean
 help:
 	@echo "make demo    environment, corpus, a sweep of layouts on 8 local processes, ranking, report"
 	@echo "make test    everything the tests need, then the tests"
 	@echo "make test-fast       the quick tests of pure functions alone"
 	@echo "make test-clusters   the tests on a real Slurm and a real Kubernetes alone (Debian, root)"
+	@echo "make gpu-check  on a machine with GPUs: is it right, how fast, and why (a quarter of an hour; gpu-check/report.txt)"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation as pages: build/docs/index.html"
 	@echo "make clean   remove the environment and what runs wrote"
@@ -55,6 +56,9 @@ test: $(VENV)/.test
 
 test-fast: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN) --dist loadgroup -m 'not slow' $(PYTEST_ARGS)
+
+gpu-check: $(VENV)/.test
+	$(BIN)/python benchmarks/gpu_ladder.py --out gpu-check
 
 test-clusters: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CLUSTER_TESTS) $(PYTEST_ARGS)

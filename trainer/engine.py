@@ -19,6 +19,7 @@ from trainer.data.prefetch import Prefetch
 from trainer.launch.failure import NonFinite
 from trainer.measure.memory import ActivationMeter, check_room
 from trainer.measure.meter import Recorder
+from trainer.models.attention import kernels_by_preference
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
 from trainer.pipeline.compile import compile_blocks
@@ -39,6 +40,8 @@ from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import Region
 from trainer.tensor.parallelize import Parallelizer
 
+PROCESS = contextlib.ExitStack()
+"""What holds until this process ends."""
 FORWARD_TASKS = ("evaluate", "generate", "inference")
 """Values of ``run.task`` that take weights as they are given and change nothing: there are no initial weights, gradients and moments."""
 
@@ -106,6 +109,8 @@ class Engine:
         self.config, self.world, self.device, self.dataset = config, world, world.device, dataset
         layout, model = config.layout, config.model
         self.groups = Groups.make(world, layout, model.tied)
+        if self.device.type == "cuda":
+            PROCESS.enter_context(kernels_by_preference(torch.cuda.get_device_capability(self.device)))
         self.trains = config.run.task not in FORWARD_TASKS
         self.precision = Precision.of(config.run.precision, self.trains)
         self.clock = world.ledger.clock

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.models import attention
@@ -80,3 +81,11 @@ def test_rotary_tables_are_made_once_for_all_layers() -> None:
     for _ in range(3):
         Rotary(8, 1e4)(torch.randn(5, 1, 4, 8), torch.randn(5, 1, 2, 8))
     assert attention._rotary_table.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(("capability", "first"), [((9, 0), "CUDNN"), ((10, 0), "CUDNN"), ((8, 0), "FLASH"), ((12, 0), "FLASH")])
+def test_the_fastest_attention_kernel_of_a_device_comes_first(capability: tuple[int, int], first: str) -> None:
+    before = torch._C._get_sdp_priority_order()
+    with attention.kernels_by_preference(capability):
+        assert SDPBackend(torch._C._get_sdp_priority_order()[0]).name == f"{first}_ATTENTION"
+    assert torch._C._get_sdp_priority_order() == before

@@ -1,0 +1,35 @@
+"""What must hold on GPUs; not run where there are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.small_runs import ranks, small
+from trainer.state.sharding import sums_wide
+from trainer.testing import Farm
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU here")
+
+
+def losses(farm: Farm, device: str, precision: str, **layout: Any) -> list[float]:
+    config = small(precision=precision, run={"device": device}, **layout)
+    return [float(loss) for loss in farm.train(config, ranks(layout)).checked().result["losses"]]
+
+
+@pytest.mark.parametrize(("precision", "off"), [("fp64", 1e-9), ("fp32", 1e-3), ("bf16", 3e-2)])
+def test_a_gpu_trains_the_model_that_a_cpu_trains(farm: Farm, precision: str, off: float) -> None:
+    assert losses(farm, "cuda", precision) == pytest.approx(losses(farm, "cpu", "fp64"), rel=off)
+
+
+@pytest.mark.parametrize("layout", [{"data": 2}, {"tensor": 2, "sequence_parallel": True}, {"pipeline": 2, "schedule": "zero_bubble"}])
+def test_layouts_agree_over_nccl(farm: Farm, layout: dict[str, Any]) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU here")
+    assert losses(farm, "cuda", "fp64", **layout) == pytest.approx(losses(farm, "cuda", "fp64"), rel=1e-9)
+
+
+def test_products_are_added_in_fp32_by_the_device() -> None:
+    assert sums_wide(torch.device("cuda", 0), torch.bfloat16)
