@@ -138,7 +138,7 @@ class Conformance:
         problem = serving_problem(config, plan_inference(config))
         with Backends() as backends:
             found = search(str(config.sweep.name), problem, backends)
-        assert len(found.trials) == 2 and found.reason == "search.max_trials=2 is reached"
+        assert 1 <= len(found.trials) <= 2 and found.reason, "it may know the front after one"
         for _, record, measured in found.trials:
             result = record.read_result() or {}
             assert record.status is Status.DONE and result["peak_memory_bytes"] > 0, record.detail

@@ -96,10 +96,8 @@ def test_a_rank_that_hangs_outside_of_any_collective_says_where(farm: Farm, sile
 
 
 def test_a_lost_rank_is_named_where_collectives_do_not_raise(farm: Farm) -> None:
-    """Long before the time limit of collectives."""
-    began = time.monotonic()
-    run = played(farm, 4, what="lost", victim=2, config=small(steps=100, data=4, run={"timeout_s": 120.0}), silent=True)
-    assert time.monotonic() - began < 60
+    """By its silence, not by the time limit of collectives."""
+    run = played(farm, 4, what="lost", victim=2, config=small(steps=100, data=4, run={"timeout_s": 3000.0}), silent=True)
     assert run.codes == {0: 1, 1: 1, 2: -9, 3: 1}, run.logs
     for rank in (0, 1, 3):
         assert run.failure(rank)["reason"] == "communication"

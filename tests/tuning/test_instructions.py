@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tuning.test_layouts import engine_of
+from tuning.test_tuned_layouts import engine_of
 
 from tests.small_runs import ranks, small
 from trainer.data.dataset import open_dataset

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tuning.test_layouts import engine_of
+from tuning.test_tuned_layouts import engine_of
 
 from tests.small_runs import small
 from trainer.convert import export_adapter, export_weights
