@@ -89,10 +89,11 @@ class ActiveTrial:
 
     @property
     def lost_words(self) -> str:
-        """Which stage failed, or the one before that one which did."""
-        record = None if self.lost is None else self.lost.record
-        if record is None:
-            return ""
+        """Which stage failed, or the one before that one which did; empty if none has."""
+        if self.lost is None:
+            behind = [words for need in self.unmet if (words := need.lost_words)]
+            return "" if not behind or (self.any_need and len(behind) < len(self.needs)) else behind[0]
+        record = self.lost.record
         return record.detail if record.reason is Reason.UPSTREAM else f"stage {record.stage} failed"
 
     def read_last_step(self) -> int:

@@ -42,10 +42,13 @@ class Stopper:
             self.end(claimed, *request)
 
     def handle_lost(self) -> None:
-        """Give up what needs a trial that has failed; take back from the queue what waits there for one that is tried again."""
+        """Give up what needs a trial that has failed; take back from the queue what waits there for one that is tried again.
+
+        The last in line first: Slurm starts a job that waits for one which was cancelled and is forgotten.
+        """
         state = self._state
-        for trial in [trial for trial in [*state.waiting, *state.active] if trial.needs]:
-            if trial.lost is not None and trial in state.active:
+        for trial in reversed([trial for trial in [*state.waiting, *state.active] if trial.needs]):
+            if trial.lost_words and trial in state.active:
                 self.stop([trial], Reason.UPSTREAM, trial.lost_words)
             elif trial.lost is not None and not trial.under_way and state.claim(trial):
                 state.waiting.remove(trial)
