@@ -105,7 +105,7 @@ class History:
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     step_times_s: list[float] = field(default_factory=list)
-    splits: list[dict[str, float]] = field(default_factory=list)  # of this attempt only
+    splits: list[dict[str, float] | None] = field(default_factory=list)  # of this attempt only; None where parts were not measured
 
     @classmethod
     def read(cls, folder: Path, steps: int) -> History:
@@ -226,8 +226,7 @@ class TrainingRun:
         history.losses.append(result.loss)
         history.grad_norms.append(result.grad_norm)
         history.step_times_s.append(seconds)
-        if measured:
-            history.splits.append(self.engine.recorder.split())
+        history.splits.append(self.engine.recorder.split() if measured else None)
         validated = self._validated(step + 1)
         if not self.leads:
             return
@@ -287,7 +286,8 @@ class TrainingRun:
         )
 
     def _own_measurements(self) -> dict[str, Any]:
-        measured = self.history.splits[self.config.run.warmup_steps :] or self.history.splits
+        splits = self.history.splits
+        measured = [s for s in splits[self.config.run.warmup_steps :] if s] or [s for s in splits if s]
         split = mean_split(measured) if measured else {}
         memory = self.engine.memory()
         ledger = self.engine.world.ledger

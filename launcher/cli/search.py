@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, say, searched
+from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, say, searched, tell_result
 from launcher.cli.overrides import add_overrides, check_task, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
 from launcher.named_files import check_file, check_folder, write_named
@@ -145,12 +145,7 @@ def run(
         "learnt": str(learnt) if learnt else None,
         "command": str(command) if won and command else None,
     }
-    if as_json:
-        print(json.dumps(result, indent=2, allow_nan=False))
-    else:
-        show(result)
-    if found.interrupted:
-        raise found.interrupted
+    tell_result(found, result, None if as_json else show)
     return 0 if won else 1
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.on_cluster import name_of_search, recipe_path, say, searched
+from launcher.cli.on_cluster import name_of_search, recipe_path, say, searched, tell_result
 from launcher.cli.plan_inference import entry, rendered, restricted, traced
 from launcher.labels import amount, error_of, percent, plural, seconds
 from launcher.named_files import check_file, check_folder
@@ -55,12 +54,7 @@ def run(
     done = found.policy.plan(measured_only=True)
     made = {} if found.unfinished else write_recipes(paths, name, done, config, default, overrides)
     result = document(name, problem, found, made)
-    if as_json:
-        print(json.dumps(result, indent=2, allow_nan=False))
-    else:
-        show(result)
-    if found.interrupted:
-        raise found.interrupted
+    tell_result(found, result, None if as_json else show)
     return 0 if done.kept.any() and not found.unfinished else 1
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.clusters import cluster_from_dict
 from launcher.config.compose import to_config
 from launcher.config.schema import Config
-from trainer.spec import from_dict
+from trainer.spec import ConfigError, from_dict
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,7 +40,10 @@ class Jobs:
             if rest not in self._typed:
                 self._typed[rest] = _Typed.of(self._bases[rest])
             typed = self._typed[rest]
-            job = typed.with_values({o.key_or_group: o.value() for o in values}) if typed is not None else None
+            try:
+                job = typed.with_values({o.key_or_group: o.value() for o in values}) if typed is not None else None
+            except ConfigError:
+                job = None  # Hydra may know another mistake that comes first
             if job is not None:
                 return job
         return to_config(self.compose(overrides))
@@ -110,13 +113,16 @@ class _Typed:
             return None
 
     def with_values(self, values: dict[str, Any]) -> Config | None:
-        """The configuration with plain values in place of plain values; None where that is not all that ``values`` asks for."""
+        """The configuration with plain values in place of plain values; None where that is not all that ``values`` asks for.
+
+        Raises ``ConfigError`` for what the schema refuses.
+        """
         wanted: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             section, _, rest = key.partition(".")
             wanted.setdefault(section, {})[rest] = value
         made: dict[str, Any] = {}
-        for section in sorted(wanted, key=lambda name: (name == "cluster", [*self.sections, name].index(name))):  # the first error is the same
+        for section in wanted:
             # Values as they are written: 1, 1.0 and True are one key of a dictionary and three values.
             known = section, repr(wanted[section])
             if known not in self._made:

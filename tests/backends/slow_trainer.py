@@ -1,6 +1,6 @@
 """``python -m trainer``, the real one, idling half a second in every step: faults find it, however late they come.
 
-So does its first attempt, or those that ``SLOW_ATTEMPTS`` names.
+So does every attempt that finds no checkpoint, as Slurm counts starts that never reach the trainer; or those that ``SLOW_ATTEMPTS`` names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ PAUSE_S = 0.5
 
 def main(argv: list[str]) -> int:
     step = Engine.queue
-    slow = argv[argv.index("--attempt") + 1] in os.environ.get("SLOW_ATTEMPTS", "0").split()
+    attempt, slow_attempts = argv[argv.index("--attempt") + 1], os.environ.get("SLOW_ATTEMPTS")
+    first_steps: list[int] = []
 
-    def slow_step(self: Engine, *arguments: Any, **options: Any) -> QueuedStep:
+    def slow_step(self: Engine, number: int, *arguments: Any, **options: Any) -> QueuedStep:
+        first_steps.append(number)
+        slow = first_steps[0] == 0 if slow_attempts is None else attempt in slow_attempts.split()
         time.sleep(PAUSE_S if slow else 0.01)
-        return step(self, *arguments, **options)
+        return step(self, number, *arguments, **options)
 
     Engine.queue = slow_step  # type: ignore[method-assign]
     return train(argv)

@@ -71,6 +71,7 @@ def test_every_job_is_what_hydra_composes(loaded: Loaded, jobs: list[list[str]])
 @example(
     [["layout.tensor=2"], ["layout.tensor=two", "cluster.nodes=x"], ["cluster.nodes=0", "run.steps=0"], ["run.seed=007"], ["run.seed=-3"]]
 )
+@example([["cluster.env.A=2", "layout.tensor=two"]])
 @example([["run.steps=${run.seed}"], ["run.seed=5"], ["data.path=${sweep.dir}/x", "run.seed=5"]])
 @given(st.lists(st.lists(LINES, max_size=4), min_size=1, max_size=4))
 def test_every_typed_job_is_the_typed_form_of_what_hydra_composes(loaded: Loaded, jobs: list[list[str]]) -> None:

@@ -23,9 +23,7 @@ class RankEnv:
 DEVICE_ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # hardware queues: with fewer, a waiting receive blocks the kernels of other streams
     "TORCH_NCCL_HIGH_PRIORITY": "1",  # messages before kernels that are queued behind them
-    "TORCH_FR_BUFFER_SIZE": "2000",  # torch's flight recorder of collectives
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # buffers of many sizes do not fragment the memory
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it no product is deterministic
 }
 """What torch reads before CUDA starts; what the user sets counts more."""
 
