@@ -244,7 +244,8 @@ def main() -> None:
 def _print(problem: FitProblem, whole: Fit) -> None:
     before = problem.errors(problem.defaults)
     print(
-        f"median error: defaults {median_error(before):.2%}, shipped {median_error(problem.errors({})):.2%}, fit {median_error(whole.errors):.2%}"
+        f"median error: defaults {median_error(before):.2%}, shipped {median_error(problem.errors({})):.2%}, fit "
+        f"{median_error(whole.errors):.2%}"
     )
     for name, value in whole.values.items():
         print(f"  {name:22s} {problem.defaults[name]:10.3g} -> {value:10.3g}")

@@ -4,8 +4,8 @@
     python -m benchmarks.fit_inference TABLE.csv ... --leave-out  for each model: the error with constants fitted to all other models;
                                                                   for each constant: how far it moves then (spread in conf/inference.yaml)
 
-The tables are canonical ones of inference, as ``trireme validate`` reads them. A fit starts from the defaults of conf/inference.yaml (what is
-known without any table) and is held near them; all models weigh the same, and rows far off count linearly (Huber).
+The tables are canonical ones of inference, as ``trireme validate`` reads them. A fit starts from the defaults of conf/inference.yaml (what
+is known without any table) and is held near them; all models weigh the same, and rows far off count linearly (Huber).
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     make gpu-check                                        # or: python benchmarks/gpu_ladder.py --out gpu-check
     python benchmarks/gpu_ladder.py --device cpu          # the same program on a machine without one, with small models
 
-Parts, each of which may fail without ending the others: losses beside those of the CPU; losses of every layout beside those of one GPU; rungs
-from eager fp32 to compiled bf16 for models of three sizes, with the share of the peak, and memory as counted beside what the allocator gave;
-the plain PyTorch loop, compiled; `trireme doctor`. Every line goes to ``steps.csv`` and ``report.txt`` in the folder. Exit code 1 if
-a comparison failed.
+Parts, each of which may fail without ending the others: losses beside those of the CPU; losses of every layout beside those of one GPU;
+rungs from eager fp32 to compiled bf16 for models of three sizes, with the share of the peak, and memory as counted beside what the
+allocator gave; the plain PyTorch loop, compiled; `trireme doctor`. Every line goes to ``steps.csv`` and ``report.txt`` in the folder. Exit
+code 1 if a comparison failed.
 """
 
 from __future__ import annotations

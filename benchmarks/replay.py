@@ -92,13 +92,15 @@ def drawing(points: Sequence[tuple[float, float]], count: int) -> str:
         x, ends = across(promised), (up(max(wrong - chance, 0.0)), up(wrong + chance))
         lines.append(f'<path d="M{x:.0f},{ends[0]:.0f}V{ends[1]:.0f}" stroke="#1f6fb2"/>')
         lines.append(
-            f'<circle cx="{x:.0f}" cy="{up(wrong):.0f}" r="4" fill="#1f6fb2" stroke="none"><title>{promised:g}: {wrong:.1%}</title></circle>'
+            f'<circle cx="{x:.0f}" cy="{up(wrong):.0f}" r="4" fill="#1f6fb2" stroke="none"><title>{promised:g}: '
+            f"{wrong:.1%}</title></circle>"
         )
     lines.append(
         f'<g fill="#444" stroke="none"><text x="{left + side / 2}" y="{top + side + 42}" text-anchor="middle">promised: search.doubt</text>'
     )
     lines.append(
-        f'<text x="16" y="{top + side / 2}" text-anchor="middle" transform="rotate(-90 16 {top + side / 2})">searches that stopped wrongly</text></g>'
+        f'<text x="16" y="{top + side / 2}" text-anchor="middle" transform="rotate(-90 16 {top + side / 2})">searches '
+        f"that stopped wrongly</text></g>"
     )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
@@ -117,7 +119,8 @@ def main() -> None:
         found = figures([replay(sweep, SearchConfig(doubt=doubt), widths=widths) for sweep, widths in made], sources)
         points.append((doubt, found["wrong"]))
         print(
-            f"{doubt:5.2f}  {found['within']:10.1%} {found['wrong']:6.1%} {found['by source']:17.1%} {found['believed']:9.1%} {found['trials']:7.1f} "
+            f"{doubt:5.2f}  {found['within']:10.1%} {found['wrong']:6.1%} {found['by source']:17.1%} "
+            f"{found['believed']:9.1%} {found['trials']:7.1f} "
             f"{found['of the grid']:24.1%} {found['mean share']:11.1%}"
         )
     if given.svg:

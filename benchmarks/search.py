@@ -152,7 +152,8 @@ def report(candidates: SearchProblem, found: SearchOutcome, rounds: list[Round],
     spent, whole = 3600 * found.policy.gpu_hours, rounds[0].rank_seconds
     print(f"grid: {len(order)} trials, {whole:.0f} rank-seconds a round")
     print(
-        f"search: {found.policy.trials} trials ({found.policy.trials / len(order):.0%}), {spent:.0f} rank-seconds ({spent / whole:.0%}); {found.reason}"
+        f"search: {found.policy.trials} trials ({found.policy.trials / len(order):.0%}), {spent:.0f} rank-seconds "
+        f"({spent / whole:.0%}); {found.reason}"
     )
 
 

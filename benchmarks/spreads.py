@@ -207,11 +207,13 @@ def coverage(missed: Sequence[Missed], widths: Widths) -> None:
         levels = each.levels(likeliest([other for other in missed if other is not each], widths, rounds=4))
         inside[each.source] = (levels > 0.1) & (levels < 0.9)
         print(
-            f"{len(levels):5d} rows  {inside[each.source].mean():6.1%} inside  {each.distance.mean():4.1f} doublings away  {short(each.source)}"
+            f"{len(levels):5d} rows  {inside[each.source].mean():6.1%} inside  {each.distance.mean():4.1f} doublings away  "
+            f"{short(each.source)}"
         )
     rows = np.concatenate(list(inside.values()))
     print(
-        f"inside of the 80 % interval: {rows.mean():.1%} of rows, {np.mean([i.mean() for i in inside.values()]):.1%} with each source counted once"
+        f"inside of the 80 % interval: {rows.mean():.1%} of rows, {np.mean([i.mean() for i in inside.values()]):.1%} "
+        f"with each source counted once"
     )
 
 
@@ -255,7 +257,8 @@ def document(widths: Widths, found: LeftOut) -> str:
         kind = f'kind: set, source: "{reasons[name]}"' if name in reasons else "kind: learnt"
         lines.append(f"  {name}: {{value: {value:.3g}, {kind}}}")
     lines.append(
-        "# the largest share of a step that each part had in known runs (their 95 % quantile): beyond it a prediction rests on no measurement"
+        "# the largest share of a step that each part had in known runs (their 95 % quantile): beyond it a prediction "
+        "rests on no measurement"
     )
     lines.append("parts:")
     lines += [f"  {name}: {value:.3f}" for name, value in zip(found.names, largest)]

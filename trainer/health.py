@@ -69,7 +69,8 @@ def check_device(env: RankEnv) -> str | None:
 
 
 def _holds(device: torch.device, nbytes: int) -> bool:
-    """Whether so much memory keeps what is written to it. All of it is written before it is read, piece by piece: reading takes memory too."""
+    """Whether so much memory keeps what is written to it. All of it is written before it is read, piece by piece: reading takes memory
+    too."""
     import torch
 
     pieces = [torch.full((min(PIECE_BYTES, nbytes - start) // 4,), 1.0, device=device) for start in range(0, nbytes, PIECE_BYTES)]

@@ -172,7 +172,8 @@ class TrainingRun:
         return status
 
     def _is_measured(self, step: int, drawn: int) -> bool:
-        """Whether a step's parts are measured: all on a CPU, where that costs nothing; some on a GPU, each read before the next one is queued."""
+        """Whether a step's parts are measured: all on a CPU, where that costs nothing; some on a GPU, each read before the next one is
+        queued."""
         return not self.engine.clock.on_device or step == drawn or step % MEASURED_EVERY == 0
 
     def _needs_outcome(self, steps: int) -> bool:
@@ -188,8 +189,8 @@ class TrainingRun:
         return result.stop
 
     def _resume(self) -> int:
-        """Completed steps of the newest checkpoint, loaded; 0 without one, and with weights to begin with. What a checkpoint of tuning does not
-        hold is what it began with."""
+        """Completed steps of the newest checkpoint, loaded; 0 without one, and with weights to begin with. What a checkpoint of tuning
+        does not hold is what it began with."""
         resumes = self.checkpoints is not None and self.config.run.checkpoint.resume
         partial = self.config.tune.method != "full"
         if partial:

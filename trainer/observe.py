@@ -212,8 +212,10 @@ class Watch:
             os.killpg(self.process.pid, signal.SIGKILL)
         if now - heard > self.patience_s:
             raise TrainerFailure(
-                Reason.COMMUNICATION, f"the command wrote nothing for {self.patience_s:g} s and was ended; its last line: {self.last_line()}; raise run.timeout_s if it takes that long"
-            )  # fmt: skip
+                Reason.COMMUNICATION,
+                f"the command wrote nothing for {self.patience_s:g} s and was ended; its last line: {self.last_line()}; "
+                f"raise run.timeout_s if it takes that long",
+            )
 
     def last_line(self) -> str:
         return next((line.strip() for line in reversed(self.tail) if line.strip()), "none")
@@ -233,7 +235,8 @@ def _check_end(code: int, watch: Watch, command: CommandConfig, record: Recordin
         shown = " | ".join(line.strip() for line in watch.tail if line.strip())
         raise TrainerFailure(
             Reason.CONFIGURATION,
-            f"the command ended with code 0, but its log tells of {len(record.steps)} steps of {record.config.run.steps}; trainer.launch.log="
+            f"the command ended with code 0, but its log tells of {len(record.steps)} steps of {record.config.run.steps}; "
+            f"trainer.launch.log="
             f"{command.log} does not fit it, or it ran fewer. Its last lines: {shown or 'none'}",
         )
 

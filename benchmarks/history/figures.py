@@ -100,7 +100,8 @@ def newest() -> Figures:
 def block(record: Mapping[str, Any]) -> str:
     """The figures of a record as the table that the documentation shows: left out first, in-sample beside it."""
     lines = [
-        "| table | timed | fit | median error | p90 | bias | correlation | regret | F1 of memory | AUC of shares | peak memory | one run | three |",
+        "| table | timed | fit | median error | p90 | bias | correlation | regret | F1 of memory | AUC of shares | peak "
+        "memory | one run | three |",
         "|---" * 13 + "|",
     ]
     for table in record["tables"]:

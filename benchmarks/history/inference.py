@@ -2,9 +2,9 @@
 
     python -m benchmarks.history.inference
 
-Predicts the tables of benchmarks/published/inference_data: static batches by the latency of a batch, served load by the time per token. Every
-model weighs the same; left out are models, with constants fitted to the rows of all others. Writes benchmarks/history/inference/DATE.json
-and the table of figures in docs/inference.md.
+Predicts the tables of benchmarks/published/inference_data: static batches by the latency of a batch, served load by the time per token.
+Every model weighs the same; left out are models, with constants fitted to the rows of all others. Writes
+benchmarks/history/inference/DATE.json and the table of figures in docs/inference.md.
 """
 
 from __future__ import annotations

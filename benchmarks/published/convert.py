@@ -30,8 +30,8 @@ BY_NAME = ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "de
 
 
 def converted(path: str | Path) -> tuple[list[dict[str, Any]], Mapping[str, TableColumn]]:
-    """The canonical rows of a raw table of any of the three forms, told apart by their columns, and what those are. ``ConfigError`` where it
-    cannot be read."""
+    """The canonical rows of a raw table of any of the three forms, told apart by their columns, and what those are. ``ConfigError`` where
+    it cannot be read."""
     names = set(header(path))
     for form, cells in ((inference.SERVED, inference.of_served), (inference.BATCHES, inference.of_batches)):
         if {form[0], form[-1], form[-4]} <= names:

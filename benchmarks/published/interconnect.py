@@ -17,8 +17,8 @@ INFINIBAND = {"FDR": 56, "EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
 """Gb/s of a port of four lanes, by generation."""
 
 CLOUDS = (
-    (r"p3dn", 100), (r"\bp4de?\b", 400), (r"\bp5e?n?\b", 3200), (r"nd40rs", 100), (r"nd96a\w*sr|nd a100", 1600), (r"nd96is\w*|nd h[12]00", 3200),
-    (r"a2-(high|mega|ultra)gpu", 100), (r"a3-high", 800), (r"a3-mega", 1600), (r"a3-ultra|a4-high", 3200),
+    (r"p3dn", 100), (r"\bp4de?\b", 400), (r"\bp5e?n?\b", 3200), (r"nd40rs", 100), (r"nd96a\w*sr|nd a100", 1600),
+    (r"nd96is\w*|nd h[12]00", 3200), (r"a2-(high|mega|ultra)gpu", 100), (r"a3-high", 800), (r"a3-mega", 1600), (r"a3-ultra|a4-high", 3200),
 )  # fmt: skip
 """Gb/s that an instance of a cloud has for its devices, by the provider's documentation."""
 

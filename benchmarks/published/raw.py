@@ -100,7 +100,8 @@ class RawRow:
 
 
 def read(path: str | Path, required: Sequence[str] = REQUIRED) -> list[RawRow]:
-    """All rows of a table, of training unless other columns are ``required``. ``ConfigError`` when it cannot be read or its columns are not those of the format."""
+    """All rows of a table, of training unless other columns are ``required``. ``ConfigError`` when it cannot be read or its columns are
+    not those of the format."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -56,7 +56,8 @@ class CodeSnapshot:
         total, largest = sum(sizes.values()), max(sizes, key=lambda path: sizes[path], default=None)
         if total > LARGEST_BYTES and largest is not None:
             raise ConfigError(
-                f"cluster.code=snapshot: the code in {self.project} has {_mib(total)}, more than {_mib(LARGEST_BYTES)} (its largest file is {largest}, "
+                f"cluster.code=snapshot: the code in {self.project} has {_mib(total)}, more than {_mib(LARGEST_BYTES)} (its "
+                f"largest file is {largest}, "
                 f"{_mib(sizes[largest])}); take what is no code out of git or the packages, or set cluster.code=image"
             )
 

@@ -118,7 +118,8 @@ def machine_of_rows(rows: Sequence[MeasuredRun]) -> str:
     known = hardware_files()
     if names[0] not in known:
         raise ConfigError(
-            f"the runs are of hardware={names[0]}, which has no file{nearest(names[0], known)}; describe it (docs: hardware), or measure it with "
+            f"the runs are of hardware={names[0]}, which has no file{nearest(names[0], known)}; describe it (docs: "
+            f"hardware), or measure it with "
             "'trireme doctor', and train with hardware=NAME"
         )
     return names[0]

@@ -153,7 +153,8 @@ def show(found: HardwareConfig, path: Path, seconds: float) -> None:
     )
     if found.cores and figures["per_node"] > found.cores:
         console.print(
-            f"{figures['per_node']} ranks share {found.cores} cores: the times above are those of a rank with a core of its own, and the cost model lets ranks take turns",
+            f"{figures['per_node']} ranks share {found.cores} cores: the times above are those of a rank with a core of its "
+            f"own, and the cost model lets ranks take turns",
             soft_wrap=True,
         )
     console.print(f"written to {path} in {seconds:.0f} s; use it: trireme plan hardware={found.name} ...", soft_wrap=True)

@@ -1,5 +1,5 @@
-"""``trireme generate MODEL --prompt TEXT ... [KEY=VALUE ...]``: text from a checkpoint or a Hugging Face folder. The trainer does the work: in one
-process, or with keys (``layout.tensor=2``, ``cluster=slurm``) in a job under that layout."""
+"""``trireme generate MODEL --prompt TEXT ... [KEY=VALUE ...]``: text from a checkpoint or a Hugging Face folder. The trainer does the
+work: in one process, or with keys (``layout.tensor=2``, ``cluster=slurm``) in a job under that layout."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
     words = [word for word in overrides if word.lstrip("+").startswith("layout.")]
     if whole := [word for word in overrides if word.lstrip("+").startswith("layout=")]:
         raise ConfigError(
-            f"{whole[0]} selects a single layout, but this command enumerates all; restrict it with individual keys, as in layout.tensor=2,4"
+            f"{whole[0]} selects a single layout, but this command enumerates all; restrict it with individual keys, as in "
+            f"layout.tensor=2,4"
         )
     with plain_errors():
         parsed = OverridesParser.create().parse_overrides(words)

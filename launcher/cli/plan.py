@@ -35,11 +35,11 @@ DESCRIPTION = """\
 Predicts step time and memory of every layout that obeys the rules: tensor x pipeline x virtual pipeline x micro-batch x schedule x
 recomputation x sequence parallelism x state sharding. Nothing is run. Layouts that no other one with the same ranks beats in both
 time and memory are listed, fastest first. Next to a step time stand the interval in which 80 % of such predictions lie
-and the probability that this layout is the fastest. Those that fit into memory with a probability below 50 % are listed apart. Values of layout
-keys keep to layouts that have them.
+and the probability that this layout is the fastest. Those that fit into memory with a probability below 50 % are listed apart. Values of
+layout keys keep to layouts that have them.
 
-With task=inference it plans how to serve a model: workload=chat|code|summarise|reasoning|nemo|nemo_long (or workload.{input,output}, and one of
-workload.{batch,concurrency,rate,trace}), engine=NAME, limits sla.{latency_ms,ttft_ms,tpot_ms,throughput,devices,cost}.
+With task=inference it plans how to serve a model: workload=chat|code|summarise|reasoning|nemo|nemo_long (or workload.{input,output}, and
+one of workload.{batch,concurrency,rate,trace}), engine=NAME, limits sla.{latency_ms,ttft_ms,tpot_ms,throughput,devices,cost}.
 
 examples:
   trireme plan recipe=gpt3_175b

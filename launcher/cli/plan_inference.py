@@ -68,7 +68,10 @@ def heading(config: Config) -> str:
     work = config.workload
     load = {"batch": work.batch, "concurrency": work.concurrency, "rate": work.rate and round(work.rate, 3)}
     words = "".join(f", {name} {value}" for name, value in load.items() if value is not None)
-    return f"{config.model.family} {size} parameters in {config.serving.weights}, {work.input} tokens in, {work.output} out{words}, {config.engine.name}, {world(config.cluster)}"
+    return (
+        f"{config.model.family} {size} parameters in {config.serving.weights}, {work.input} tokens in, {work.output} "
+        f"out{words}, {config.engine.name}, {world(config.cluster)}"
+    )
 
 
 def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None:
@@ -84,7 +87,8 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
     for goal, row in planned.recommended.items():
         if row is not None:
             console.print(
-                f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}\n  {command(planned, row, config.workload, config.serving.checkpoint)}",
+                f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}\n  "
+                f"{command(planned, row, config.workload, config.serving.checkpoint)}",
                 soft_wrap=True,
             )
     for name, value, row in planned.relaxations():
@@ -130,7 +134,10 @@ def mostly(parts: Mapping[str, Mapping[str, float]]) -> str:
 
 def figures(planned: InferencePlan, row: int) -> str:
     values = planned.values
-    return f"{seconds(values['latency_ms'][row] / 1e3)} a request, {amount(values['throughput'][row])} requests/s, {values['cost'][row]:.3g} per million tokens"
+    return (
+        f"{seconds(values['latency_ms'][row] / 1e3)} a request, {amount(values['throughput'][row])} requests/s, "
+        f"{values['cost'][row]:.3g} per million tokens"
+    )
 
 
 def rendered(config: Config, planned: InferencePlan) -> dict[str, str]:

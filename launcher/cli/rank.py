@@ -24,8 +24,8 @@ Trials that ran to the end come first, by median step time after warm-up. "=" ma
 from the best: the intervals of their medians overlap. An interval lies between two of the measured steps that enclose the median
 with 83 % confidence (order statistics), so that two that do not overlap differ at the 95 % level; of three steps or fewer it is
 their range. Next to a predicted step time stands
-the interval in which 80 % of such predictions lie. Trials that failed, were stopped or are under way follow; why, and what was pruned, stands below the table.
-A terminal that is too narrow for all columns shows the most important ones; --json has everything.
+the interval in which 80 % of such predictions lie. Trials that failed, were stopped or are under way follow; why, and what was pruned,
+stands below the table. A terminal that is too narrow for all columns shows the most important ones; --json has everything.
 """
 
 

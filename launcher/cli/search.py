@@ -19,6 +19,8 @@ from trainer.spec.errors import listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rich.console import Console
+
     from launcher.config import Config
     from launcher.search.policy import Policy, SearchTrial, TrialObservation
     from launcher.search.problem import SearchProblem
@@ -46,15 +48,16 @@ REPLAYED = (
 DESCRIPTION = """\
 Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, corrects the cost
 model by what was measured, and ends when the probability that any untried layout is faster than the best by more than search.tolerance
-(2 %) is below search.doubt (10 %), or at search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured
-again at full size, and once more where noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any
+(2 %) is below search.doubt (10 %), or at search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the
+layout's structure; the best are measured again at full size, and once more where noise leaves open which of them is faster. The winner
+becomes a recipe. It can be stopped at any
 time: the same command continues. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
 With task=inference the search is for the front of time against cost of a served model (workload=..., sla.*, serving.*): trials run this
 project's generator; three ways to serve are recommended, each with its command and recipe.
 
-With --replay the sweeps of a table of measured trials (published format) stand for the cluster; of a table of inference the search is for the
-front of time against cost.
+With --replay the sweeps of a table of measured trials (published format) stand for the cluster; of a table of inference the search is for
+the front of time against cost.
 
 examples:
   trireme search model=gpt_mini cluster.gpus_per_node=4 run.global_batch=16 hardware=mine
@@ -163,22 +166,6 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome[Policy],
     """What a search found, as ``--json`` prints it: the ranking, predicted against measured, what it cost and what the grid would have."""
     from launcher.planning.layout_names import name_of
 
-    rows, chances = [], found.policy.fastest()
-    low, high = found.policy.time.posterior().interval
-    for index in found.policy.ranking():
-        record = [r for trial, r, _ in found.trials if trial.index == index][-1]
-        rows.append(
-            {
-                "layout": name_of(candidates.layout(index)),
-                "step_time_s": found.policy.seconds_of(index),
-                "full_size": index in found.policy.verified,
-                "predicted_s": float(candidates.candidates.seconds[index]),
-                "corrected_s": found.policy.believed(index),
-                "interval_s": [float(low[index]), float(high[index])],
-                "fastest": float(chances[index]),
-                "trial": record.id,
-            }
-        )
     failures = [
         {"layout": name_of(candidates.trial_config(t).layout), "reason": m.reason.value, "detail": r.detail, "trial": r.id}
         for t, r, m in found.trials
@@ -190,7 +177,7 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome[Policy],
         "doubt": found.doubt,
         "likeliest": None if found.likeliest is None else name_of(candidates.layout(found.likeliest)),
         "interrupted": found.unfinished,
-        "ranking": rows,
+        "ranking": ranking(candidates, found),
         "failed": failures,
         "trials": found.policy.trials,
         "layouts": layouts,
@@ -199,6 +186,28 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome[Policy],
         "grid_gpu_hours": found.policy.grid_gpu_hours(candidates.config.run.steps, candidates.config.cluster.world_size),
         "recipe": str(recipe) if recipe else None,
     }
+
+
+def ranking(candidates: SearchProblem, found: SearchOutcome[Policy]) -> list[dict[str, Any]]:
+    """What is known of each layout that ran, the fastest first."""
+    from launcher.planning.layout_names import name_of
+
+    policy, chances = found.policy, found.policy.fastest()
+    low, high = policy.time.posterior().interval
+    trials = {trial.index: record.id for trial, record, _ in found.trials}
+    return [
+        {
+            "layout": name_of(candidates.layout(index)),
+            "step_time_s": policy.seconds_of(index),
+            "full_size": index in policy.verified,
+            "predicted_s": float(candidates.candidates.seconds[index]),
+            "corrected_s": policy.believed(index),
+            "interval_s": [float(low[index]), float(high[index])],
+            "fastest": float(chances[index]),
+            "trial": trials[index],
+        }
+        for index in policy.ranking()
+    ]
 
 
 def show(result: dict[str, Any]) -> None:
@@ -229,6 +238,11 @@ def show(result: dict[str, Any]) -> None:
             f"left open: an untried layout is faster by more than the tolerance with a probability of {percent(result['doubt'])}; "
             f"the likeliest is {result['likeliest']}"
         )
+    show_files(console, result)
+
+
+def show_files(console: Console, result: dict[str, Any]) -> None:
+    """What the search has written, and the command that takes each up."""
     if result["learnt"]:
         file = Path(result["learnt"])
         console.print(

@@ -140,23 +140,6 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
 
     policy, planned = found.policy, problem.planned
     done = policy.plan(measured_only=True)
-    trials = [
-        {
-            "name": problem.name(trial.index),
-            "trial": record.id,
-            "status": record.status.value,
-            "reason": None if measured.ran else measured.reason.value,
-            "detail": record.detail,
-            "predicted_s": float(problem.predicted(trial)[0].sum()),
-            "measured_s": measured.seconds if measured.ran else None,
-            **{
-                key: (record.read_result() or {}).get(key)
-                for key in ("latency_s", "ttft_s", "tpot_s", "requests_per_s", "peak_memory_bytes")
-            },
-            "predicted_memory_bytes": problem.predicted(trial)[1],
-        }
-        for trial, record, measured in found.trials
-    ]
     nearest = [
         {"limit": limit, "value": value, "unit": LIMITS[limit], "name": name_of(done.table[row])}
         for limit, value, row in done.relaxations()
@@ -166,7 +149,7 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
         "search": name,
         "reason": found.reason,
         "interrupted": found.unfinished,
-        "trials": trials,
+        "trials": [tried(problem, *each) for each in found.trials],
         **front_of(problem, found),
         "recommended": recommendations(problem, done, recipes),
         "relaxations": nearest,
@@ -176,6 +159,23 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
         | planned.dropped
         | {"predicted far behind the front": hopeless},
         "gpu_hours": policy.gpu_hours,
+    }
+
+
+def tried(problem: ServingProblem, trial: SearchTrial, record: Record, measured: TrialObservation) -> dict[str, Any]:
+    """What was predicted and measured of one trial."""
+    written = record.read_result() or {}
+    predicted, memory = problem.predicted(trial)
+    return {
+        "name": problem.name(trial.index),
+        "trial": record.id,
+        "status": record.status.value,
+        "reason": None if measured.ran else measured.reason.value,
+        "detail": record.detail,
+        "predicted_s": float(predicted.sum()),
+        "measured_s": measured.seconds if measured.ran else None,
+        **{key: written.get(key) for key in ("latency_s", "ttft_s", "tpot_s", "requests_per_s", "peak_memory_bytes")},
+        "predicted_memory_bytes": memory,
     }
 
 
@@ -205,7 +205,10 @@ def show(result: Mapping[str, Any]) -> None:
             console.print(f"{one['trial']}  {one['name']}: {one['reason']} {one['detail']}".rstrip(), markup=False)
     for goal, one in result["recommended"].items():
         if one is not None:
-            figures = f"{seconds(one['latency_ms'] / 1e3)} a request, {amount(one['throughput'])} requests/s, {one['cost']:.3g} per million tokens"
+            figures = (
+                f"{seconds(one['latency_ms'] / 1e3)} a request, {amount(one['throughput'])} requests/s, {one['cost']:.3g} per "
+                f"million tokens"
+            )
             recipe = f"\n  trireme plan recipe={Path(one['recipe']).stem}" if one["recipe"] else ""
             console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}\n  {one['command']}{recipe}", soft_wrap=True)
     for one in result["relaxations"]:
@@ -214,6 +217,7 @@ def show(result: Mapping[str, Any]) -> None:
         console.print(f"with {engine}:\n  {words}", soft_wrap=True)
     out = ", ".join(f"{count:,} {reason}" for reason, count in result["out"].items() if count)
     console.print(
-        f"{plural(len(trials), 'trial')} of {result['considered']:,} ways to serve, {result['gpu_hours']:.3g} GPU-hours; out: {out or 'none'}"
+        f"{plural(len(trials), 'trial')} of {result['considered']:,} ways to serve, {result['gpu_hours']:.3g} "
+        f"GPU-hours; out: {out or 'none'}"
     )
     console.print(f"stopped: {result['reason']}")

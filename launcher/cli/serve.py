@@ -1,5 +1,5 @@
-"""``trireme serve MODEL [KEY=VALUE ...]``: completions over HTTP. The trainer does the work: in this process, or with keys (``layout.tensor=2``) in
-a job under that layout. The first signal lets it finish what runs, a second one ends it at once."""
+"""``trireme serve MODEL [KEY=VALUE ...]``: completions over HTTP. The trainer does the work: in this process, or with keys
+(``layout.tensor=2``) in a job under that layout. The first signal lets it finish what runs, a second one ends it at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def main(argv: list[str]) -> int:
     config, copy = for_generation(words, overrides, own), copier(True)
     if config.cluster.backend == "kubernetes":
         raise ConfigError(
-            "cluster.backend=kubernetes: a pod's address is its own, so this command cannot serve there; run 'python -m trainer.generate.serve' "
+            "cluster.backend=kubernetes: a pod's address is its own, so this command cannot serve there; run 'python -m "
+            "trainer.generate.serve' "
             "in a Deployment with a Service, or use local or slurm"
         )
     ending: list[int] = []

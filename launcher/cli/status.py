@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
     others = sorted({code for record in sweep.records if (code := _code(record))} - {here})
     if others and not arguments.json:
         print(
-            f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} {CodeSnapshot().project}"
+            f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} "
+            f"{CodeSnapshot().project}"
         )
     return 0
 

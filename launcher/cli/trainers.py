@@ -53,9 +53,8 @@ def show(own: Path | None, as_json: bool) -> int:
         return 0
     for name, one in found.items():
         print(
-            f"{name:30}{one['name']}: {'this project' if one['program'] == 'embedded' else 'for predictions' if one['told'] is None else ''}".rstrip(
-                ": "
-            )
+            f"{name:30}{one['name']}: "
+            f"{'this project' if one['program'] == 'embedded' else 'for predictions' if one['told'] is None else ''}".rstrip(": ")
         )
         for key, values in (one["told"] or {}).items():
             print(f"    {key}" + (f" = {', '.join(values)}" if values else ""))

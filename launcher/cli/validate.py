@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Predicts every row of a table of measured training runs and prints, per source, how far off step time and peak memory are, how well the
-layouts of a sweep are ranked, how many measured times lie in the 80 % interval of the predicted ones, and whether shortages of memory are foreseen. Rows that say too little are counted with the reason.
+layouts of a sweep are ranked, how many measured times lie in the 80 % interval of the predicted ones, and whether shortages of memory are
+foreseen. Rows that say too little are counted with the reason.
 
 The table has canonical columns, every cell explicit, "unknown" where a source does not say; 'trireme validate --columns' lists them all.
 'trireme rank --csv FILE' writes the trials of a sweep in that form; 'python -m benchmarks.published RAW.csv FILE' turns tables as they were
-published into it, with a column that lists every assumption. Tables of inference (latency, time per token) are told by their columns. trainer=NAME predicts all rows as if measured with that trainer.
+published into it, with a column that lists every assumption. Tables of inference (latency, time per token) are told by their columns.
+trainer=NAME predicts all rows as if measured with that trainer.
 
 example:
   trireme validate measured.csv --out predictions.csv
@@ -70,7 +72,8 @@ def main(argv: list[str]) -> int:
         covered = [each.coverage for each in sources.values() if each.coverage is not None]
         if covered:
             print(
-                f"inside of the 80 % interval: {percent(everything.coverage)} of rows, {percent(sum(covered) / len(covered))} with each source counted once"
+                f"inside of the 80 % interval: {percent(everything.coverage)} of rows, {percent(sum(covered) / len(covered))} "
+                f"with each source counted once"
             )
         for reason, count in unanswered(judged).most_common():
             print(f"{plural(count, 'row')} not predicted: {reason}")

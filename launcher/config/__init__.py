@@ -5,6 +5,17 @@ from launcher.config.rules import check_launchable, locate_data, resolve
 from launcher.config.schema import ClusterConfig, Config, ContainerConfig, HardwareConfig, LocalCluster, SweepConfig
 
 __all__ = [
-    "ClusterConfig", "Config", "ContainerConfig", "HardwareConfig", "LocalCluster", "SweepConfig", "check_launchable", "compose", "conf_dir",
-    "locate_data", "project_dir", "resolve", "to_config",
+    "ClusterConfig",
+    "Config",
+    "ContainerConfig",
+    "HardwareConfig",
+    "LocalCluster",
+    "SweepConfig",
+    "check_launchable",
+    "compose",
+    "conf_dir",
+    "locate_data",
+    "project_dir",
+    "resolve",
+    "to_config",
 ]

@@ -46,7 +46,8 @@ def _read(path: Path, group: str, name: str) -> Any:
 
 
 def _included(content: Any, group: str) -> Iterator[tuple[str, str]]:
-    """Group and option of every entry of a file's ``defaults``, in Hydra's grammar: ``NAME``, ``[override] [optional] [/]GROUP[@PACKAGE]: NAME``."""
+    """Group and option of every entry of a file's ``defaults``, in Hydra's grammar: ``NAME``, ``[override] [optional] [/]GROUP[@PACKAGE]:
+    NAME``."""
     entries = content.get("defaults") if isinstance(content, dict) else None
     for entry in entries if isinstance(entries, list) else []:
         pairs = entry.items() if isinstance(entry, dict) else [("", entry)]

@@ -153,12 +153,17 @@ def yaml_word(value: Any) -> str:
 
 def _text(word: str, values: Mapping[str, Any]) -> str:
     """``word`` with every placeholder replaced but those that only a rank knows."""
-    return _PLACEHOLDER.sub(lambda match: match[0] if match[1] in AT_RUN_TIME and match[1] not in values else yaml_word(_value(match[1], values)), str(word))
+    return _PLACEHOLDER.sub(
+        lambda match: match[0] if match[1] in AT_RUN_TIME and match[1] not in values else yaml_word(_value(match[1], values)), str(word)
+    )
 
 
 def _value(name: str, values: Mapping[str, Any]) -> Any:
     if name not in values:
-        raise ConfigError(f"the trainer's profile uses {{{name}}}, which is not known{nearest(name, values)}; known are keys of the run (layout.tensor) and {listed((*DERIVED, 'script', *AT_RUN_TIME))}")
+        raise ConfigError(
+            f"the trainer's profile uses {{{name}}}, which is not known{nearest(name, values)}; known are keys of the run "
+            f"(layout.tensor) and {listed((*DERIVED, 'script', *AT_RUN_TIME))}"
+        )
     return values[name]
 
 

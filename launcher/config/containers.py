@@ -96,7 +96,9 @@ def bundle_mounts(container: ContainerConfig) -> list[Mount]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"cluster.container.image={bundle}: its config.json cannot be read as that of an OCI bundle; correct it") from None
+        raise ConfigError(
+            f"cluster.container.image={bundle}: its config.json cannot be read as that of an OCI bundle; correct it"
+        ) from None
 
 
 def seen(path: str, mounts: Sequence[Mount]) -> tuple[str, bool] | None:
@@ -178,7 +180,8 @@ def _check_mountable(path: HostPath, container: ContainerConfig, given: Sequence
     if runtime(container) == "oci":
         entry = json.dumps({"destination": path.path, "type": "none", "source": path.source, "options": ["rbind"]})
         raise ConfigError(
-            f"{name} is not mounted by the OCI bundle cluster.container.image={container.image}; add {entry} to the mounts of its config.json"
+            f"{name} is not mounted by the OCI bundle cluster.container.image={container.image}; add {entry} to the mounts "
+            f"of its config.json"
         )
     if path.path in PARENTS or any(within(path.path, folder) for folder in SYSTEM):
         raise ConfigError(f"{name} cannot be mounted over the image's own {path.path}; choose a folder that images do not have")
@@ -192,5 +195,6 @@ def _check_writable(path: HostPath) -> None:
     if not nearest.is_dir():
         raise ConfigError(f"{path.key}={path.path} cannot be made: {nearest} is no folder; choose another path")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{path.key}={path.path} cannot be written by this user ({nearest}); choose another path, or change its permissions")
-
+        raise ConfigError(
+            f"{path.key}={path.path} cannot be written by this user ({nearest}); choose another path, or change its permissions"
+        )

@@ -1,4 +1,5 @@
-"""The jobs of a Hydra sweep, composed quickly: composing takes Hydra a twentieth of a second and more, and sweeps may have thousands of jobs."""
+"""The jobs of a Hydra sweep, composed quickly: composing takes Hydra a twentieth of a second and more, and sweeps may have thousands of
+jobs."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ _WHOLE_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)+)=(0|-?[1-9][0-9]{0,17})")
 
 
 class Jobs:
-    """Composes jobs of one ``config``. Those that differ in values alone, as in ``layout.tensor=2``, get them set on a copy of one composition,
-    as Hydra would set them last; whatever else an override says (a choice of a group, ``+``, ``~``, ``hydra.``) is left to Hydra, with all
-    values before it: Hydra applies what is no choice in the order given, and ``++cluster.env.A=1`` may follow ``cluster.env.A=2``."""
+    """Composes jobs of one ``config``. Those that differ in values alone, as in ``layout.tensor=2``, get them set on a copy of one
+    composition, as Hydra would set them last; whatever else an override says (a choice of a group, ``+``, ``~``, ``hydra.``) is left to
+    Hydra, with all values before it: Hydra applies what is no choice in the order given, and ``++cluster.env.A=1`` may follow
+    ``cluster.env.A=2``."""
 
     def __init__(self, loader: Any, config: DictConfig):
         from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,7 +36,8 @@ class Jobs:
         self._parsed: dict[str, Any] = {}
 
     def config(self, overrides: Sequence[str]) -> Config:
-        """The typed configuration of one job, as ``to_config(compose(overrides))`` makes it. Sections that are equal in many jobs are one object."""
+        """The typed configuration of one job, as ``to_config(compose(overrides))`` makes it. Sections that are equal in many jobs are one
+        object."""
         rest, values = self._split(overrides)
         if self._bases.get(rest) is not None:
             if rest not in self._typed:

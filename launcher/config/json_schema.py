@@ -39,7 +39,10 @@ def _file(schema: dict[str, Any], title: str) -> dict[str, Any]:
     """The schema of a file: its keys at the top, and the list of files that it starts from."""
     schemas = schema.get("anyOf", [schema])
     for one in schemas:
-        one["properties"] = {"defaults": {"type": "array", "description": "Hydra's list of the files that this one starts from"}, **one["properties"]}
+        one["properties"] = {
+            "defaults": {"type": "array", "description": "Hydra's list of the files that this one starts from"},
+            **one["properties"],
+        }
     return {"$schema": DIALECT, "title": title, **schema}
 
 
@@ -92,5 +95,3 @@ def _scalar(hint: type, metadata: Mapping[str, Any]) -> dict[str, Any]:
     words = {"minimum": "minimum", "above": "exclusiveMinimum", "maximum": "maximum"}
     schema |= {words[name]: metadata[name] for name in words if metadata.get(name) is not None}
     return schema | ({"enum": list(metadata["choices"])} if metadata.get("choices") else {})
-
-

@@ -135,7 +135,9 @@ def _locate_examples(config: Config) -> Config:
     source, path = os.path.abspath(config.data.source), os.path.abspath(config.data.path)
     for name, file in (("source", Path(source)), ("path", Path(path, TOKENIZER))):
         if not file.is_file():
-            raise ConfigError(f"data.{name}={getattr(config.data, name)}: {file} does not exist; give a JSONL file and the folder of a tokenizer")
+            raise ConfigError(
+                f"data.{name}={getattr(config.data, name)}: {file} does not exist; give a JSONL file and the folder of a tokenizer"
+            )
     return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source, path=path))
 
 

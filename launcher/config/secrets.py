@@ -50,13 +50,15 @@ def secrets_in(settings: Any, place: str = "", free: Sequence[str] = _NAMES) -> 
 
 
 def refuse_secrets(cluster: ClusterConfig) -> None:
-    """``ConfigError`` on the first secret in the settings of ``cluster``; it names the key and never repeats the value. In the remedy stands
-    the name of the variable, ``NAME`` where the secret is in none."""
+    """``ConfigError`` on the first secret in the settings of ``cluster``; it names the key and never repeats the value. In the remedy
+    stands the name of the variable, ``NAME`` where the secret is in none."""
     settings = {name: value for name, value in vars(cluster).items() if name != "hardware"}  # large, and measured, not typed
     for key, what in secrets_in(settings, "cluster"):
         last = key.rpartition(".")[2]
         name = last if re.fullmatch(r"[A-Z_][A-Z0-9_]*", last) else "NAME"
-        raise ConfigError(f"{key} looks like {what} in clear, which whoever reads the trial would see; {cluster.secrets_go.format(name=name)}")
+        raise ConfigError(
+            f"{key} looks like {what} in clear, which whoever reads the trial would see; {cluster.secrets_go.format(name=name)}"
+        )
 
 
 def refuse_secret_address(uri: str | None) -> None:

@@ -1,5 +1,5 @@
-"""The runs that the cost model was checked against, as few lines that lie near all of them (conf/known_runs.csv), and which are nearest to a
-prediction.
+"""The runs that the cost model was checked against, as few lines that lie near all of them (conf/known_runs.csv), and which are nearest to
+a prediction.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """How far a prediction may be off: a distribution of log(measured / predicted), one for all layouts of a question together. Pure numpy.
 
-    log(measured / predicted) of layout i = a + s (sum over time parts k of share_ik c_k + l(layout_i) + r_i),   share_ik = part_ik / step time_i
+    log(measured / predicted) of layout i = a + s (sum over time parts k of share_ik c_k + l(layout_i) + r_i),   share_ik = part_ik / step
+    time_i
 
 ``a`` is the common error of machine and trainer: it moves every layout alike, so that one measured run nearly removes it. What stands in
 brackets is the error of one layout against another, on which ranking hangs: one correction c_k for each part of the step, a smooth function

@@ -1,4 +1,5 @@
-"""The layouts of a space that a trainer can be told. Pure, over columns; ``launcher.config.command.inexpressible`` judges a single layout."""
+"""The layouts of a space that a trainer can be told. Pure, over columns; ``launcher.config.command.inexpressible`` judges a single
+layout."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from trainer.spec.errors import listed
 
 
 def expressible(found: Space, trainer: TrainerProfile) -> Space:
-    """``found`` without layouts that ``trainer`` has no words for; each counts for the first key that it lacks. ``ConfigError`` if none is left."""
+    """``found`` without layouts that ``trainer`` has no words for; each counts for the first key that it lacks. ``ConfigError`` if none is
+    left."""
     if not trainer.foreign:
         return found
     told = mentioned(trainer.launch)

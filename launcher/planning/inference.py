@@ -193,7 +193,8 @@ def check(config: Config) -> None:
     model, work = resolve_model(config.model), config.workload
     if model.family == "gpt" and work.input + work.output > model.seq:
         raise ConfigError(
-            f"workload.input={work.input} + workload.output={work.output} are more than model.seq={model.seq}, the positions that the model "
+            f"workload.input={work.input} + workload.output={work.output} are more than model.seq={model.seq}, the "
+            f"positions that the model "
             "has learned; shorten them"
         )
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 COMPARED = 5
 """Steps whose losses are compared: later on rounding grows with every step."""
 ROUNDING, ROUNDING_16 = 1e-3, 2e-2
-"""Relative difference of losses that rounding can make in so few steps: in fp32, of which logs print four digits, and with 16-bit weights, whose
-last place is 0.4 to 0.8 %."""
+"""Relative difference of losses that rounding can make in so few steps: in fp32, of which logs print four digits, and with 16-bit weights,
+whose last place is 0.4 to 0.8 %."""
 FULL_PRECISION = re.compile(r'"precision": "fp(32|64)"')
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
 """Sort order of unranked trials."""

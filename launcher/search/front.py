@@ -1,9 +1,9 @@
 """Which way of serving to measure next, so that the front of time against cost is known with few measurements. Pure.
 
 Predictions are corrected by what was measured: the logarithm of measured / predicted is a Gaussian process over the logarithms of degrees
-and batch, a part of it an error that all share. The front is that of the corrected values. Once every layout near it was measured, the next is what is not on it, but would gain
-most if it were: the expected amount by which it beats what stands in its way (expected improvement of a difference of two Gaussians). The
-search ends when that is a small part of the tolerance.
+and batch, a part of it an error that all share. The front is that of the corrected values. Once every layout near it was measured, the
+next is what is not on it, but would gain most if it were: the expected amount by which it beats what stands in its way (expected
+improvement of a difference of two Gaussians). The search ends when that is a small part of the tolerance.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class FrontSearch:
         self.predicted = np.where(np.arange(len(self.predicted)) == point, np.inf, self.predicted)
 
     def ask(self) -> int | None:
-        """The point to measure next; None when nothing is worth it. First every layout (all of ``place`` but the batch) that is on the front,
-        or may be, is measured once: how far predictions are off is mostly a matter of the layout."""
+        """The point to measure next; None when nothing is worth it. First every layout (all of ``place`` but the batch) that is on the
+        front, or may be, is measured once: how far predictions are off is mostly a matter of the layout."""
         values, covariance = self.corrected()
         if not np.isfinite(values).any():
             return None

@@ -4,8 +4,8 @@ Order: the candidate with the largest expected gain for its expected price, P(it
 is] / E[GPU-hours of the trial], runs next, so that a layout at the edge of memory is tried in the order of what it could win and never
 ruled out by a hard limit; that its trial would end early counts in its favour. Stop: when the probability that any untried candidate fits
 and beats the best by more than ``tolerance``, jointly over all of them, is below ``doubt``. Trials on fewer nodes are followed by trials of
-the best ones at full size. Where noise leaves open which of the best is faster, they are measured once more: the luckiest of several noisy measurements
-is not the fastest layout.
+the best ones at full size. Where noise leaves open which of the best is faster, they are measured once more: the luckiest of several noisy
+measurements is not the fastest layout.
 """
 
 from __future__ import annotations

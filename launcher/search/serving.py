@@ -178,7 +178,8 @@ class ServingPolicy:
 
 
 def serving_problem(config: Config, planned: InferencePlan) -> ServingProblem:
-    """Candidates for the rows of ``planned`` that may be on the front, or keep the limits best. ``ConfigError`` for what cannot be tried."""
+    """Candidates for the rows of ``planned`` that may be on the front, or keep the limits best. ``ConfigError`` for what cannot be
+    tried."""
     _check_own(config)
     rows = np.flatnonzero(planned.possible)
     if not len(rows):

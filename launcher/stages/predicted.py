@@ -16,7 +16,8 @@ START_S, LEARNT_PER_S, ENCODED_PER_S, CONVERTED_PER_S = 1.5, 4.4e6, 2.6e6, 65e6
 """Seconds of one core: to import torch; bytes of the standard library of which a tokenizer of 8192 tokens is learnt, and that it encodes;
 weights of the slowest form that are converted."""
 RESTS_ON = (
-    f"prepare and convert by rates of one core of an AMD EPYC: {START_S} s to start, {LEARNT_PER_S / 1e6:g} MB/s of text for the tokenizer (of at most "
+    f"prepare and convert by rates of one core of an AMD EPYC: {START_S} s to start, {LEARNT_PER_S / 1e6:g} MB/s of "
+    f"text for the tokenizer (of at most "
     f"64 MiB) and {ENCODED_PER_S / 1e6:g} to encode it, {CONVERTED_PER_S / 1e6:g} million weights/s; a slow disk or network takes longer"
 )
 

@@ -50,9 +50,9 @@ def run_job(
 ) -> dict[str, Any]:
     """Run a resolved ``config`` once and return its ``result.json``. ``tell`` is called with its state and the newest line of its metrics.
 
-    Its folder is where trials are, so that all nodes see it, and is always removed. ``stage`` says what it does beside its configuration and
-    which folders that takes; ``watch`` is called with its folder while the job runs, and once more when it has ended. ``JobError`` when the job
-    fails, ``ConfigError`` when the cluster cannot be used or does not see these folders.
+    Its folder is where trials are, so that all nodes see it, and is always removed. ``stage`` says what it does beside its configuration
+    and which folders that takes; ``watch`` is called with its folder while the job runs, and once more when it has ended. ``JobError`` when
+    the job fails, ``ConfigError`` when the cluster cannot be used or does not see these folders.
     """
     check_folder(config.sweep.dir, "sweep.dir")
     identifier = digest([name, time.time()])  # never that of an earlier job

@@ -180,7 +180,8 @@ class MeasuredRun:
 
 
 def read(path: str | Path, columns: Mapping[str, TableColumn] = COLUMNS) -> list[MeasuredRun]:
-    """All rows of a table, of training unless other ``columns`` are given. ``ConfigError`` when it cannot be read, a column is missing or a cell is not what its column allows."""
+    """All rows of a table, of training unless other ``columns`` are given. ``ConfigError`` when it cannot be read, a column is missing or
+    a cell is not what its column allows."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -5,8 +5,8 @@
 ``a`` is the common error of machine and trainer, ``d_j`` what the logarithm of a constant (conf/constants.yaml), or of the rate of matrix
 products, is off on this machine. Priors are the shipped values with the widths of ``launcher.config.uncertainty`` (a constant is one reason
 for a time part to be off, so its width is ``part``), or what an earlier calibration left of them. The errors of layouts are those of
-``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The model is linearised where it is (Gauss-Newton), three times, and
-the posterior is the Gaussian there (Laplace; MacKay 2003, chapter 27).
+``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The model is linearised where it is (Gauss-Newton), three times,
+and the posterior is the Gaussian there (Laplace; MacKay 2003, chapter 27).
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def traits(cases: Sequence[TableCase]) -> Traits:
 
 
 class Update:
-    """A linear Gaussian update: ``targets`` = ``slopes`` x parameters + errors of layouts, (runs,) and (runs, parameters). ``prior`` has the
-    widths of the parameters, of which the first is the common error."""
+    """A linear Gaussian update: ``targets`` = ``slopes`` x parameters + errors of layouts, (runs,) and (runs, parameters). ``prior`` has
+    the widths of the parameters, of which the first is the common error."""
 
     def __init__(self, slopes: np.ndarray, targets: np.ndarray, kinds: Traits, before: Widths, prior: np.ndarray):
         self.slopes, self.before = slopes, before

@@ -75,7 +75,8 @@ class MlflowMirror:
         )
         if trouble:
             say(
-                f"MLflow does not have all of sweep {self._sweep} yet: {trouble}; any later command tries again, see {self._root / 'mlflow.log'}"
+                f"MLflow does not have all of sweep {self._sweep} yet: {trouble}; any later command tries again, see "
+                f"{self._root / 'mlflow.log'}"
             )
         else:
             say(f"sweep {self._sweep} is being copied to MLflow in the background; 'trireme ui' waits for it")

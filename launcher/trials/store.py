@@ -201,8 +201,8 @@ class Store:
         return record
 
     def trial(self, prefix: str) -> Record:
-        """The trial whose id begins with ``prefix``, or the newest of a stage of that name; ``ConfigError`` when there is none, or more than
-        one."""
+        """The trial whose id begins with ``prefix``, or the newest of a stage of that name; ``ConfigError`` when there is none, or more
+        than one."""
         if (stage := self.stage(prefix)) is not None:
             return stage
         known = sorted(path.name for path in self.trials.glob("*") if _ID.fullmatch(path.name))

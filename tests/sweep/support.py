@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from launcher.config import resolve
 from launcher.config.schema import ClusterConfig, Config, LocalCluster, SweepConfig
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.job import Handle, Job, JobState
-from launcher.trials.store import Record
+from launcher.trials.store import Record, Store
 from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status
 from trainer.spec.files import read_json, write_json
 
@@ -184,3 +185,35 @@ def launcher(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 def trial_json(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "trial.json").read_text()))
+
+
+class Place:
+    """A queue, and a thread that plays the cluster's part until the test ends."""
+
+    def __init__(self, folder: Path):
+        self.runs, self.queue = folder / "runs", PlayedQueue(folder / "queue")
+        self.store = Store(self.runs)
+        self.playing = True
+
+    def backend(self, _cluster: ClusterConfig) -> PlayedQueue:
+        return self.queue
+
+    def run(self, *seeds: int, **settings: object) -> list[Record]:
+        return sweep(self.runs, *(trial(seed=seed) for seed in seeds), backends=self.backend, **settings)
+
+    def begin(self, *seeds: int, **settings: object) -> tuple[threading.Thread, list[Record]]:
+        """``run`` in a thread; the list is filled when it ends."""
+        records: list[Record] = []
+        thread = threading.Thread(target=lambda: records.extend(self.run(*seeds, **settings)))
+        thread.start()
+        return thread, records
+
+    def end(self, thread: threading.Thread) -> None:
+        """Let everything run that waits, until the sweep of ``thread`` has ended."""
+        self.queue.play()
+        thread.join()
+
+    def serve(self) -> None:
+        while self.playing:
+            self.queue.play()
+            time.sleep(0.01)

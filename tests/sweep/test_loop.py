@@ -1,11 +1,11 @@
-"""The loop against a queue whose jobs outlive the launcher: every trial once, whatever is tried again, stopped or left behind."""
+"""The loop against a queue whose jobs outlive the launcher: every trial once, whatever is stopped or left behind."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,51 +17,8 @@ from launcher.sweep.reconcile import catch_up, stop
 from launcher.sweep.run import run_sweep
 from launcher.trials.job import JobState
 from launcher.trials.store import Record, Store
-from tests.sweep.support import PlayedQueue, finish, points, starts, sweep, trial, until
+from tests.sweep.support import Place, PlayedQueue, finish, points, starts, sweep, trial, until
 from trainer.spec import ConfigError, Reason, Status
-from trainer.spec.files import read_json, write_json
-
-
-class Place:
-    """A queue, and a thread that plays the cluster's part until the test ends."""
-
-    def __init__(self, folder: Path):
-        self.runs, self.queue = folder / "runs", PlayedQueue(folder / "queue")
-        self.store = Store(self.runs)
-        self.playing = True
-
-    def backend(self, _cluster: ClusterConfig) -> PlayedQueue:
-        return self.queue
-
-    def run(self, *seeds: int, **settings: object) -> list[Record]:
-        return sweep(self.runs, *(trial(seed=seed) for seed in seeds), backends=self.backend, **settings)
-
-    def begin(self, *seeds: int, **settings: object) -> tuple[threading.Thread, list[Record]]:
-        """``run`` in a thread; the list is filled when it ends."""
-        records: list[Record] = []
-        thread = threading.Thread(target=lambda: records.extend(self.run(*seeds, **settings)))
-        thread.start()
-        return thread, records
-
-    def serve(self) -> None:
-        while self.playing:
-            self.queue.play()
-            time.sleep(0.01)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A queue in which nothing runs unless the test plays it."""
-    place = Place(tmp_path)
-    yield place
-    place.playing = False
-
-
-@pytest.fixture
-def cluster(place: Place) -> Place:
-    """A queue in which everything runs."""
-    threading.Thread(target=place.serve, daemon=True).start()
-    return place
 
 
 def test_every_trial_runs_once_and_a_repetition_runs_nothing(cluster: Place) -> None:
@@ -161,142 +118,9 @@ def test_a_reason_to_wait_is_said_once_where_there_is_no_terminal(place: Place, 
     until(lambda: {place.store.load(path.name).detail for path in place.store.trials.glob("*")} == {"waits: QOSMaxJobsPerUserLimit"})
     for path in place.queue.folder.glob("*.state"):
         path.unlink()
-    _end(place, thread)
+    place.end(thread)
     assert [record.status for record in records] == [Status.DONE] * 2
     assert capsys.readouterr().err.count("waits: QOSMaxJobsPerUserLimit") == 1
-
-
-class Silence(PlayedQueue):
-    """A queue on a file system that shows files late."""
-
-    visibility_s = 60.0
-
-
-def test_a_job_without_a_result_is_judged_when_its_ranks_have_been_heard(place: Place) -> None:
-    place.queue = Silence(place.queue.folder)
-    thread, records = place.begin(1)
-    (name,) = until(place.queue.queued)
-    job = place.queue.queued()[name]
-    place.queue.end(name, JobState(Status.FAILED, Reason.NODE, "played", nodes=("n1",)))
-    until(lambda: place.store.load(Path(job["directory"]).name).end_seen)
-    (Path(job["directory"]) / "metrics.jsonl").write_text('{"step": 9, "attempt": 0}\n')
-    finish(Path(job["directory"]), 0)
-    thread.join()
-    assert (records[0].status, starts(records[0])) == (Status.DONE, [0])
-
-
-def test_what_ranks_wrote_unseen_is_not_overwritten_and_counts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine remembers that there is no result, until it asks again because it may not write one."""
-    seen, asked = Record.read_result, threading.Event()
-    monkeypatch.setattr(Record, "read_result", lambda record: seen(record) if asked.is_set() else None)
-    monkeypatch.setattr("launcher.sweep.settlement.look_again", lambda folder: asked.set())
-    thread, records = place.begin(1)
-    (name,) = until(place.queue.queued)
-    finish(Path(place.queue.queued()[name]["directory"]), 0)
-    place.queue.end(name, JobState(Status.FAILED, Reason.ERROR, "played"))
-    thread.join()
-    assert records[0].status is Status.DONE
-    assert read_json(records[0].directory / "result.json") == {"status": "done", "attempt": 0, "step_time_s": 0.01}
-
-
-BAD_NODE = JobState(Status.FAILED, Reason.NODE, "played", nodes=("n1", "n2"), bad_nodes=("n2",))
-
-
-def _avoids(place: Place, attempt: int) -> list[str]:
-    """The nodes that the job of ``attempt`` avoids, once it is in the queue."""
-    return until(lambda: [job for job in place.queue.queued().values() if job["attempt"] == attempt])[0]["avoid"]
-
-
-def _second_attempt(place: Place, **cluster: object) -> tuple[threading.Thread, list[Record]]:
-    """A sweep of one trial whose first attempt has failed on a bad node."""
-    records: list[Record] = []
-    config = dataclasses.replace(trial(), cluster=LocalCluster(gpus_per_node=4, **cluster))  # type: ignore[arg-type]
-    thread = threading.Thread(target=lambda: records.extend(sweep(place.runs, config, backends=place.backend)))
-    thread.start()
-    (name,) = until(place.queue.queued)
-    place.queue.end(name, BAD_NODE)
-    return thread, records
-
-
-def _end(place: Place, thread: threading.Thread) -> None:
-    place.queue.play()
-    thread.join()
-
-
-def test_a_node_at_fault_is_left_out_of_the_next_attempt_which_says_so(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    thread, records = _second_attempt(place)
-    assert _avoids(place, 1) == ["n2"]
-    (path,) = place.store.trials.glob("*")
-    assert until(lambda: place.store.load(path.name).detail).startswith("leaves out n2 (at fault in attempt 0, until ")
-    _end(place, thread)
-    assert records[0].status is Status.DONE
-    assert f"{path.name}  attempt 1 leaves out n2" in capsys.readouterr().err
-
-
-def test_a_node_is_used_again_when_there_are_not_enough_others(place: Place) -> None:
-    place.queue.spare = 0
-    thread, records = _second_attempt(place)
-    assert _avoids(place, 1) == []
-    (path,) = place.store.trials.glob("*")
-    assert place.store.load(path.name).detail == "uses n2 (at fault in attempt 0) again, without which there are not enough nodes"
-    _end(place, thread)
-    assert records[0].status is Status.DONE
-
-
-def test_a_job_that_waits_may_use_a_node_again_whose_exclusion_has_ended(place: Place) -> None:
-    thread, records = _second_attempt(place, avoid_s=2.0)
-    until(lambda: _avoids(place, 1) == [])
-    _end(place, thread)
-    assert records[0].status is Status.DONE
-
-
-def test_a_command_repeated_after_its_last_attempt_failed_on_a_bad_node_leaves_that_out(place: Place) -> None:
-    thread, records = place.begin(1, retries=0)
-    (name,) = until(place.queue.queued)
-    place.queue.end(name, BAD_NODE)
-    thread.join()
-    assert records[0].reason is Reason.NODE
-    place.run(1, follow=False)
-    assert _avoids(place, 1) == ["n2"]
-
-
-def test_the_result_of_an_older_attempt_is_not_taken_for_the_newer_ones(place: Place) -> None:
-    """A rank of a lost attempt that lives on writes its result while the next attempt runs."""
-    thread, records = place.begin(1, retries=1)
-    (first,) = until(place.queue.queued)
-    directory = Path(place.queue.queued()[first]["directory"])
-    place.queue.end(first, JobState(Status.FAILED, Reason.NODE))
-    (second,) = until(place.queue.queued)
-    write_json(directory / "result.json", {"status": "done", "attempt": 0, "step_time_s": 123.0})
-    place.queue.end(second, JobState(Status.FAILED, Reason.OUT_OF_MEMORY, "truly"))
-    thread.join()
-    assert (records[0].status, records[0].reason) == (Status.FAILED, Reason.OUT_OF_MEMORY)
-    assert (records[0].read_result() or {})["attempt"] == 1
-
-
-def test_a_job_started_again_by_its_place_is_followed_under_its_new_attempt(place: Place) -> None:
-    thread, records = place.begin(1)
-    (name,) = until(place.queue.queued)
-    finish(Path(place.queue.queued()[name]["directory"]), attempt=2)
-    place.queue.end(name, JobState(Status.DONE, attempt=2))
-    thread.join()
-    assert (records[0].status, records[0].attempt) == (Status.DONE, 2)
-
-
-def test_one_failing_trial_does_not_hide_the_others(place: Place) -> None:
-    thread, records = place.begin(1, 2, 3, max_parallel=0)
-    names = until(lambda: list(place.queue.queued()) if len(place.queue.queued()) == 3 else [])
-    place.queue.end(names[1], JobState(Status.FAILED, Reason.OUT_OF_MEMORY, "too large"))
-    place.queue.play()
-    thread.join()
-    assert sorted(r.status for r in records) == [Status.DONE, Status.DONE, Status.FAILED]
-    assert [(r.reason, r.detail) for r in records if r.reason] == [(Reason.OUT_OF_MEMORY, "too large")]
-
-
-def test_a_place_that_refuses_jobs_is_the_reason_and_what_it_took_goes_on(place: Place) -> None:
-    (place.queue.folder / "full").touch()
-    (record,) = place.run(1)
-    assert (record.status, record.reason, record.detail) == (Status.FAILED, Reason.CANNOT_START, "the queue takes no more jobs")
 
 
 def test_a_queue_that_does_not_answer_is_waited_for_and_its_trials_lose_nothing(place: Place) -> None:
@@ -453,59 +277,8 @@ class Witness:
 
 
 def test_observers_hear_of_every_change_and_are_closed_once(cluster: Place) -> None:
-    from launcher.config.schema import SweepConfig
-    from launcher.sweep.run import run_sweep
 
     witness = Witness()
     (record,) = run_sweep("demo", points(trial()), SweepConfig(dir=str(cluster.runs)), Backends(cluster.backend), [witness])
     assert witness.seen[0] == (record.id, Status.SUBMITTED, 0) and witness.seen[-1] == (record.id, Status.DONE, 0)
     assert witness.closed == 1
-
-
-def chain(place: Place, chains: bool) -> tuple[threading.Thread, list[Record], list[str]]:
-    """Two trials, the second after the first: the launcher's thread, what it will return, and the names of their first jobs."""
-    place.queue.chains = chains
-    first, second = points(trial(seed=1), trial(seed=2))
-    line, records = [first, dataclasses.replace(second, needs=(first.trial,))], list[Record]()
-
-    def launcher() -> None:
-        with Backends(place.backend) as backends:
-            records.extend(run_sweep("demo", line, SweepConfig(dir=str(place.runs)), backends))
-
-    thread = threading.Thread(target=launcher)
-    thread.start()
-    return thread, records, [f"trireme-{point.trial}-0" for point in line]
-
-
-def test_a_trial_waits_for_what_it_needs_where_no_queue_does(place: Place) -> None:
-    thread, records, names = chain(place, chains=False)
-    until(lambda: list(place.queue.queued()) == names[:1])
-    time.sleep(0.3)
-    assert list(place.queue.queued()) == names[:1]
-    place.queue.play()
-    until(lambda: list(place.queue.queued()) == names[1:])
-    place.queue.play()
-    thread.join()
-    assert [(r.status, starts(r)) for r in records] == [(Status.DONE, [0]), (Status.DONE, [0])]
-
-
-def test_what_waits_in_a_queue_for_a_trial_that_is_tried_again_is_submitted_again(place: Place) -> None:
-    thread, records, names = chain(place, chains=True)
-    until(lambda: set(place.queue.queued()) == set(names))
-    place.queue.end(names[1], JobState(Status.FAILED, Reason.UPSTREAM))
-    place.queue.end(names[0], JobState(Status.FAILED, Reason.NODE, "n1 is gone"))
-    until(lambda: len(place.queue.queued()) == 2)
-    place.queue.play()
-    thread.join()
-    assert [(r.status, r.attempt, starts(r)) for r in records] == [(Status.DONE, 1, [1]), (Status.DONE, 1, [1])]
-
-
-def test_what_needs_a_trial_that_failed_is_never_started(place: Place) -> None:
-    thread, records, names = chain(place, chains=True)
-    until(lambda: set(place.queue.queued()) == set(names))
-    place.queue.end(names[0], JobState(Status.FAILED, Reason.ERROR, "it crashed"))
-    thread.join()
-    assert [(r.status, r.reason, starts(r)) for r in records] == [
-        (Status.FAILED, Reason.ERROR, []),
-        (Status.FAILED, Reason.UPSTREAM, []),
-    ]

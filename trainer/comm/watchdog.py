@@ -1,7 +1,7 @@
 """Names what a job hangs in.
 
-A collective of NCCL that cannot complete raises nothing: the host goes on, and waits for ever at the next value that it reads. So a thread of
-every rank looks at the collectives that were started. When one is not complete after the run's time limit, the rank says so in the
+A collective of NCCL that cannot complete raises nothing: the host goes on, and waits for ever at the next value that it reads. So a thread
+of every rank looks at the collectives that were started. When one is not complete after the run's time limit, the rank says so in the
 store that all ranks share. Each then writes what it knows, before anything is torn down: a rank that waits in a collective names it; a rank
 that waits in none is the cause, and says where its program was; a rank that does not answer is named by the others.
 """
@@ -60,7 +60,8 @@ class Flights:
 
 
 class Watchdog:
-    """Looks after rank ``rank`` of ``size`` until ``close``. ``record`` writes down the error that the rank ends with, and gives its exit code.
+    """Looks after rank ``rank`` of ``size`` until ``close``. ``record`` writes down the error that the rank ends with, and gives its exit
+    code.
 
     ``hears_death``: a lost peer makes collectives raise, as with gloo; otherwise (NCCL) its silence is what tells of it.
     """

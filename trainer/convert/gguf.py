@@ -1,4 +1,5 @@
-"""Weights as one GGUF file, the form of llama.cpp, and back. The names and values are those of the Hugging Face layout but for three things:
+"""Weights as one GGUF file, the form of llama.cpp, and back. The names and values are those of the Hugging Face layout but for three
+things:
 
 - GPT-2's matrices are [out, in] there, BLOOM's and GPT-2's queries, keys and values stand one after another,
 - LLaMA's query and key rows are ordered for rotary pairs (2i, 2i + 1) in place of (i, i + d/2),

@@ -63,7 +63,8 @@ class Instructions:
         after = answer[: self.seq + 1 - len(before)]
         if not before or not after:
             raise ConfigError(
-                f"{where}: of the answer nothing is left in model.seq={self.seq} behind a prompt of {len(before)} tokens; name a field that "
+                f"{where}: of the answer nothing is left in model.seq={self.seq} behind a prompt of {len(before)} tokens; name "
+                f"a field that "
                 "may be cut in data.truncate, raise model.seq, or take that line out"
             )
         padding = self.seq + 1 - len(before) - len(after)

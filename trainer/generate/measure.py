@@ -1,8 +1,8 @@
 """How long requests take and how much memory they need: ``python -m trainer`` with ``run.task=inference``, under any layout.
 
 The weights are drawn, the prompts made up, every request generates as many tokens as it may: what the tokens are changes no time. Requests
-come in static batches, in a closed loop, or at random (``requests.mode``). A step is a batch, or as many requests as a replica has in flight;
-``run.steps`` of them are measured, the first ``run.warmup_steps`` left out. Rank 0 writes a line of ``metrics.jsonl`` for each, and
+come in static batches, in a closed loop, or at random (``requests.mode``). A step is a batch, or as many requests as a replica has in
+flight; ``run.steps`` of them are measured, the first ``run.warmup_steps`` left out. Rank 0 writes a line of ``metrics.jsonl`` for each, and
 percentiles over all requests into ``result.json``.
 """
 

@@ -1,4 +1,5 @@
-"""``python -m trainer.generate.serve MODEL``: completions over HTTP until SIGTERM or Ctrl-C, which finish what runs. Behind ``trireme serve``."""
+"""``python -m trainer.generate.serve MODEL``: completions over HTTP until SIGTERM or Ctrl-C, which finish what runs. Behind ``trireme
+serve``."""
 
 from __future__ import annotations
 

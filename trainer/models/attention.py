@@ -104,7 +104,8 @@ class AttentionDropout(Dropout):
 
 
 def kept(compute: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """A tensor that depends on plain values alone is computed once and shared by all layers of a rank. Compiled code fuses its computation."""
+    """A tensor that depends on plain values alone is computed once and shared by all layers of a rank. Compiled code fuses its
+    computation."""
     remembered = lru_cache(maxsize=8)(torch.no_grad()(compute))
 
     @wraps(compute)

@@ -18,16 +18,20 @@ GROUPS = ("step", "loss", "grad_norm", *SECONDS, *RATES, *BYTES)
 """Names of groups in the patterns of a log. The unit is part of the name."""
 UNITLESS = {"time": listed((*SECONDS, *RATES)), "memory": listed(BYTES), "mem": listed(BYTES), "throughput": listed(RATES)}
 COMMON_FAILURES = {
-    Reason.OUT_OF_MEMORY.value: [r"CUDA out of memory", r"torch\.(cuda\.)?OutOfMemoryError", r"CUDA_ERROR_OUT_OF_MEMORY", r"HIP out of memory"],
+    Reason.OUT_OF_MEMORY.value: [r"CUDA out of memory", r"torch\.(cuda\.)?OutOfMemoryError", r"CUDA_ERROR_OUT_OF_MEMORY",
+                                 r"HIP out of memory"],
     Reason.HOST_MEMORY.value: [r"\bMemoryError\b", r"DefaultCPUAllocator: can't allocate memory"],
     Reason.CONFIGURATION.value: [
         *(r"error: unrecognized arguments:", r"error: argument .*:", r"error: the following arguments are required"),
-        *(r"^Error: (No such option|Invalid value for|Missing option)", r"Could not override '", r"Value '.*' of type '\w+' could not be converted"),
+        *(r"^Error: (No such option|Invalid value for|Missing option)", r"Could not override '"),
+        r"Value '.*' of type '\w+' could not be converted",
         r"Some specified arguments are not used by the HfArgumentParser",
     ],
-    Reason.COMMUNICATION.value: [r"NCCL (WARN|error)", r"ncclInternalError", r"DistBackendError", r"Connection (reset|closed) by peer", r"Watchdog caught collective"],
+    Reason.COMMUNICATION.value: [r"NCCL (WARN|error)", r"ncclInternalError", r"DistBackendError", r"Connection (reset|closed) by peer",
+                                  r"Watchdog caught collective"],
 }  # fmt: skip
-"""What the programs say that most trainers are built on (PyTorch, NCCL, argparse, click, Hydra, HfArgumentParser). A profile's own patterns come first."""
+"""What the programs say that most trainers are built on (PyTorch, NCCL, argparse, click, Hydra, HfArgumentParser). A profile's own
+patterns come first."""
 
 
 def check_patterns(log: list[str], failures: Mapping[str, list[str]], success: str | None, where: str) -> None:
@@ -85,7 +89,8 @@ class LogReader:
         self.peak_memory_bytes: float | None = None
 
     def take(self, line: str, now: float) -> dict[str, Any] | None:
-        """The step that ``line`` completes, by naming the next one: ``{"step", "loss", "grad_norm", "step_time_s"}``; values not told are None.
+        """The step that ``line`` completes, by naming the next one: ``{"step", "loss", "grad_norm", "step_time_s"}``; values not told are
+        None.
 
         ``now``: seconds of a steady clock; where the log tells no time, that between the first lines of two steps counts.
         """

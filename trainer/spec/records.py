@@ -39,8 +39,8 @@ SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu"
 """Keys of ``result.json`` that become metrics of the trial's MLflow run."""
 
 PERCENTILES = ("latency_s", "ttft_s", "tpot_s", "requests_per_s")
-"""Keys of the ``result.json`` of an inference: p50, p90 and p99 of a request's seconds, of those to its first token and per further one, and
-of the requests served per second. Its step is a batch (static), or as many requests as a replica has in flight."""
+"""Keys of the ``result.json`` of an inference: p50, p90 and p99 of a request's seconds, of those to its first token and per further one,
+and of the requests served per second. Its step is a batch (static), or as many requests as a replica has in flight."""
 
 OFFSET = "trireme.mirrored_bytes"
 """Tag of an MLflow run: how many bytes of ``metrics.jsonl`` it holds."""

@@ -35,7 +35,8 @@ from trainer.spec.records import RESULT, attempt_of, outcome_of
 
 _EVENTS_PATH = "api/v1/namespaces/{namespace}/events"
 _EVENTS = {
-    "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Preempted", "TaintManagerEviction", "NodeNotReady", "SuccessfulDelete",
+    "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Preempted", "TaintManagerEviction", "NodeNotReady",
+    "SuccessfulDelete",
 }  # fmt: skip
 _AT_ONCE = 8
 """Jobs created at the same time."""

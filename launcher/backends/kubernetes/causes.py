@@ -26,7 +26,8 @@ _CONFIRMATION = 30.0
 """Seconds past the end of its grace period after which a node is lost that has not confirmed the end of a pod."""
 
 OWN, ENDED, DELETED = range(3)
-"""How well a cause explains a failed gang: something that happened to the pod; its own end; its deletion, mostly a consequence of the others."""
+"""How well a cause explains a failed gang: something that happened to the pod; its own end; its deletion, mostly a consequence of the
+others."""
 
 HOPELESS = {
     "InvalidImageName": "correct cluster.container.image",

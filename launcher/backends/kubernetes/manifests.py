@@ -102,7 +102,8 @@ def config_map(job: Job, cluster: KubernetesCluster, config: str) -> Manifest:
     size = len("".join([*files.values(), *code.get("binaryData", {}).values()]).encode())
     if size > _LARGEST:
         raise ConfigError(
-            f"the run and the trainer's code have {size} bytes, and a ConfigMap holds {_LARGEST}; use cluster.code=image, and an image with this code"
+            f"the run and the trainer's code have {size} bytes, and a ConfigMap holds {_LARGEST}; use cluster.code=image, "
+            f"and an image with this code"
         )
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, cluster), **code, "data": files}
 

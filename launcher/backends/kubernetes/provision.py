@@ -82,7 +82,8 @@ def _compare() -> str:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise Unprovided(
-            f"the image has no Python package '{PACKAGE}' that {sys.executable} finds; use cluster.code=snapshot, which ships the launcher's, "
+            f"the image has no Python package '{PACKAGE}' that {sys.executable} finds; use cluster.code=snapshot, which "
+            f"ships the launcher's, "
             "or an image of deploy/Dockerfile"
         )
     wanted, here = os.environ["TRIREME_CODE"], digest(Path(next(iter(spec.submodule_search_locations))))

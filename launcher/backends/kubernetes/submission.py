@@ -45,7 +45,8 @@ class Submission:
             raise
 
     def await_end(self, name: str) -> None:
-        """Return when no pod of the job runs any more. A lost node never confirms the end of its pods: they are deleted by force in the end."""
+        """Return when no pod of the job runs any more. A lost node never confirms the end of its pods: they are deleted by force in the
+        end."""
         self._end(f"{JOB}={name}", lambda _: True)
 
     def rehearse(self, objects: Sequence[Manifest], doing: str = "submit") -> list[str]:

@@ -81,7 +81,8 @@ class LocalBackend(Backend):
         most = _RANKS_PER_CORE * (os.cpu_count() or 1)
         if self.cluster.world_size > most:
             raise ConfigError(
-                f"cluster.gpus_per_node={self.cluster.gpus_per_node} ranks on this machine's {os.cpu_count()} cores would only wait for each other; "
+                f"cluster.gpus_per_node={self.cluster.gpus_per_node} ranks on this machine's {os.cpu_count()} cores would only "
+                f"wait for each other; "
                 f"use {most} or fewer"
             )
 

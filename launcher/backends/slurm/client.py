@@ -44,7 +44,9 @@ _DEFAULTS = {
         "delay-boot", "gpu-bind", "gpu-freq", "gres-flags", "hint", "mem-bind", "network", "power", "profile", "spread-job", "thread-spec",
         "threads-per-core", "use-min-nodes", "wait-all-nodes", "wckey",
     )
-} | {"SBATCH_TIMELIMIT": "time", "SBATCH_MEM_PER_NODE": "mem", "SBATCH_REQ_SWITCH": "switches", "SBATCH_WAIT4SWITCH": "switches"}  # fmt: skip
+} | {
+    "SBATCH_TIMELIMIT": "time", "SBATCH_MEM_PER_NODE": "mem", "SBATCH_REQ_SWITCH": "switches", "SBATCH_WAIT4SWITCH": "switches",
+}  # fmt: skip
 """Variables by which a site or a user sets options of sbatch that do not decide what a job is, and these options."""
 
 

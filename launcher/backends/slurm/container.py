@@ -97,7 +97,8 @@ def _check_pyxis(cluster: SlurmCluster, client: Client) -> None:
         )
     if "--container-env" not in known:
         raise ConfigError(
-            "cluster.container.runtime=pyxis, but this site's pyxis has no --container-env (it came with pyxis 0.15), without which variables of "
+            "cluster.container.runtime=pyxis, but this site's pyxis has no --container-env (it came with pyxis 0.15), "
+            "without which variables of "
             "the image would win over the job's; ask the site for a newer pyxis, or use cluster.container.runtime=apptainer or oci"
         )
 

@@ -31,7 +31,8 @@ SBATCH: dict[str, str] = {
     "dependency": "use cluster.dependency", "switches": "use cluster.switches", "comment": "use cluster.comment",
     "mail-type": "use cluster.mail_type", "mail-user": "use cluster.mail_user", "signal": "use cluster.stop_signal",
     "requeue": "use cluster.requeues", "no-requeue": "use cluster.requeues=0",
-    "no-kill": "a training cannot continue without one of its nodes", "chdir": "the ranks' folder is cluster.container.workdir, or the trial's",
+    "no-kill": "a training cannot continue without one of its nodes",
+    "chdir": "the ranks' folder is cluster.container.workdir, or the trial's",
     "workdir": "the ranks' folder is cluster.container.workdir, or the trial's", "export": "use cluster.env",
     "export-file": "use cluster.env_from", "parsable": _SUBMISSION, "wrap": _SUBMISSION, "wait": _SUBMISSION, "test-only": _SUBMISSION,
     "kill-on-invalid-dep": "a stage of a pipeline ends when one before it has failed",
@@ -42,8 +43,8 @@ SBATCH: dict[str, str] = {
 
 _SHORT = {"J": "job-name", "a": "array", "o": "output", "e": "error", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus",
           "p": "partition", "A": "account", "q": "qos", "t": "time", "C": "constraint", "w": "nodelist", "F": "nodefile", "x": "exclude",
-          "s": "oversubscribe", "d": "dependency", "k": "no-kill", "D": "chdir", "W": "wait", "H": "hold", "I": "immediate", "M": "clusters",
-          "h": "help", "V": "version"}  # fmt: skip
+          "s": "oversubscribe", "d": "dependency", "k": "no-kill", "D": "chdir", "W": "wait", "H": "hold", "I": "immediate",
+          "M": "clusters", "h": "help", "V": "version"}  # fmt: skip
 _WITHOUT_VALUE = set("hHIkOQsuvVW")
 _SIMILAR = {"container": _CONTAINER}
 """What to do instead of options whose names begin like this."""
