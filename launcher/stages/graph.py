@@ -74,11 +74,18 @@ class Stage:
         """The kinds that each input may be of."""
         if self.verb == "choose":
             return dict.fromkeys(self.inputs, (ArtifactKind.CHECKPOINT,))
+        if self.imports:
+            return {"model": (ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)}
         return {"model": MODEL} if self.asks_tasks else self.kind.takes
 
     @property
     def gives(self) -> ArtifactKind:
-        return ArtifactKind.GGUF if self.settings.get("format") == "gguf" else self.kind.gives
+        return ArtifactKind(self.settings.get("format", self.kind.gives)) if self.verb == "convert" else self.kind.gives
+
+    @property
+    def imports(self) -> bool:
+        """Whether it is a conversion of weights of others to a checkpoint."""
+        return self.verb == "convert" and self.settings.get("format") == ArtifactKind.CHECKPOINT.value
 
     @property
     def asks_tasks(self) -> bool:

@@ -25,10 +25,10 @@ from launcher.stages.tasks import check_tasks
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
 from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, to_dict, world_size_of
-from trainer.spec.artifacts import CHECKPOINTS, Artifact, find_artifact
+from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, find_artifact
 from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.errors import listed
-from trainer.spec.model_files import model_of
+from trainer.spec.model_files import model_of, to_import
 from trainer.spec.sources import open_source
 from trainer.spec.stage_run import StageRun
 from trainer.spec.stages import FORMATS
@@ -184,11 +184,10 @@ def _command(item: PlannedStage) -> list[str]:
         return []
     model = str(item.sources["model"])
     if verb == "convert":
-        made_here = not is_folder(item.stage.inputs["model"])
-        tokenizer = item.sources["model"] / TOKENIZER
-        also = ["--tokenizer", str(tokenizer)] if made_here or tokenizer.is_file() else []
-        target = item.artifact_folder / ("model.gguf" if settings["format"] == "gguf" else "")
-        return ["trainer.convert", "export", model, str(target), "--dtype", settings["dtype"], *also]
+        if item.stage.imports:
+            return ["trainer.convert", "import", model, str(item.artifact_folder)]
+        target = item.artifact_folder / (GGUF_FILE if settings["format"] == "gguf" else "")
+        return ["trainer.convert", "export", model, str(target), "--dtype", settings["dtype"]]
     if verb == "evaluate":
         options = {"--tasks": ",".join(settings["tasks"]), "--tasks-folder": settings["tasks_folder"], "--limit": settings["limit"]}
         return [model, *(word for name, value in options.items() if value is not None for word in (name, str(value)))]
@@ -217,6 +216,10 @@ def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -
         model = before.get(stage.inputs["model"])
         if model is None:
             raise ConfigError(f"inputs.model={stage.inputs['model']} is a folder; use 'trireme evaluate FOLDER', or name a train stage")
+        if model.stage.verb == "convert":
+            raise ConfigError(
+                f"inputs.model={model.stage.name} was trained on another text than this; evaluate it by tasks, as tasks: [prose]"
+            )
         _check_spelling(stage, model, before)
         config = dataclasses.replace(config, model=model.config.model)
         run = dataclasses.replace(run, task="evaluate", warmup_steps=0)
@@ -270,7 +273,9 @@ def _run_content(config: Config) -> dict[str, Any]:
 def _model_of(stage: Stage, before: dict[str, PlannedStage]) -> ModelConfig:
     """The model that a stage takes: that of the stage which makes it, or of a folder."""
     source = stage.needs[0] if stage.verb == "choose" else stage.inputs["model"]
-    return before[source].config.model if source in before else model_of(Path(source))
+    if source in before:
+        return before[source].config.model
+    return to_import(Path(source))[1] if stage.imports else model_of(Path(source))
 
 
 def _reading(stage: Stage, config: Config, settings: dict[str, Any]) -> float | None:

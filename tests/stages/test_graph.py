@@ -86,6 +86,25 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "stages.more.inputs.data: prepare takes no inputs; leave it out",
     ),
     ("kind", {"hf": {"inputs": {"model": "data"}}}, "stages.hf.inputs.model=data gives a corpus; convert takes a checkpoint"),
+    ("import", {"hf": {"format": "checkpoint"}}, "stages.hf.inputs.model=base gives a checkpoint; convert takes a huggingface or gguf"),
+    (
+        "import of nothing",
+        {"hf": {"format": "checkpoint", "inputs": {"model": "./no.gguf"}}},
+        "inputs.model=./no.gguf holds nothing that is known; convert takes a huggingface or a gguf",
+    ),
+    (
+        "import of a torn file",
+        {"hf": {"format": "checkpoint", "inputs": {"model": "./torn.gguf"}}},
+        "stage hf: torn.gguf cannot be read as GGUF: it ends too early; give a whole .gguf file",
+    ),
+    (
+        "text of an import",
+        {
+            "in": {"stage": "convert", "format": "checkpoint", "inputs": {"model": "hf"}},
+            "score": {"inputs": {"model": "in", "data": "data"}},
+        },
+        "stage score: inputs.model=in was trained on another text than this; evaluate it by tasks",
+    ),
     ("kind of two", {"text": {"inputs": {"model": "score"}}}, "gives a metrics; generate takes a checkpoint or huggingface"),
     ("inputs", {"hf": {"inputs": ["base"]}}, "stages.hf.inputs=['base'] is not a mapping of an input"),
     ("key", {"hf": {"dtyp": "float32"}}, "unknown key stages.hf.dtyp; did you mean 'dtype'?"),
@@ -120,7 +139,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("room", {"text": {"tokens": 16}}, "stage text: tokens=16 leave no room for a prompt in model.seq=16; ask for fewer"),
     ("heads of a generation", {"text": {"layout.tensor": 3}}, "stage text: layout.tensor=3 does not divide model.heads=4"),
     ("no ranks", {"hf": {"layout.tensor": 2}}, "unknown key stages.hf.layout.tensor (known: format, dtype)"),
-    ("form", {"hf": {"format": "onnx"}}, "stages.hf.format='onnx' is not one of huggingface or gguf"),
+    ("form", {"hf": {"format": "onnx"}}, "stages.hf.format='onnx' is not one of huggingface, gguf or checkpoint"),
     (
         "type of a form",
         {"hf": {"format": "gguf", "dtype": "float32"}, "text": {"inputs": {"model": "base"}}},
@@ -160,6 +179,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text.txt").write_text("some text to learn from\n" * 40)
     (tmp_path / "conf" / "pipeline").mkdir(parents=True)
     (tmp_path / "tasks").mkdir()
+    (tmp_path / "torn.gguf").write_bytes(b"GGUF\x03\0\0\0\x02\0\0")
     (tmp_path / "tasks" / "own.yaml").write_text("dataset_kwargs: {data_files: {test: no.jsonl}}\n")
     prepare(DataConfig(source=str(tmp_path / "text.txt"), path=str(tmp_path / "corpus"), vocab=300))
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from launcher.cli.main import main
+from tests.convert.test_logits import SMALL, checkpoint, ours
 from tests.stages.conftest import GRAPH, killed_at, write
+from trainer.convert import export_gguf
+from trainer.data.prepare import prepare
+from trainer.spec import DataConfig, ModelConfig, resolve_model
 from trainer.spec.artifacts import ArtifactKind, read_artifact
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +106,29 @@ def test_a_training_over_several_values_goes_on_with_the_best_that_came_to_its_e
     assert weights[0] == weights[1]
     again = run(capsys, "stages.base.over.optimizer.lr=[1e-9,1e-2]")
     assert {status for name, status in statuses(again).items() if name not in ("base", "hf")} == {"reused"}
+
+
+def test_a_model_of_others_is_imported_and_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf", reason="GGUF files are not read: pip install -e '.[gguf]'")
+    model = resolve_model(ModelConfig(family="llama", **(SMALL | {"vocab": 300})))  # type: ignore[arg-type]
+    prepare(DataConfig(source="text.txt", path="corpus", vocab=300), False)
+    export_gguf(checkpoint(ours(model, seed=4), model, folder / "c"), folder / "theirs.gguf", tokenizer=folder / "corpus/tokenizer.json")
+    imported = {"stage": "convert", "format": "checkpoint"}
+    graph = {
+        "base": imported | {"inputs": {"model": "./theirs.gguf"}},
+        "file": {"stage": "convert", "inputs": {"model": "base"}, "format": "gguf"},
+        "text": GRAPH["text"] | {"inputs": {"model": "base"}},
+    }
+    write(folder, graph)
+    said = run(capsys)
+    assert set(statuses(said).values()) == {"done"}
+    assert (Path(said["file"]["folder"]) / "model.gguf").read_bytes() == (folder / "theirs.gguf").read_bytes()
+    completions = json.loads((Path(said["text"]["folder"]) / "completions.json").read_text())["completions"]
+    assert [c["prompt"] for c in completions] == ["some", "text"] and all(c["tokens"] for c in completions)
+    write(folder, graph | {"again": imported | {"inputs": {"model": "file"}}})
+    assert statuses(run(capsys, "--dry-run")) == dict.fromkeys(graph, "there") | {"again": "to run"}
+    os.utime(folder / "theirs.gguf", ns=(1, 1))  # another file, for all that is known of it
+    assert set(statuses(run(capsys, "--dry-run")).values()) == {"to run"}
 
 
 def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_whole(

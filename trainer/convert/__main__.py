@@ -8,10 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.spec import ConfigError, ModelConfig
+from trainer.spec.artifacts import GGUF
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.stages import FORMATS
-
-GGUF = ".gguf"
 
 
 def main(argv: list[str] | None = None) -> int:

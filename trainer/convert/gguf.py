@@ -10,7 +10,7 @@ The package ``gguf`` (extra ``gguf``) knows the file, the names of tensors, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 
 from trainer.convert.tokenizer import gguf_fields
-from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
+from trainer.spec import ConfigError, ResolvedModelConfig
+from trainer.spec.gguf_header import ARCHITECTURES, LENGTHS, read_header
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
-ARCHITECTURES = {"gpt": "gpt2", "llama": "llama", "bloom": "bloom"}
-LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length", "seq": "context_length",
-           "heads": "attention.head_count", "kv_heads": "attention.head_count_kv"}  # fmt: skip
 BLOCK = 32
 """Numbers that share a scale in Q8_0."""
 
@@ -93,17 +91,14 @@ def arranged(name: str, tensor: Tensor, model: ResolvedModelConfig, back: bool =
 
 
 class File:
-    """A GGUF file: its ``model``, its ``fields`` and its tensors by their Hugging Face names. ``ConfigError`` if it cannot be read."""
+    """A GGUF file of a ``model``: its ``fields`` and its tensors by their Hugging Face names. ``ConfigError`` if it cannot be read."""
 
-    def __init__(self, source: Path):
-        self.source, self.gguf = source, library()
+    def __init__(self, source: Path, model: ResolvedModelConfig):
+        self.source, self.gguf, self.model, self.fields = source, library(), model, read_header(source)[0]
         try:
-            reader = self.gguf.GGUFReader(source)
-            self.fields: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+            self.tensors = {tensor.name: tensor for tensor in self.gguf.GGUFReader(source).tensors}
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(f"{source} cannot be read as GGUF: {error}; give a whole .gguf file") from None
-        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.model = _model(self.fields, "output.weight" not in self.tensors, source)
         self.used: set[str] = set()
 
     def take(self, name: str) -> Tensor:
@@ -121,23 +116,3 @@ class File:
         left = sorted(set(self.tensors) - self.used - {"rope_freqs.weight"})
         if left:
             raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")
-
-
-def _model(fields: Mapping[str, Any], tied: bool, source: Path) -> ResolvedModelConfig:
-    architecture = fields.get("general.architecture")
-    family = next((ours for ours, theirs in ARCHITECTURES.items() if theirs == architecture), None)
-    if family is None:
-        raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(ARCHITECTURES.values())}")
-    if (scaling := fields.get(f"{architecture}.rope.scaling.type", "none")) != "none":
-        raise ConfigError(f"{source}: rope.scaling.type={scaling!r} cannot be imported; only unscaled rotary positions are trained here")
-    try:
-        lengths = {ours: int(fields[f"{architecture}.{theirs}"]) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
-    except KeyError as error:
-        raise ConfigError(f"{source} has no field {error.args[0]}, which such a model needs") from None
-    vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
-    eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family == 'llama' else ''}_epsilon", 1e-5)
-    kv_heads = int(fields.get(f"{architecture}.{LENGTHS['kv_heads']}") or lengths["heads"])
-    rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
-    eps = float(np.format_float_scientific(np.float32(eps), unique=True))  # what was written, not its nearest float
-    facts = {"family": family, "vocab": int(vocab), "tied": tied, "norm_eps": eps, "rope_theta": rope, "kv_heads": kv_heads}
-    return resolve_model(from_dict(ModelConfig, facts | lengths, "model."))

@@ -33,7 +33,7 @@ from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dic
 from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import write_json
-from trainer.spec.model_files import read_model, to_config
+from trainer.spec.model_files import read_model, to_config, to_import
 
 FILE_BYTES = 5 * 10**9
 """Size at which a new safetensors file is begun."""
@@ -93,7 +93,8 @@ def _remove(path: Path) -> None:
 
 
 def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
-    """Write the model in ``source``, a Hugging Face folder or a GGUF file, as the checkpoint of step 0 in the folder ``target``.
+    """Write the model in ``source``, a Hugging Face folder or a GGUF file (or a folder with ``model.gguf``), as the checkpoint of step 0 in
+    the folder ``target``.
 
     A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. The tokenizer comes along where it can be read.
     ``ConfigError`` if the source cannot be read, lacks tensors, has some that no rule takes, or if ``target`` has checkpoints.
@@ -121,10 +122,8 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
 
 def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, _Tensors | gguf.File]:
     """The model in a folder or a GGUF file, and its tensors."""
-    if source.suffix != ".gguf":
-        return read_model(source), _Tensors(source, stack)
-    file = gguf.File(source)
-    return file.model, file
+    place, model = to_import(source)
+    return model, gguf.File(place, model) if place.is_file() else _Tensors(place, stack)
 
 
 def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path, model: ResolvedModelConfig) -> None:

@@ -4,7 +4,8 @@ A folder without a whole manifest is no artifact: its stage was killed, or is st
 one has another size than the manifest says. The digest names the content: it is made from the SHA-256 of every file.
 
 Some folders have a manifest of their own, which says enough: a corpus of ``trireme prepare`` its ``index.json``, a checkpoint its
-``manifest.json``, weights in the Hugging Face layout their ``config.json``. ``find_artifact`` takes these too.
+``manifest.json``. ``find_artifact`` takes these too, and weights of others: a Hugging Face folder, a GGUF file. Of these it does not
+read what may be hundreds of gigabytes: names, sizes and times of change of the files stand for them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from trainer.spec.files import read_json, write_json
 FORMAT = 1
 MANIFEST = "artifact.json"
 CHECKPOINT_MANIFEST, MODEL_CONFIG = "manifest.json", "config.json"
+GGUF, GGUF_FILE = ".gguf", "model.gguf"
+"""How the name of such a file ends, and what it is called in an artifact."""
 METRICS_FILE = "metrics.json"
 """The figures of an evaluation."""
 CHECKPOINTS = "checkpoints"
@@ -73,15 +76,18 @@ def read_artifact(folder: Path) -> Artifact | None:
 
 
 def find_artifact(folder: Path) -> Artifact | None:
-    """``read_artifact``, or what a folder is by the manifest of its own kind. Its digest is then that of this manifest."""
+    """``read_artifact``, or what a folder is by the manifest of its own kind, whose digest it then has, or by its weights."""
+    if folder.suffix == GGUF and folder.is_file():
+        return _recognised(ArtifactKind.GGUF, folder)
     if (made := read_artifact(folder)) is not None:
         return made
     if (folder / INDEX).is_file() and all((folder / name).is_file() for name in FILES):
-        return _recognised(ArtifactKind.CORPUS, folder / INDEX)
+        return _recognised(ArtifactKind.CORPUS, manifest=folder / INDEX)
     if (checkpoint := newest_checkpoint(folder)) is not None:
-        return _recognised(ArtifactKind.CHECKPOINT, checkpoint / CHECKPOINT_MANIFEST)
-    if (folder / MODEL_CONFIG).is_file() and any(folder.glob("*.safetensors")):
-        return _recognised(ArtifactKind.HUGGINGFACE, folder / MODEL_CONFIG)
+        return _recognised(ArtifactKind.CHECKPOINT, manifest=checkpoint / CHECKPOINT_MANIFEST)
+    weights = sorted(folder.glob("*.safetensors"))
+    if (folder / MODEL_CONFIG).is_file() and weights:
+        return _recognised(ArtifactKind.HUGGINGFACE, *weights, manifest=folder / MODEL_CONFIG)
     return None
 
 
@@ -135,8 +141,13 @@ def _parse(data: Mapping[str, Any]) -> Artifact | None:
     return Artifact(ArtifactKind(data["kind"]), data["digest"], data["made_by"], data["inputs"], data["files"])
 
 
-def _recognised(kind: ArtifactKind, manifest: Path) -> Artifact:
-    return Artifact(kind, hashlib.sha256(manifest.read_bytes()).hexdigest(), made_by="")
+def _recognised(kind: ArtifactKind, *files: Path, manifest: Path | None = None) -> Artifact:
+    """What is known by the content of ``manifest`` and the state of ``files``."""
+    digest = hashlib.sha256(manifest.read_bytes() if manifest is not None else b"")
+    for path in files:
+        state = path.stat()
+        digest.update(f"\0{path.name} {state.st_size} {state.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+    return Artifact(kind, digest.hexdigest(), made_by="")
 
 
 def _size(path: Path) -> int | None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.spec.artifacts import ArtifactKind, checkpoint_facts, find_artifact
+from trainer.spec.artifacts import GGUF, GGUF_FILE, ArtifactKind, checkpoint_facts, find_artifact
 from trainer.spec.errors import ConfigError
+from trainer.spec.gguf_header import model_in, read_header
 from trainer.spec.read import from_dict
 from trainer.spec.rules import resolve_model
 from trainer.spec.schema import ModelConfig, ResolvedModelConfig
@@ -54,6 +55,13 @@ def model_of(folder: Path) -> ResolvedModelConfig:
     if found.kind is ArtifactKind.HUGGINGFACE:
         return read_model(folder)
     return resolve_model(from_dict(ModelConfig, checkpoint_facts(folder)[1]["model"], "model."))
+
+
+def to_import(source: Path) -> tuple[Path, ResolvedModelConfig]:
+    """Where the weights to be imported are, a Hugging Face folder or a GGUF file (alone, or ``GGUF_FILE`` of a folder), and their model.
+    ``ConfigError`` if there are none that can be read."""
+    file = source / GGUF_FILE if (source / GGUF_FILE).is_file() else source
+    return file, model_in(*read_header(file), file) if file.suffix == GGUF else read_model(file)
 
 
 def _check_expressible(model: ResolvedModelConfig) -> None:

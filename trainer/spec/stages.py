@@ -15,8 +15,8 @@ BUILTIN_TASKS = ("addition", "brackets", "copying", "members", "prose")
 """Tasks of ``trireme evaluate --tasks`` that need no download."""
 FETCHED = "tasks.json"
 """File of a folder of fetched tasks: their names."""
-FORMATS = {"huggingface": ("float32", "bfloat16", "float16"), "gguf": ("float16", "q8_0")}
-"""What weights are converted to, and the types that each may have; the first is the default."""
+FORMATS = {"huggingface": ("float32", "bfloat16", "float16"), "gguf": ("float16", "q8_0"), "checkpoint": ("float32",)}
+"""What weights are converted to, and the types that each may have; the first is the default. A checkpoint is made of one of the others."""
 DTYPES = tuple(dict.fromkeys(dtype for allowed in FORMATS.values() for dtype in allowed))
 
 
@@ -33,7 +33,7 @@ class Sampling:
 
 @dataclass
 class ConvertSettings:
-    """A checkpoint to a Hugging Face folder, or to one GGUF file."""
+    """A checkpoint to a Hugging Face folder or to one GGUF file, or one of these to a checkpoint."""
 
     format: str = key("huggingface", "what it becomes", choices=tuple(FORMATS))
     dtype: Optional[str] = key(None, "type of the weights; null = float32, of a GGUF file float16", choices=DTYPES)
