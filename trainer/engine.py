@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainer.comm.collectives import Group, World
+from trainer.comm.collectives import World
 from trainer.comm.groups import Groups
 from trainer.data import Dataset
 from trainer.data.prefetch import Prefetch
@@ -26,7 +26,7 @@ from trainer.pipeline.compile import compile_blocks
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
-from trainer.spec import Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
+from trainer.spec import LOSS_CHUNK_MB, Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
 from trainer.spec.flops import recomputed_flops
 from trainer.spec.tuning import PROMPTS
 from trainer.state.bucket import Common, Precision
@@ -35,9 +35,9 @@ from trainer.state.gathering import Gathering
 from trainer.state.loss_scale import LossScale
 from trainer.state.optimizer import AdamW, learning_rate, squared_norm, sum_partial
 from trainer.state.sharding import ShardedState
-from trainer.tensor.cross_entropy import vocabulary_cross_entropy
+from trainer.tensor.cross_entropy import Targets, head_loss
 from trainer.tensor.dropout import DropoutKey, Noise
-from trainer.tensor.layers import Region
+from trainer.tensor.layers import ColumnLinear, Region
 from trainer.tensor.parallelize import Parallelizer
 
 PROCESS = contextlib.ExitStack()
@@ -79,8 +79,8 @@ class TokenBatch:
     first_row: int  # in the global batch
     size: int  # b
     weight: float  # of one token in the loss, times the loss scale
-    vocabulary: Group  # the ranks that share the logits
     columns: int  # of this rank's logits, without padding
+    chunk_mb: float  # logits at once
 
     def tokens(self, micro_batch: int) -> Tensor:
         assert self.rows is not None
@@ -93,9 +93,9 @@ class TokenBatch:
         assert self.rows is not None
         return (self.rows[:, 1:] >= 0).sum()
 
-    def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
-        assert self.rows is not None
-        return vocabulary_cross_entropy(logits, self.rows[micro_batch, 1:], self.weight, self.vocabulary, self.columns)
+    def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
+        assert self.rows is not None and isinstance(head, ColumnLinear)
+        return head_loss(x, head, Targets(self.rows[micro_batch, 1:], self.weight, self.columns, self.chunk_mb))
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         return DropoutKey(self.step, self.first_row + micro_batch * self.size)
@@ -258,7 +258,8 @@ class Engine:
         size = self.config.layout.micro_batch
         here = None if rows is None else rows.to(self.device, non_blocking=True)
         first, weight = self.groups.at.data * self.micro_batches * size, self.scale.value / self.tokens_per_step
-        return TokenBatch(here, step, first, size, weight, self.groups.tensor, self._vocabulary_width())
+        chunk = self.config.run.loss_chunk_mb or LOSS_CHUNK_MB[self.device.type]
+        return TokenBatch(here, step, first, size, weight, self._vocabulary_width(), chunk)
 
     def _with_task(self, rows: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """``rows`` [count, s + 1] behind the places of virtual tokens, where tokens name the task of each row: tasks take turns."""

@@ -32,6 +32,7 @@ class KernelProfile:
     fused_loss: bool = key(False, "one kernel computes the loss from 16-bit logits")
     loss_passes_forward: float = key(0.0, "further reads and writes of 4-byte logits in forward", minimum=0)
     loss_passes_backward: float = key(0.0, "further reads and writes of 4-byte logits in backward", minimum=0)
+    late_loss: bool = key(False, "head and loss wait for backward, which makes logits and their gradients together")
     accumulate_fused: bool = key(False, "the product that computes a weight gradient adds it to the gradient buffer")
     cast_weights_once: bool = key(False, "weights are cast to 8 bits once per step, not for every micro-batch")
     eager_casts: bool = key(False, "8-bit casts are made of tensor operations, not of one kernel")
@@ -69,6 +70,9 @@ class MemoryProfile:
     sharded_logits: bool = key(True, "tensor ranks keep their part of the logits; false: they gather all of them")
     logit_copies: float = key(1, "copies of the logits and their gradient alive at the peak, in the format of the product", minimum=0)
     logit_copies_fp32: float = key(3, "the same in 4 bytes", minimum=0)
+    logit_chunk_bytes: Optional[float] = key(
+        None, "head and loss take chunks of tokens whose logits are up to so many bytes, in 4-byte numbers; null = all at once", above=0
+    )
     frees_logits: bool = key(False, "nothing refers to the logits while the blocks run backward")
     copied_heads: bool = key(False, "rotated or regrouped queries and keys are new tensors while the product's output stays")
     score_copies: float = key(2, "copies of the attention scores, where attention is unfused", minimum=0)

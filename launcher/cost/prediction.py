@@ -20,7 +20,7 @@ from launcher.cost.known import distance_of
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
-from trainer.spec import LayoutConfig, ModelConfig, RunConfig, TuneConfig
+from trainer.spec import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, RunConfig, TuneConfig
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerPr
         return profile(trainer.on_newer_devices) if trainer.on_newer_devices and device.legacy_kernel_factor < 1 else trainer
     compiled = not device.host if run.compile is None else run.compile  # as trainer.pipeline.compile decides
     kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager")
-    return replace(trainer, kernels=kernels, memory=replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20))
+    chunk = run.loss_chunk_mb or LOSS_CHUNK_MB["cpu" if device.host else "cuda"]
+    memory = replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20, logit_chunk_bytes=chunk * 2**20)
+    return replace(trainer, kernels=kernels, memory=memory)
 
 
 def explain(result: Estimate, row: int, case: Case, widths: Widths) -> Prediction:

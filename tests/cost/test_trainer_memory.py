@@ -41,9 +41,9 @@ def drawn(seed: int) -> dict[str, Any]:
         layout |= pick(({}, {"recompute_layers": 1}, {"recompute_every": 2}))
     if pipeline > 1 and chunks == 1:
         layout["balance"] = pick(("equal", "cost"))
-    return small(
-        steps=1, precision=pick(("fp32", "bf16")), model=model, run={"global_batch": 16, "bucket_mb": 25.0, "warmup_steps": 0}, **layout
-    )
+    precision, chunk = pick(("fp32", "bf16")), pick((None, 0.1))
+    run = {"global_batch": 16, "bucket_mb": 25.0, "warmup_steps": 0, "loss_chunk_mb": chunk}
+    return small(steps=1, precision=precision, model=model, run=run, **layout)
 
 
 def compares_activations(plain: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.attention import AttentionCore, Rotary, rotated
-from trainer.models.transformer import Head
+from trainer.models.transformer import Head, Loss
 from trainer.tensor.layers import ShardedPositionEmbedding
 
 
@@ -143,8 +143,8 @@ class LastToken(nn.Module):
         super().__init__()
         self.inner, self.reading = head, reading
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.inner(x if self.reading.every else x[-1:])
+    def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
+        logits: Tensor = self.inner(x if self.reading.every else x[-1:], loss)
         return logits
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
@@ -42,7 +42,8 @@ class Words:
     def tokens(self, micro_batch: int) -> Tensor:
         return self.rows
 
-    def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
+    def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
+        logits: Tensor = head(x)
         return logits
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:

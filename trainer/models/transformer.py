@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
@@ -10,6 +10,9 @@ from trainer.models.attention import Attention, AttentionCore, Rotary
 from trainer.models.families import FAMILIES, Family
 from trainer.models.layers import MLP, Dropout, Linear, PositionEmbedding, TokenEmbedding, residual_std
 from trainer.spec import ResolvedModelConfig
+
+Loss = Callable[[Tensor, nn.Module], Tensor]
+"""A loss, of what the last norm gives [s, b, h] and the layer that makes logits of it: whoever has both need not have all logits at once."""
 
 EMBEDDING_WEIGHT = "embedding.tokens.weight"
 HEAD_WEIGHT = "head.output.weight"
@@ -53,21 +56,23 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """[s, b, h] -> logits [s, b, V]."""
+    """[s, b, h] -> logits [s, b, V], or what ``loss`` makes of them."""
 
     def __init__(self, c: ResolvedModelConfig, family: Family):
         super().__init__()
         self.norm = family.norm(c.hidden, c.norm_eps)
         self.output = Linear(c.hidden, (c.vocab,), c.init_std, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.norm(x))
+    def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
+        x = self.norm(x)
+        return self.output(x) if loss is None else loss(x, self.output)
 
 
 class Transformer(nn.Module):
     """Blocks ``blocks`` of a network (all, if None), with the embedding if this is the ``first`` part and the head if the ``last``.
 
-    Input: tokens [s, b], or [s, b, h] from the part before. Output: logits [s, b, V], or [s, b, h]. Parameter names count blocks
+    Input: tokens [s, b], or [s, b, h] from the part before. Output: logits [s, b, V], what ``loss`` makes
+    of them, or [s, b, h]. Parameter names count blocks
     from the start of the network, so they do not depend on where it is cut. A tied head shares the embedding's parameter if
     this part has both.
     """
@@ -82,12 +87,12 @@ class Transformer(nn.Module):
         if config.tied and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.tokens.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
         if self.embedding is not None:
             x = self.embedding(x)
         for block in self.blocks.values():
             x = block(x)
-        return x if self.head is None else self.head(x)
+        return x if self.head is None else self.head(x, loss)
 
     def units(self) -> Iterator[tuple[str, nn.Module]]:
         """Embedding, blocks and head in the order of computation, with their names."""

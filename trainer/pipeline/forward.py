@@ -6,6 +6,8 @@ a forward waits for nothing but forwards.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -35,8 +37,8 @@ class ForwardPipeline(PipelineRuntime):
         first = chunk.model.embedding is not None
         x = self.batch.tokens(action.micro_batch) if first else self._arrived(Kind.RECV_FORWARD, item)
         with chunk.noise.at(self.batch.dropout_key(action.micro_batch)):
-            y = chunk.model(x)
+            y = chunk.model(x, partial(self.batch.loss, micro_batch=action.micro_batch))
         if chunk.model.head is None:
             self.outputs[item] = y
         else:
-            self.losses.append(self.batch.loss(y, action.micro_batch))
+            self.losses.append(y)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trainer.comm.collectives import Group, Pending
@@ -34,8 +35,8 @@ class Batch(Protocol):
     def tokens(self, micro_batch: int) -> Tensor:
         """Input of the first chunk, [s, b]."""
 
-    def loss(self, logits: Tensor, micro_batch: int) -> Tensor:
-        """The scalar from which backward starts, given the output of the last chunk."""
+    def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
+        """The scalar from which backward starts: of x [s, b, h], of which ``head`` makes logits. It has a value when backward has begun."""
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         """The key of the micro-batch's dropout masks."""
@@ -140,9 +141,8 @@ class PipelineRuntime:
         else:
             x = self.batch.tokens(action.micro_batch)
         with chunk.noise.at(self.batch.dropout_key(action.micro_batch)):
-            y = model(x)
+            y = model(x, partial(self.batch.loss, micro_batch=action.micro_batch))
         if model.head is not None:
-            y = self.batch.loss(y, action.micro_batch)
             self.losses.append(y.detach())
         else:
             self.outputs[item] = y.detach()

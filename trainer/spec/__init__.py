@@ -13,6 +13,7 @@ from trainer.spec.read import flatten, from_dict, from_record, load, save, to_di
 from trainer.spec.rules import check, micro_batches, resolve, resolve_model, world_size_of
 from trainer.spec.schedule import build, in_flight
 from trainer.spec.schema import (
+    LOSS_CHUNK_MB,
     CheckpointConfig,
     DataConfig,
     LayoutConfig,
@@ -33,6 +34,7 @@ from trainer.spec.shards import Bucket, Factors, Level, Piece, Slot, plan_bucket
 from trainer.spec.simulate import Deadlock, Span, Times, idle_fraction, makespan, simulate
 
 __all__ = [
+    "LOSS_CHUNK_MB",
     "Action",
     "Bucket",
     "CheckpointConfig",

@@ -164,6 +164,10 @@ class CheckpointConfig:
     new_data: bool = key(False, "continue a checkpoint of another corpus or run.seed with the first sample of this one; false = refuse it")
 
 
+LOSS_CHUNK_MB = {"cpu": 64.0, "cuda": 1024.0}
+"""Default of ``run.loss_chunk_mb``. Every chunk adds to the gradient of the whole head, for which a GPU wants a few thousand tokens."""
+
+
 @dataclass
 class RunConfig:
     """How long, how exactly, and what is measured."""
@@ -185,6 +189,9 @@ class RunConfig:
     timeout_s: float = key(300.0, "seconds after which a collective that does not complete ends the run", minimum=1)
     on_nonfinite: str = key("stop", "non-finite loss or gradient norm: stop the run, or skip the step", choices=("stop", "skip"))
     bucket_mb: float = key(25.0, "size of a gradient bucket in MiB", minimum=0)
+    loss_chunk_mb: Optional[float] = key(
+        None, "logits that head and loss hold at once, in MiB of 4-byte numbers; null = 64 on a CPU, 1024 on a GPU", above=0
+    )
     timeline: bool = key(True, "record one measured step's pipeline events to timeline.json")
     peak_tflops: Optional[float] = key(None, "peak TFLOP/s of one device at this precision, for MFU; null = no MFU", above=0)
     memory_gb: Optional[float] = key(

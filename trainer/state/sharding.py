@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 
 import torch
@@ -25,6 +25,20 @@ def sums_wide(device: torch.device, dtype: torch.dtype) -> bool:
         return bool((torch.addmm(ones.float(), ones, ones, out_dtype=torch.float32) == 17).all())
     except (RuntimeError, TypeError):
         return False
+
+
+def _add_product(view: Tensor, fresh: bool, left: Tensor, right: Tensor) -> None:
+    """Add ``left^T right`` to ``view``, or overwrite it if it is ``fresh``."""
+    if view.dtype != left.dtype and sums_wide(left.device, left.dtype):
+        sums = torch.mm if fresh else partial(torch.addmm, view)
+        sums(left.t(), right, out_dtype=view.dtype, out=view)
+    elif view.dtype != left.dtype:
+        product = left.t() @ right
+        view.copy_(product) if fresh else view.add_(product)
+    elif fresh:
+        torch.mm(left.t(), right, out=view)
+    else:
+        view.addmm_(left.t(), right)
 
 
 Deferred = list[tuple[Callable[[], None], list[object]]]
@@ -95,7 +109,10 @@ class ShardedState:
         if self.deferred is None:
             work()
         else:
-            self.deferred.append((work, [self.counted(tensor) for tensor in needs] if self.counted else []))
+            self.deferred.append((work, [self.counts(tensor) for tensor in needs]))
+
+    def counts(self, tensor: Tensor) -> object:
+        return self.counted(tensor) if self.counted else None
 
     def _collect(self, parameter: Tensor) -> None:
         """Take a gradient that autograd computed. The hook also runs, without a gradient, for those that bypass autograd."""
@@ -114,19 +131,13 @@ class ShardedState:
         self._arrived(bucket, slot, view)
 
     def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        self.add_products(parameter, [(left, right)])
+
+    def add_products(self, parameter: nn.Parameter, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         bucket, slot = self.slots[parameter]
-        view, fresh = bucket.buffer(slot)
-        view = view.view(-1, right.shape[-1])
-        if view.dtype != left.dtype and sums_wide(left.device, left.dtype):
-            sums = torch.mm if fresh else partial(torch.addmm, view)
-            sums(left.t(), right, out_dtype=view.dtype, out=view)
-        elif view.dtype != left.dtype:
-            product = left.t() @ right
-            view.copy_(product) if fresh else view.add_(product)
-        elif fresh:
-            torch.mm(left.t(), right, out=view)
-        else:
-            view.addmm_(left.t(), right)
+        for left, right in pairs:
+            view, fresh = bucket.buffer(slot)
+            _add_product(view.view(-1, right.shape[-1]), fresh, left, right)
         self._arrived(bucket, slot, view)
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:

@@ -1,59 +1,136 @@
-"""Cross entropy over a vocabulary that is sharded over the tensor ranks."""
+"""Head and loss together, over a vocabulary that is sharded over the tensor ranks: there are never more logits than those of a chunk.
+
+Forward only keeps the head's input. Where backward starts, chunk after chunk of tokens gets its logits, its loss, the gradient of its logits
+in their place, and from that the gradients of input and weight. So no product is computed twice, a schedule that runs many forwards first
+keeps no logits of them, and the head's input is gathered once. The loss has its value once backward has begun.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.comm.collectives import MAX, Group
+from trainer.tensor.layers import ColumnLinear, ready
 
 CACHED_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
-"""Size of a block of logits: on a CPU it fits the cache, on a GPU it keeps the number of kernel launches low."""
+"""Size of a block of logits in passes over them: on a CPU it fits the cache, on a GPU it keeps the number of kernel launches low."""
 
 
-def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, weight: float, group: Group, present: int) -> Tensor:
-    """``weight`` times the sum of ``-log softmax(logits)[target]``.
+@dataclass(frozen=True)
+class Targets:
+    """What the logits of a micro-batch are compared with."""
 
-    logits [s, b, V_local]: the first ``present`` columns are real, the others padding; targets [s, b] are global, a negative one is none
-    and adds nothing. Backward starts
-    here: the incoming gradient is assumed to be 1, ``weight`` holds every scale. The logits are overwritten.
+    tokens: Tensor  # [s, b] of the whole vocabulary; a negative one is none and adds nothing
+    weight: float  # of each in the loss
+    present: int  # columns of this rank's logits that are not padding
+    chunk_mb: float  # logits at once, in MiB of 4-byte numbers
+
+
+def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
+    """``weight`` times the sum of ``-log softmax(head(x))[target]``, for x [s or s/t, b, h].
+
+    Where a gradient is asked for, the value is there when backward has begun. Backward starts here: the incoming gradient is assumed to be
+    1, ``weight`` holds every scale.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or head.weight.requires_grad):
+        loss: Tensor = _HeadLoss.apply(x, head.weight, head, targets)
+        return loss
+    losses = [chunk.loss for chunk in _chunks(ready(head.region.gather(x)), head, targets, gradient=False)]
+    return torch.stack(losses).sum()
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.head, ctx.targets = head, targets
+        loss = torch.zeros((), dtype=_wide(x.dtype), device=x.device)
+        ctx.value = loss.detach()  # not the output itself, which would keep itself alive
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (x,), head = ctx.saved_tensors, ctx.head
+        whole = ready(head.region.gather(x))
+        dx = torch.empty_like(whole) if ctx.needs_input_grad[0] else None
+        products = _products(_chunks(whole, head, ctx.targets, gradient=True), head.weight, dx, ctx.value)
+        if head.weight.requires_grad:
+            head.gradients.add_products(head.weight, products)
+        else:
+            for _ in products:
+                pass
+        return None if dx is None else ready(head.region.sum(dx)), None, None, None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some tokens: their part of the loss, their rows of the head's input [n, h], and the gradient of their logits [n, V_local]."""
+
+    loss: Tensor
+    rows: slice
+    x: Tensor
+    d_logits: Tensor
+
+
+def _products(chunks: Iterator[_Chunk], weight: Tensor, dx: Tensor | None, loss: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The factors of the weight's gradient. Fills in ``dx``, and adds to ``loss``, on the way."""
+    for chunk in chunks:
+        loss.add_(chunk.loss)
+        if dx is not None:
+            torch.mm(chunk.d_logits, weight, out=dx.view(-1, dx.shape[-1])[chunk.rows])
+        yield chunk.d_logits, chunk.x
+
+
+def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> Iterator[_Chunk]:
+    """x [s, b, h] whole. The logits of a chunk, which become their gradient if asked for, are overwritten by those of the next."""
+    rows, wanted = x.flatten(0, 1), targets.tokens.flatten()
+    height = chunk_height(len(rows), head.weight.shape[0], targets.chunk_mb)
+    buffer = rows.new_empty(height, head.weight.shape[0])
+    held = head.gradients.counts(buffer)  # as long as this runs
+    for first in range(0, len(rows), height):
+        part = slice(first, min(first + height, len(rows)))
+        logits = torch.mm(rows[part], head.weight.t(), out=buffer[: part.stop - first])
+        yield _Chunk(_cross_entropy(logits, wanted[part], targets, head.region.group, gradient), part, rows[part], logits)
+    del held
+
+
+def chunk_height(tokens: int, width: int, chunk_mb: float) -> int:
+    """Tokens of a chunk, whose logits [tokens, width] take up to ``chunk_mb``: chunks are equal but for the last."""
+    most = max(1, int(chunk_mb * 2**20 / (4 * width)))
+    return math.ceil(tokens / math.ceil(tokens / most))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _cross_entropy(rows: Tensor, wanted: Tensor, targets: Targets, group: Group, gradient: bool) -> Tensor:
+    """The loss of logits [n, V_local] and targets [n]. The logits are overwritten, by their gradient if asked for.
 
     Each rank exponentiates relative to its own maximum, in one pass over its logits. Then a MAX and a SUM of two numbers per
     token combine the ranks; gathering the logits would move V numbers per token.
     """
-    loss: Tensor = _CrossEntropy.apply(logits, targets, weight, group, present)
-    return loss
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, weight: float, group: Group, present: int) -> Tensor:
-        ctx.shape = logits.shape
-        rows = logits.view(-1, logits.shape[-1])
-        column, absent = _local_targets(targets.flatten(), logits.shape[-1], group.index)
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        target = rows.gather(1, column).squeeze(1).to(wide).masked_fill_(absent, 0)
-        top, total = _exponentiate(rows, present, wide)
-        highest = top.clone()
-        group.all_reduce(highest, MAX).wait()
-        share = torch.exp(top - highest)
-        sums = torch.stack((total * share, target))
-        group.all_reduce(sums).wait()
-        total, target = sums
-        counted = (targets.flatten() >= 0).to(wide) * weight
+    column, absent = _local_targets(wanted, rows.shape[1], group.index)
+    wide = _wide(rows.dtype)
+    target = rows.gather(1, column).squeeze(1).to(wide).masked_fill_(absent, 0)
+    top, total = _exponentiate(rows, targets.present, wide)
+    highest = top.clone()
+    group.all_reduce(highest, MAX).wait()
+    share = torch.exp(top - highest)
+    sums = torch.stack((total * share, target))
+    group.all_reduce(sums).wait()
+    total, target = sums
+    counted = (wanted >= 0).to(wide) * targets.weight
+    if gradient:
         _scale_rows(rows, share * counted / total)
-        ctx.save_for_backward(rows)
-        ctx.column, ctx.hit = column, (~absent).to(rows.dtype).unsqueeze(1) * weight
-        return ((torch.log(total) + highest - target) * counted).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (rows,) = ctx.saved_tensors
-        rows = rows.detach()
-        rows.scatter_add_(1, ctx.column, -ctx.hit)
-        return rows.view(ctx.shape), None, None, None, None
+        rows.scatter_add_(1, column, (~absent).to(rows.dtype).unsqueeze(1) * -targets.weight)
+    return ((torch.log(total) + highest - target) * counted).sum()
 
 
 def _local_targets(targets: Tensor, width: int, index: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ while it computes the weight gradient. Weight gradients bypass autograd: they go
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,6 +36,12 @@ class Gradients(Protocol):
 
     def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left^T right`` for left [n, out] and right [n, in], where the weight is [*out, in]."""
+
+    def add_products(self, parameter: nn.Parameter, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Add one gradient that is a sum of such products. A pair is not used any more when the next one is asked for."""
+
+    def counts(self, tensor: Tensor) -> object:
+        """Count the bytes of a tensor of which autograd does not know, as long as the result lives."""
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
         """Add ``gradient`` [n, h] to ``rows`` [n] of a weight [V, h]."""

@@ -187,10 +187,20 @@ def embedding(case: Case) -> Array:
 
 
 def logits(case: Case) -> Array:
-    """Logits and the loss's copies of them."""
+    """Logits and the loss's copies of them, of as many tokens as have them at once."""
     s, f = case.shape, case.trainer
+    tokens = _together(case)
     each = f.memory.logit_copies * case.width + f.memory.logit_copies_fp32 * max(case.width, 4)
     if f.memory.sharded_logits:
-        return case.tokens * s.vocab / case.tensor * each
+        return tokens * s.vocab / case.tensor * each
     gathered = np.where(case.tensor > 1, case.constants.gathered_logits, 0.0)
-    return case.tokens * s.vocab * (each + gathered)
+    return tokens * s.vocab * (each + gathered)
+
+
+def _together(case: Case) -> Array:
+    """Tokens of a chunk of head and loss; chunks are equal."""
+    most = case.trainer.memory.logit_chunk_bytes
+    if most is None:
+        return case.tokens
+    width = case.shape.vocab / (case.tensor if case.trainer.memory.sharded_logits else 1)
+    return case.tokens / np.ceil(case.tokens / np.maximum(np.floor(most / (4 * width)), 1))

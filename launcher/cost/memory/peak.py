@@ -145,7 +145,7 @@ def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Part
         + entered(case, count) * entry
         + open_heads * head
         + again,
-        LOGITS: open_heads * logits,
+        LOGITS: logits if case.trainer.kernels.late_loss else open_heads * logits,
     }
 
 

@@ -61,6 +61,8 @@ def head(case: Case) -> ForwardBackward:
     kernels = case.trainer.kernels
     ahead, back = c.loss_passes_forward + kernels.loss_passes_forward, c.loss_passes_backward + kernels.loss_passes_backward
     forward, backward = forward + ahead * move, backward + back * move
+    if kernels.late_loss:
+        forward, backward = 0.0 * forward, forward + backward
     return forward + spread + issued(case, forward), backward + spread + issued(case, backward)
 
 
