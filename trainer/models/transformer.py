@@ -12,7 +12,7 @@ from trainer.models.layers import MLP, Dropout, Linear, PositionEmbedding, Token
 from trainer.spec import ResolvedModelConfig
 
 Loss = Callable[[Tensor, nn.Module], Tensor]
-"""A loss, of what the last norm gives [s, b, h] and the layer that makes logits of it: whoever has both need not have all logits at once."""
+"""A loss, of what the last norm gives [s, b, h] and the layer that makes logits of it: who has both needs not have all logits at once."""
 
 EMBEDDING_WEIGHT = "embedding.tokens.weight"
 HEAD_WEIGHT = "head.output.weight"

@@ -1,7 +1,7 @@
 """Head and loss together, over a vocabulary that is sharded over the tensor ranks: there are never more logits than those of a chunk.
 
-Forward only keeps the head's input. Where backward starts, chunk after chunk of tokens gets its logits, its loss, the gradient of its logits
-in their place, and from that the gradients of input and weight. So no product is computed twice, a schedule that runs many forwards first
+Forward only keeps the head's input. Where backward starts, chunk after chunk of tokens gets its logits, its loss, their gradient in their
+place, and from that the gradients of input and weight. So no product is computed twice, a schedule that runs many forwards first
 keeps no logits of them, and the head's input is gathered once. The loss has its value once backward has begun.
 """
 
