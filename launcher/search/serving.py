@@ -17,12 +17,12 @@ from launcher.config.schema import Config
 from launcher.cost.inference import InferenceEstimate
 from launcher.cost.parts import total
 from launcher.planning.inference import InferencePlan, estimated, name_of
-from launcher.search.front import FrontSearch
+from launcher.search.front import FrontSearch, behind
 from launcher.search.policy import SearchTrial, Stop, TrialObservation, limit_reached
 from trainer.spec import ConfigError, DataConfig, LayoutConfig, Reason
 
 HOPELESS = 4.0
-"""Standard errors of a prediction behind the front, in time and in cost, from where a row is not tried."""
+"""Standard errors of a prediction by which a row is both slower and dearer than one of the front, from where it is not tried."""
 OWN_FORMATS = ("fp32", "bf16", "fp16")
 """Number formats of weights in which our generator runs."""
 
@@ -187,8 +187,8 @@ def serving_problem(config: Config, planned: InferencePlan) -> ServingProblem:
             "nothing fits, or serves what arrives: use more devices, a smaller model or fewer bits (trireme plan task=inference)"
         )
     seconds, cost, best = planned.values["latency_ms"], planned.values["cost"], planned.front
-    behind = np.maximum(seconds[rows, None] / seconds[best], cost[rows, None] / cost[best]).min(axis=1)
-    hopeful = behind <= np.exp(HOPELESS * planned.case.constants.error_spread)
+    beaten = np.minimum(*behind(seconds, cost, best))[rows].max(axis=1)
+    hopeful = beaten <= HOPELESS * planned.case.constants.error_spread
     named = [row for row in planned.recommended.values() if row is not None]
     return ServingProblem(config, planned, rows[hopeful | np.isin(rows, named)])
 

@@ -90,7 +90,7 @@ def true_front(problem: ServingProblem, chosen: np.ndarray) -> float:
 def test_the_front_is_found_without_measuring_all(tmp_path: Path) -> None:
     problem = prepared(tmp_path, "serving.batch=[1,2,4,8,16,32,64,128,256]")
     found = searched(tmp_path, problem)
-    assert len(found.trials) < len(problem.rows) * 2 / 3
+    assert len(found.trials) < len(problem.rows) / 2
     assert true_front(problem, np.array(found.policy.search.answer())) <= 0.05
     assert found.reason.startswith("no way of serving")
 
@@ -154,7 +154,11 @@ def test_a_trial_that_is_beaten_in_time_and_in_cost_is_given_up(tmp_path: Path) 
     normal = truth_of(problem)
     found = searched(tmp_path, problem, lambda config: float(normal(config)) * (9.0 if config.layout.tensor == 4 else 1.0))  # type: ignore[arg-type]
     stopped = [record for _, record, _ in found.trials if record.status is Status.STOPPED]
-    assert stopped and all(record.reason is Reason.CANNOT_WIN and record.config["layout"]["tensor"] == 4 for record in stopped)
+    assert any(record.config["layout"]["tensor"] == 4 for record in stopped)
+    assert all(record.reason is Reason.CANNOT_WIN for record in stopped)
+    done = found.policy.plan(measured_only=True)
+    given_up = [problem.rows[trial.index] for trial, record, _ in found.trials if record in stopped]
+    assert not np.isin(given_up, done.front).any(), "what was given up is on no front"
 
 
 @pytest.mark.parametrize(
