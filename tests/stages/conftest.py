@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -80,14 +81,59 @@ sys.exit(main(sys.argv[1:]))
 
 def killed_at(wanted: str, folder: Path, *words: str) -> dict[Path, int]:
     """A launcher that is killed while that stage is at work, or a moment before or after; the manifests then, and when they were written."""
-    command = [sys.executable, "-c", LAUNCHER, "run", "pipeline=small", "--config-dir", "conf", *words]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with launcher(*words) as process:
         while process.poll() is None and wanted not in begun(folder):
             time.sleep(0.01)
         time.sleep(0.2)
         process.send_signal(signal.SIGKILL)
+    return manifests(folder)
+
+
+def launcher(*words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", LAUNCHER, "run", "pipeline=small", "--config-dir", "conf", *words]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def manifests(folder: Path) -> dict[Path, int]:
+    """When each manifest was written."""
     return {path: path.stat().st_mtime_ns for path in (folder / "runs/stages").glob("*/artifact/artifact.json")}
+
+
+def kill_many(kills: int, longest: float, folder: Path, *words: str) -> None:
+    """Kill that many launchers, each after a random time of up to ``longest`` seconds, of one graph after another (they share the text).
+    What is whole stays as it is; at the end all graphs are, and each stage was made in one place."""
+    if not kills:
+        pytest.skip("starts many launchers: give --kills 17")
+    draw, graph, whole = random.Random(kills), 0, dict[Path, int]()
+    for _ in range(kills):
+        while not _killed(draw.uniform(0.2, longest), *words, f"stages.base.run.seed={graph}"):
+            graph += 1
+        found = manifests(folder)
+        assert whole.items() <= found.items(), "a stage that was whole is lost, or has been made again"
+        whole = found
+    for seed in range(graph + 1):
+        with launcher(*words, f"stages.base.run.seed={seed}") as process:
+            assert process.wait() == 0
+    found = manifests(folder)
+    assert whole.items() <= found.items() and len(found) == 1 + (graph + 1) * (len(GRAPH) - 1)
+    print(f"{kills} launchers killed, {graph + 1} graphs, {len(found)} artifacts")
+
+
+def _killed(after_s: float, *words: str) -> bool:
+    """Whether a launcher had not come to its end before."""
+    with launcher(*words) as process:
+        try:
+            assert process.wait(after_s) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return True
+    return False
+
+
+def attempts(folder: Path) -> set[int]:
+    """Numbers of the last attempts of all stages."""
+    return {json.loads(path.read_text())["attempt"] for path in folder.glob("runs/trials/*/trial.json")}
 
 
 def begun(folder: Path) -> set[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli.main import main
 from tests.convert.test_logits import SMALL, checkpoint, ours
-from tests.stages.conftest import GRAPH, killed_at, write
+from tests.stages.conftest import GRAPH, kill_many, killed_at, write
 from trainer.convert import export_gguf
 from trainer.data.prepare import prepare
 from trainer.spec import DataConfig, ModelConfig, resolve_model
@@ -144,3 +144,7 @@ def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_who
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(list((folder / "runs/stages").glob("*"))) == len(GRAPH)
+
+
+def test_launchers_killed_at_random_moments_lose_nothing_and_make_nothing_twice(folder: Path, request: pytest.FixtureRequest) -> None:
+    kill_many(request.config.getoption("--kills"), 8.0, folder)

@@ -12,7 +12,7 @@ import yaml
 from launcher.cli.main import main
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.process import wait_for
-from tests.stages.conftest import GRAPH, killed_at, write
+from tests.stages.conftest import GRAPH, attempts, kill_many, killed_at, write
 from trainer.spec import to_dict
 from trainer.spec.artifacts import read_artifact
 
@@ -66,6 +66,11 @@ def test_a_launcher_that_is_killed_late_loses_nothing(pods: str, folder: Path, c
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(list((folder / "runs/stages").glob("*"))) == len(GRAPH)
+
+
+def test_launchers_killed_at_random_moments_run_nothing_twice(pods: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    kill_many(request.config.getoption("--kills"), 8.0, folder, "cluster=pods")
+    assert attempts(folder) == {0}
 
 
 def test_a_launcher_inside_the_cluster_runs_the_graph(

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from launcher.cli.main import main
-from tests.backends.slurm_support import squeue
+from tests.backends.slurm_support import squeue, submissions
 from tests.backends.test_slurm_containers import INSIDE, image, mounts, packed, root
 from tests.clusters.slurm.fixture import Slurm
-from tests.stages.conftest import GRAPH, write
+from tests.stages.conftest import GRAPH, attempts, kill_many, write
 from trainer.spec.artifacts import read_artifact
 
 __all__ = ["image", "mounts", "packed", "root"]
@@ -89,3 +89,9 @@ def test_every_stage_runs_in_its_container(
     said = run(capsys, *container, f"cluster.python={INSIDE}", "cluster.code=snapshot")
     assert {name: stage["status"] for name, stage in said.items()} == dict.fromkeys(GRAPH, "done"), said
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
+
+
+def test_launchers_killed_at_random_moments_submit_nothing_twice(slurm: Slurm, folder: Path, request: pytest.FixtureRequest) -> None:
+    kill_many(request.config.getoption("--kills"), 5.0, folder, *PLACE)
+    submitted = submissions(folder / "runs")
+    assert attempts(folder) == {0} and len(set(submitted)) == len(submitted)
