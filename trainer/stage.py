@@ -62,7 +62,7 @@ def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int, war
 
 def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Callable[[], None]) -> Status:
     """The work of a stage that is one process. ``ConfigError`` with its words when they say that its input is wrong."""
-    if stage.verb == "prepare":
+    if stage.verb == "prepare" and not stage.command:
         from trainer.data.prepare import prepare
 
         prepare(config.data, False)
@@ -72,7 +72,7 @@ def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Callable[[
         module, *arguments = stage.command
         words = _Repeated(sys.stderr)
         with contextlib.redirect_stderr(words):
-            code = import_module(f"{module}.__main__").main(arguments)
+            code = import_module(module).main(arguments)
         if code:
             said = words.getvalue().strip().splitlines()[-1:]
             raise ConfigError((said[0] if said else f"{module} ended with code {code}").removeprefix("error: "))

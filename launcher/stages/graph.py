@@ -16,7 +16,7 @@ from launcher.config.compose import group_folders
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.artifacts import ArtifactKind
 from trainer.spec.errors import listed, nearest
-from trainer.spec.stages import ChooseSettings, ConvertSettings, EvaluateSettings, GenerateSettings
+from trainer.spec.stages import ChooseSettings, ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -42,7 +42,7 @@ PLACE = ("cluster", "hardware")
 """Keys of where a stage runs."""
 MODEL = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)
 KINDS = {
-    "prepare": StageKind({}, ArtifactKind.CORPUS),
+    "prepare": StageKind({}, ArtifactKind.CORPUS, PrepareSettings),
     "train": StageKind({"data": (ArtifactKind.CORPUS,)}, ArtifactKind.CHECKPOINT),
     "evaluate": StageKind({"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}, ArtifactKind.METRICS, EvaluateSettings),
     "convert": StageKind({"model": (ArtifactKind.CHECKPOINT,)}, ArtifactKind.HUGGINGFACE, ConvertSettings, PLACE),
@@ -76,10 +76,13 @@ class Stage:
             return dict.fromkeys(self.inputs, (ArtifactKind.CHECKPOINT,))
         if self.imports:
             return {"model": (ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)}
-        return {"model": MODEL} if self.asks_tasks else self.kind.takes
+        fetched = {"tasks": (ArtifactKind.TASKS,)} if "tasks" in self.inputs else {}
+        return {"model": MODEL} | fetched if self.asks_tasks else self.kind.takes
 
     @property
     def gives(self) -> ArtifactKind:
+        if self.verb == "prepare" and self.settings.get("tasks"):
+            return ArtifactKind.TASKS
         return ArtifactKind(self.settings.get("format", self.kind.gives)) if self.verb == "convert" else self.kind.gives
 
     @property
@@ -137,6 +140,9 @@ def parse(data: Any, changes: Mapping[str, Any] | None = None) -> list[Stage]:
         name, _, rest = key.partition(".")
         if name not in tables:
             raise ConfigError(f"stages.{key}: there is no stage {name!r}{nearest(name, tables)}; the pipeline has {listed(tables)}")
+        group, _, taken = rest.partition(".")
+        if group == "inputs" and taken and isinstance(tables[name].get("inputs", {}), dict):
+            rest, value = group, {**tables[name].get("inputs", {}), taken: value}
         tables[name][rest] = value
     stages: dict[str, Stage] = {}
     for name, table in tables.items():

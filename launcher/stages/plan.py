@@ -25,7 +25,7 @@ from launcher.stages.tasks import check_tasks
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
 from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, to_dict, world_size_of
-from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, find_artifact
+from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, ArtifactKind, find_artifact
 from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.errors import listed
 from trainer.spec.model_files import model_of, to_import
@@ -121,6 +121,9 @@ def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, composed: C
 
 
 def _work(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Work:
+    if stage.gives is ArtifactKind.TASKS:
+        settings = settings_of(stage.typed())
+        return Work(_one_process(config, config.model), settings, settings)
     if stage.verb == "prepare":
         content, size = _prepare_content(config)
         return Work(_one_process(config, config.model), content, {}, predicted.of_preparation(size), size)
@@ -131,7 +134,7 @@ def _work(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Work
     settings, model = settings_of(stage.typed()), _model_of(stage, before)
     if stage.verb in ("evaluate", "generate"):
         config = generating(config, model)
-        known = _reading(stage, config, settings)
+        known = _reading(stage, config, settings, before)
         own = {"layout": to_dict(config.layout), "precision": config.run.precision, **_fetched(settings)}
         return Work(config, settings | own, settings, known)
     if stage.verb == "convert":
@@ -165,7 +168,7 @@ def _placed(item: PlannedStage) -> Config:
         folder = item.artifact_folder if verb == "train" else item.sources["model"]
         run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(folder / CHECKPOINTS)))
         data = dataclasses.replace(data, path=str(item.sources["data"]))
-    elif verb == "prepare":
+    elif item.stage.gives is ArtifactKind.CORPUS:
         source = data.source if data.source == "stdlib" else os.path.abspath(data.source)
         data = dataclasses.replace(data, path=str(item.artifact_folder), source=source)
     else:
@@ -180,16 +183,19 @@ def _command(item: PlannedStage) -> list[str]:
     settings, verb = item.settings, item.stage.verb
     if verb == "choose":
         return [settings["best"]]
+    if item.stage.gives is ArtifactKind.TASKS:
+        return ["trainer.generate.harness", ",".join(settings["tasks"]), str(item.artifact_folder)]
     if verb == "prepare" or "data" in item.stage.takes:
         return []
     model = str(item.sources["model"])
     if verb == "convert":
         if item.stage.imports:
-            return ["trainer.convert", "import", model, str(item.artifact_folder)]
+            return ["trainer.convert.__main__", "import", model, str(item.artifact_folder)]
         target = item.artifact_folder / (GGUF_FILE if settings["format"] == "gguf" else "")
-        return ["trainer.convert", "export", model, str(target), "--dtype", settings["dtype"]]
+        return ["trainer.convert.__main__", "export", model, str(target), "--dtype", settings["dtype"]]
     if verb == "evaluate":
-        options = {"--tasks": ",".join(settings["tasks"]), "--tasks-folder": settings["tasks_folder"], "--limit": settings["limit"]}
+        folder = item.sources.get("tasks", settings["tasks_folder"])
+        options = {"--tasks": ",".join(settings["tasks"]), "--tasks-folder": folder, "--limit": settings["limit"]}
         return [model, *(word for name, value in options.items() if value is not None for word in (name, str(value)))]
     words = [word for name, value in settings.items() if name != "prompts" for word in (f"--{name.replace('_', '-')}", json.dumps(value))]
     return [model, *(f"--prompt={text}" for text in settings["prompts"]), *words]
@@ -278,13 +284,14 @@ def _model_of(stage: Stage, before: dict[str, PlannedStage]) -> ModelConfig:
     return to_import(Path(source))[1] if stage.imports else model_of(Path(source))
 
 
-def _reading(stage: Stage, config: Config, settings: dict[str, Any]) -> float | None:
+def _reading(stage: Stage, config: Config, settings: dict[str, Any], before: dict[str, PlannedStage]) -> float | None:
     """Seconds of a stage that reads a model's weights and its tokenizer; tasks are not predicted. ``ConfigError`` for what cannot be."""
     source = Path(stage.inputs["model"])
     if is_folder(stage.inputs["model"]) and not any((place / TOKENIZER).is_file() for place in (source, source.parent)):
         raise ConfigError(f"inputs.model={source} has no {TOKENIZER} next to its weights; put the one it was trained with there")
     if stage.verb == "evaluate":
-        check_tasks(settings["tasks"], settings["tasks_folder"])
+        fetched = stage.inputs.get("tasks", "")
+        check_tasks(settings["tasks"], fetched or settings["tasks_folder"], before[fetched].settings["tasks"] if fetched in before else ())
         _fitting(config, predicted.of_generation(config, [" " * config.model.seq], 1))
         return None
     if not settings["prompts"]:

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.spec import ConfigError
+from trainer.spec.artifacts import FETCHED
 from trainer.spec.errors import listed, nearest
 from trainer.spec.files import read_json
-from trainer.spec.stages import BUILTIN_TASKS, FETCHED
+from trainer.spec.stages import BUILTIN_TASKS
 
 
-def check_tasks(names: Sequence[str], folder: str | Path | None) -> None:
-    """``ConfigError`` for a task that is not there, and for one that lacks a file."""
-    own, fetched = {}, []
+def check_tasks(names: Sequence[str], folder: str | Path | None, planned: Sequence[str] = ()) -> None:
+    """``ConfigError`` for a task that is not there and will not be (``planned``), and for one that lacks a file."""
+    own, fetched = {}, list(planned)
     if folder is not None:
         own = {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))}
-        fetched = (read_json(Path(folder) / FETCHED) or {}).get("tasks", [])
+        fetched += (read_json(Path(folder) / FETCHED) or {}).get("tasks", [])
     known = [*BUILTIN_TASKS, *own, *fetched]
     for name in names:
         if name not in known:

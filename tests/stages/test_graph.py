@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.cli.main import main
-from launcher.stages.graph import KINDS, choose, parse
+from launcher.stages.graph import KINDS, choose, parse, read_pipeline
+from launcher.stages.plan import plan
 from launcher.stages.predicted import ENCODED_PER_S, LEARNT_PER_S, of_preparation
 from trainer.data.prepare import prepare
 from trainer.spec import ConfigError, DataConfig
@@ -151,6 +152,19 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "stages.text.inputs.model=hf gives a gguf; generate takes a checkpoint or huggingface",
     ),
     ("task", {"ask": ASK | {"tasks": ["adition"]}}, "stage ask: tasks: 'adition' is not there; did you mean 'addition'?"),
+    (
+        "task that is not fetched",
+        {
+            "got": {"stage": "prepare", "tasks": ["piqa"]},
+            "ask": {"stage": "evaluate", "inputs": {"model": "hf", "tasks": "got"}, "tasks": ["boolq"]},
+        },
+        "stage ask: tasks: 'boolq' is not there; use addition, brackets, copying, members, prose or piqa",
+    ),
+    (
+        "tasks as a text",
+        {"data": {"stage": "prepare", "tasks": ["piqa"]}},
+        "stages.base.inputs.data=data gives a tasks; train takes a corpus",
+    ),
     ("task with a text", {"score": {"tasks": ["addition"]}}, "stages.score.inputs.data: evaluate takes model; leave it out"),
     ("items of no task", {"score": {"limit": 3}}, "stages.score.limit=3 is for tasks; name some with tasks, or leave it out"),
     (
@@ -214,6 +228,18 @@ def test_wrong_words_of_the_command_are_refused_likewise(folder: Path, capsys: p
     assert "takes what stage base makes, which is not there" in refused(folder, capsys, graph, "--only", "hf")
     assert main(["run", "pipeline=wron", "--config-dir", "conf"]) == 2
     assert "did you mean 'wrong'?" in capsys.readouterr().err
+
+
+def test_tasks_that_a_stage_fetches_are_known_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = {"stage": "evaluate", "inputs": {"model": "hf", "tasks": "got"}, "tasks": ["piqa", "prose"]}
+    graph = GRAPH | {"got": {"stage": "prepare", "tasks": ["piqa", "boolq"]}, "ask": ask}
+    (folder / "conf" / "pipeline" / "asked.yaml").write_text(yaml.safe_dump({"stages": graph}))
+    planned = {stage.stage.name: stage for stage in plan(read_pipeline("asked", {}, Path("conf")), (), Path("conf"))}
+    assert planned["got"].run.command[1:] == ["piqa,boolq", str(planned["got"].artifact_folder)] and planned["got"].run.gives == "tasks"
+    words = planned["ask"].run.command
+    assert words[words.index("--tasks-folder") + 1] == str(planned["got"].artifact_folder)
+    (folder / "tasks" / "tasks.json").write_text(json.dumps({"tasks": ["piqa"]}))
+    assert main(["run", "pipeline=asked", "--config-dir", "conf", "--dry-run", "stages.ask.inputs.tasks=./tasks"]) == 0
 
 
 def test_stages_that_need_each_other_are_named() -> None:

@@ -23,8 +23,9 @@ from trainer.generate.tasks import write_tasks
 from trainer.generate.telling import end_tokens, read_tokenizer
 from trainer.generate.weights import open_weights
 from trainer.spec import ConfigError, ResolvedTrainConfig
+from trainer.spec.artifacts import FETCHED
 from trainer.spec.files import read_json, write_json
-from trainer.spec.stages import BUILTIN_TASKS, FETCHED
+from trainer.spec.stages import BUILTIN_TASKS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -206,5 +207,10 @@ def fetch(names: str, folder: Path) -> int:
     return 0
 
 
+def main(arguments: Sequence[str]) -> int:
+    """``python -m trainer.generate.harness NAMES FOLDER``."""
+    return fetch(arguments[0], Path(arguments[1]))
+
+
 if __name__ == "__main__":
-    sys.exit(fetch(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1:]))

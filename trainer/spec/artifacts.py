@@ -29,6 +29,8 @@ GGUF, GGUF_FILE = ".gguf", "model.gguf"
 """How the name of such a file ends, and what it is called in an artifact."""
 METRICS_FILE = "metrics.json"
 """The figures of an evaluation."""
+FETCHED = "tasks.json"
+"""File of a folder of fetched tasks: their names."""
 CHECKPOINTS = "checkpoints"
 """Folder of an artifact's checkpoints, as of a trial's."""
 BLOCK = 1 << 20
@@ -43,6 +45,7 @@ class ArtifactKind(str, Enum):
     GGUF = "gguf"
     METRICS = "metrics"
     TEXT = "text"
+    TASKS = "tasks"
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ def find_artifact(folder: Path) -> Artifact | None:
         return _recognised(ArtifactKind.CORPUS, manifest=folder / INDEX)
     if (checkpoint := newest_checkpoint(folder)) is not None:
         return _recognised(ArtifactKind.CHECKPOINT, manifest=checkpoint / CHECKPOINT_MANIFEST)
+    if (folder / FETCHED).is_file():
+        return _recognised(ArtifactKind.TASKS, manifest=folder / FETCHED)
     weights = sorted(folder.glob("*.safetensors"))
     if (folder / MODEL_CONFIG).is_file() and weights:
         return _recognised(ArtifactKind.HUGGINGFACE, *weights, manifest=folder / MODEL_CONFIG)

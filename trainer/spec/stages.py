@@ -13,8 +13,6 @@ COMPLETIONS = "completions.json"
 """File of an artifact of texts."""
 BUILTIN_TASKS = ("addition", "brackets", "copying", "members", "prose")
 """Tasks of ``trireme evaluate --tasks`` that need no download."""
-FETCHED = "tasks.json"
-"""File of a folder of fetched tasks: their names."""
 FORMATS = {"huggingface": ("float32", "bfloat16", "float16"), "gguf": ("float16", "q8_0"), "checkpoint": ("float32",)}
 """What weights are converted to, and the types that each may have; the first is the default. A checkpoint is made of one of the others."""
 DTYPES = tuple(dict.fromkeys(dtype for allowed in FORMATS.values() for dtype in allowed))
@@ -46,6 +44,13 @@ class ChooseSettings:
     best: str = key(
         "step_time_s", "which one goes on: that of the shortest median step, or of the lowest last loss", choices=("step_time_s", "loss")
     )
+
+
+@dataclass
+class PrepareSettings:
+    """Data of published tasks, in place of a corpus."""
+
+    tasks: list[str] = key(list, "names of tasks of lm-evaluation-harness whose data is fetched; none = a corpus is prepared")
 
 
 @dataclass
