@@ -49,6 +49,7 @@ demo: $(VENV)/.base
 	$(BIN)/trireme report demo -o report.html
 	@echo
 	@echo "Open report.html in a browser; see the runs in MLflow with: $(BIN)/trireme ui"
+	@echo "From text to a model that writes, as one graph of stages: $(BIN)/trireme run pipeline=gpt_tiny"
 
 test: $(VENV)/.test
 	tests/system-packages

@@ -76,8 +76,10 @@ class Stage:
             return dict.fromkeys(self.inputs, (ArtifactKind.CHECKPOINT,))
         if self.imports:
             return {"model": (ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)}
-        fetched = {"tasks": (ArtifactKind.TASKS,)} if "tasks" in self.inputs else {}
-        return {"model": MODEL} | fetched if self.asks_tasks else self.kind.takes
+        if not self.asks_tasks:
+            return self.kind.takes
+        takes: dict[str, tuple[ArtifactKind, ...]] = {"model": MODEL, "tasks": (ArtifactKind.TASKS,)}
+        return {name: kinds for name, kinds in takes.items() if name == "model" or name in self.inputs}
 
     @property
     def gives(self) -> ArtifactKind:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.backends.contract import Request
 from launcher.backends.pool import Backends
 from launcher.config.schema import SweepConfig
 from launcher.sweep.run import run_sweep
-from launcher.trials.job import JobState
+from launcher.trials.job import Handle, JobState
 from launcher.trials.store import Record
-from tests.sweep.support import Place, points, starts, trial, until
+from tests.sweep.support import Place, PlayedQueue, points, starts, trial, until
 from trainer.spec import Reason, Status
 
 
@@ -62,3 +69,34 @@ def test_what_needs_a_trial_that_failed_is_never_started(place: Place) -> None:
         (Status.FAILED, Reason.ERROR, []),
         (Status.FAILED, Reason.UPSTREAM, []),
     ]
+
+
+class AtOnce(PlayedQueue):
+    """A queue whose jobs end when they are submitted."""
+
+    poll_seconds = 0.0
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        handles = super().submit(requests)
+        self.calls += self.play()
+        return handles
+
+
+@given(st.lists(st.sets(st.integers(0, 11)), min_size=1, max_size=12))
+@settings(max_examples=20)
+def test_graphs_run_in_the_order_of_their_edges_each_trial_once(edges: list[set[int]]) -> None:
+    line = points(*(trial(seed=seed) for seed, _ in enumerate(edges, 1)))
+    line = [
+        dataclasses.replace(point, needs=tuple(line[n].trial for n in needs if n < at))
+        for at, (point, needs) in enumerate(zip(line, edges))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        queue = AtOnce(Path(folder) / "queue")
+        with Backends(lambda _: queue) as backends:
+            records = run_sweep("demo", line, SweepConfig(dir=f"{folder}/runs"), backends)
+        assert [(r.status, starts(r)) for r in records] == [(Status.DONE, [0])] * len(line)
+    names = [call for call in queue.calls if call.startswith("trireme-")]
+    assert sorted(names) == sorted(f"trireme-{point.trial}-0" for point in line)
+    for point in line:
+        for need in point.needs:
+            assert names.index(f"trireme-{need}-0") < names.index(f"trireme-{point.trial}-0")
