@@ -177,7 +177,7 @@ class Engine:
             models.append(model_part)
             members.append(parallelizer.apply(model_part))
             apply_recompute(model_part, layout, noise)
-            compile_blocks(model_part.blocks, self.config.run.compile, self.device)
+            compile_blocks(model_part.blocks, self.config.run.compile, self.config.run.compile_fallback, self.device)
         for own in reversed(members):
             self.state.add_model_part(own)
         check_room(self.state.planned_bytes, self.config.run.memory_gb, self.world)

@@ -1,4 +1,4 @@
-"""torch.compile of each block: element-wise work is fused; layers that communicate are not traced."""
+"""torch.compile of each block, as one graph: whatever communicates in it is an operation of its own (``trainer.tensor.traced``)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,17 @@ import torch
 from torch import nn
 
 from trainer.pipeline.recompute import Recomputed
-from trainer.tensor.dropout import HiddenDropout, ShardedAttentionDropout
-from trainer.tensor.layers import ColumnLinear, RowLinear
-
-NOT_TRACED = (ColumnLinear, RowLinear, HiddenDropout, ShardedAttentionDropout, Recomputed)
-"""Layers with a hand-written backward, or whose result depends on more than their inputs."""
 
 
-def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, device: torch.device) -> None:
-    """Compile the forward of each block in place; hooks on the block are not compiled.
+def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool, device: torch.device) -> None:
+    """Compile the forward of each block in place; hooks on the block are not compiled. Blocks of one kind share their code.
 
-    By default (``enabled`` is None) blocks are compiled on CUDA, and a block that cannot be compiled runs eagerly, with torch's warning.
+    By default (``enabled`` is None) blocks are compiled on CUDA. A block that cannot be compiled ends the run, unless it ``falls_back``:
+    then it is computed eagerly, as far as necessary, with torch's warning.
     """
     if not (device.type == "cuda" if enabled is None else enabled):
         return
-    torch._dynamo.config.suppress_errors = enabled is None
+    torch._dynamo.config.suppress_errors = falls_back
     for block in blocks.values():
-        computed = {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}
-        for module in {module for root in computed for module in root.modules()}:
-            if isinstance(module, NOT_TRACED):
-                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-        for root in computed:
-            root.forward = torch.compile(root.forward)  # type: ignore[method-assign]
+        for root in {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}:
+            root.forward = torch.compile(root.forward, fullgraph=not falls_back, dynamic=False)  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.models.transformer import Transformer
 from trainer.spec import LayoutConfig
@@ -73,6 +74,9 @@ class Recomputed(nn.Module):
         self.repeated = [inner if again is None else again]  # in a list, because a module in an attribute would be a submodule
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # a part of a block that is one graph
+            again: Tensor = checkpoint(self.inner, *inputs, use_reentrant=False, preserve_rng_state=False)
+            return again
         output: Tensor = _Recompute.apply(self, self.trigger, *inputs)
         return output
 

@@ -111,6 +111,10 @@ class ShardedState:
         else:
             self.deferred.append((work, [self.counts(tensor) for tensor in needs]))
 
+    @property
+    def defers(self) -> bool:
+        return self.deferred is not None
+
     def counts(self, tensor: Tensor) -> object:
         return self.counted(tensor) if self.counted else None
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trainer.state.parameters import hash_of
 from trainer.tensor.layers import Region
+from trainer.tensor.traced import kept, numbered
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 """Constants of splitmix64 (Steele et al. 2014), as signed 64-bit numbers."""
@@ -30,20 +31,31 @@ class DropoutKey:
     first_row: int = 0  # of the micro-batch, in the global batch
 
 
+def stamp_of(key: DropoutKey) -> Tensor:
+    """A key as compiled code can carry it: a tensor on the CPU."""
+    return torch.tensor([key.step, key.first_row], device="cpu")
+
+
 class Noise:
     """The source of dropout for all sites of a rank. The pipeline sets its ``key`` for each micro-batch."""
 
     def __init__(self, seed: int):
         self.seed, self.key = seed, DropoutKey()
+        self.stamp = stamp_of(self.key)
 
     @contextlib.contextmanager
     def at(self, key: DropoutKey) -> Iterator[None]:
         """Inside, masks are those of ``key``."""
-        before, self.key = self.key, key
+        before = self.key, self.stamp
+        self.key, self.stamp = key, stamp_of(key)
         try:
             yield
         finally:
-            self.key = before
+            self.key, self.stamp = before
+
+    def at_stamp(self, stamp: Tensor) -> contextlib.AbstractContextManager[None]:
+        """The same for the key of a stamp."""
+        return self.at(DropoutKey(*stamp.tolist()))
 
     def kept(self, site: str, p: float, axes: Sequence[tuple[Tensor, int]]) -> Tensor:
         """The elements to keep, each with probability ``1 - p``.
@@ -78,16 +90,18 @@ class HiddenDropout(nn.Module):
     def __init__(self, p: float, site: str, noise: Noise, region: Region):
         super().__init__()
         self.p, self.site, self.noise, self.region = p, site, noise, region
+        self.number = numbered(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
+        return dropped(self, x) if self.training else x
+
+    def kept(self, x: Tensor) -> Tensor:
         parts = self.region.group.size if self.region.sequence_sharded else 1
         first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
         sequence = torch.arange(first, first + x.shape[0], device=x.device)
         batch, hidden = rows(self.noise, x.shape[1], x.device), torch.arange(x.shape[2], device=x.device)
         kept = self.noise.kept(self.site, self.p, ((batch, 1), (sequence, x.shape[0] * parts), (hidden, x.shape[2])))
-        return drop(x, kept.transpose(0, 1), self.p)
+        return kept.transpose(0, 1)
 
 
 class MatrixInputMask:
@@ -96,16 +110,12 @@ class MatrixInputMask:
     def __init__(self, p: float, site: str, noise: Noise, region: Region, columns_split: bool):
         self.p, self.site, self.noise, self.region, self.columns_split = p, site, noise, region, columns_split
 
-    @property
-    def key(self) -> DropoutKey:
-        return self.noise.key
-
-    def of(self, x: Tensor, key: DropoutKey) -> Tensor:
+    def of(self, x: Tensor, stamp: Tensor) -> Tensor:
         """0 or 1 / (1 - p), of the shape of x."""
         length, batch, width = x.shape
         first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)
         columns = torch.arange(first, first + width, device=x.device)
-        with self.noise.at(key):
+        with self.noise.at_stamp(stamp):
             axes = ((rows(self.noise, batch, x.device), 1), (torch.arange(length, device=x.device), length), (columns, width * parts))
             kept = self.noise.kept(self.site, self.p, axes)
         return kept.transpose(0, 1).to(x.dtype) / (1 - self.p)
@@ -117,21 +127,29 @@ class ShardedAttentionDropout(nn.Module):
     def __init__(self, p: float, site: str, noise: Noise, heads: range, total: int):
         super().__init__()
         self.p, self.site, self.noise, self.heads, self.total = p, site, noise, heads, total
+        self.number = numbered(self)
 
     def forward(self, weights: Tensor) -> Tensor:
-        if not self.training:
-            return weights
+        return dropped(self, weights) if self.training else weights
+
+    def kept(self, weights: Tensor) -> Tensor:
         device, length = weights.device, weights.shape[-1]
         heads = torch.arange(self.heads.start, self.heads.stop, device=device)
         along = torch.arange(length, device=device)
         batch = rows(self.noise, weights.shape[0], device)
-        kept = self.noise.kept(self.site, self.p, ((batch, 1), (heads, self.total), (along, length), (along, length)))
-        return drop(weights, kept, self.p)
+        return self.noise.kept(self.site, self.p, ((batch, 1), (heads, self.total), (along, length), (along, length)))
 
 
 def rows(noise: Noise, count: int, device: torch.device) -> Tensor:
     """Global rows of the micro-batch."""
     return torch.arange(noise.key.first_row, noise.key.first_row + count, device=device)
+
+
+def dropped(layer: HiddenDropout | ShardedAttentionDropout, x: Tensor) -> Tensor:
+    """x with the layer's dropout. Compiled code asks for the mask and does the rest itself."""
+    if torch.compiler.is_compiling():
+        return torch.where(kept(x, layer.number, layer.noise.stamp), x * (1 / (1 - layer.p)), 0)
+    return drop(x, layer.kept(x), layer.p)
 
 
 def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.collectives import Group, Pending
+from trainer.tensor.traced import NO_STAMP, due, multiply, numbered
 
 
 class Gradients(Protocol):
@@ -30,6 +31,10 @@ class Gradients(Protocol):
 
     def later(self, work: Callable[[], None], *needs: Tensor) -> None:
         """Run ``work``, which computes weight gradients from the tensors ``needs``: now, or when the schedule says so."""
+
+    @property
+    def defers(self) -> bool:
+        """Whether ``later`` is later."""
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add ``gradient``, of the parameter's shape."""
@@ -93,17 +98,17 @@ class LowRank(nn.Module):
         self.a, self.b, self.scale, self.mask = a, b, scale, mask
 
     @property
-    def key(self) -> Any:
+    def stamp(self) -> Tensor:
         """Of the dropout masks of this micro-batch, for its backward."""
-        return None if self.mask is None else self.mask.key
+        return NO_STAMP if self.mask is None else self.mask.noise.stamp
 
-    def dropped(self, x: Tensor, key: Any) -> Tensor:
+    def dropped(self, x: Tensor, stamp: Tensor) -> Tensor:
         """The input [s, b, in] of A. It is computed again where backward needs it."""
-        return x if self.mask is None else x * self.mask.of(x, key)
+        return x if self.mask is None else x * self.mask.of(x, stamp)
 
     def inner(self, x: Tensor) -> Tensor:
         """[s, b, in] -> [s b, r]."""
-        return self.dropped(x, self.key).flatten(0, 1) @ self.a.t()
+        return self.dropped(x, self.stamp).flatten(0, 1) @ self.a.t()
 
     def add_to(self, y: Tensor, inner: Tensor) -> None:
         """Add the product to y [s, b, out]."""
@@ -113,38 +118,107 @@ class LowRank(nn.Module):
         """[s b, out] -> [s b, r]."""
         return (dy @ _matrix(self.b)) * self.scale
 
-    def add_input_gradient(self, dx: Tensor, d_inner: Tensor, key: Any) -> None:
+    def add_input_gradient(self, dx: Tensor, d_inner: Tensor, stamp: Tensor) -> None:
         """Add what flows to x, to dx [s, b, in]."""
         if self.mask is None:
             dx.view(-1, dx.shape[-1]).addmm_(d_inner, self.a)
         else:
-            dx.add_((d_inner @ self.a).view(dx.shape) * self.mask.of(dx, key))
+            dx.add_((d_inner @ self.a).view(dx.shape) * self.mask.of(dx, stamp))
 
 
 class InputMask(Protocol):
     """Dropout of the input of a low-rank product (``trainer.tensor.dropout.MatrixInputMask``)."""
 
-    @property
-    def key(self) -> Any:
-        """Of the micro-batch that is being computed."""
+    noise: Any
 
-    def of(self, x: Tensor, key: Any) -> Tensor:
-        """What x [s, b, in] is multiplied with: 0 or 1 / (1 - p)."""
+    def of(self, x: Tensor, stamp: Tensor) -> Tensor:
+        """What x [s, b, in] is multiplied with in the micro-batch of ``stamp``: 0 or 1 / (1 - p)."""
 
 
-class ColumnLinear(nn.Module):
-    """Linear whose outputs are sharded over the tensor ranks: enter, then multiply. Weight [*local outputs, inputs]."""
+class ShardedLinear(nn.Module):
+    """A linear layer of which each tensor rank has a part. What is frozen has no weight gradient, and its input is not kept for one."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, gradients: Gradients, low: LowRank | None = None):
         super().__init__()
         self.weight, self.bias, self.low = weight, bias, low
         self.region, self.gradients = region, gradients
+        self.number = numbered(self)
+
+    def multiplied(self, x: Tensor) -> Tensor:
+        """Output for an input, both as they lie on this rank; a row layer's without bias."""
+        if not torch.compiler.is_compiling():
+            factors = () if self.low is None else (self.low.a, self.low.b)
+            y: Tensor = _Linear.apply(x, self.weight, *factors, self)
+            return y
+        shape = self.shape_of(x)
+        inner = [0] if self.low is None else [self.rows(x) * x.shape[1], self.low.a.shape[0]]
+        stamp = NO_STAMP if self.low is None else self.low.stamp
+        found: Tensor = multiply(x, due(self), self.number, stamp, shape, inner)[0]
+        return found
+
+    def rows(self, x: Tensor) -> int:
+        """Length of the sequence that x is multiplied with."""
+        raise NotImplementedError
+
+    def shape_of(self, x: Tensor) -> list[int]:
+        """Of the output for x."""
+        raise NotImplementedError
+
+    def compute(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Output, and the inner activation of a low-rank product."""
+        raise NotImplementedError
+
+    def differentiate(
+        self, dy: Tensor, x: Tensor | None, inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None
+    ) -> Tensor | None:
+        """Gradient of the input of ``shape``, if that is wanted. Weight gradients, for which x is given, go to ``gradients``."""
+        raise NotImplementedError
+
+    def input_gradient(self, dy: Tensor, d_inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None) -> Tensor | None:
+        """Gradient of what was multiplied, for dy [s b, out]."""
+        if shape is None:
+            return None
+        dx = (dy @ _matrix(self.weight)).view(-1, *shape[1:])
+        if self.low is not None and d_inner is not None:
+            self.low.add_input_gradient(dx, d_inner, stamp)
+        return dx
+
+
+class ColumnLinear(ShardedLinear):
+    """Linear whose outputs are sharded over the tensor ranks: enter, then multiply. Weight [*local outputs, inputs]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Column.apply(x, self.weight, self.bias, *_factors(self.low), self)
+        return self.multiplied(x)
+
+    def rows(self, x: Tensor) -> int:
+        return x.shape[0] * (self.region.group.size if self.region.sequence_sharded else 1)
+
+    def shape_of(self, x: Tensor) -> list[int]:
+        return [self.rows(x), x.shape[1], *self.weight.shape[:-1]]
+
+    def compute(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        whole = ready(self.region.gather(x))
+        y = torch.nn.functional.linear(whole, _matrix(self.weight), None if self.bias is None else self.bias.flatten())
+        inner = None
+        if self.low is not None:
+            inner = self.low.inner(whole)
+            self.low.add_to(y, inner)
+        return y.unflatten(-1, self.weight.shape[:-1]), inner
+
+    def differentiate(
+        self, dy: Tensor, x: Tensor | None, inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None
+    ) -> Tensor | None:
+        dy = dy.flatten(2).flatten(0, 1)  # [s b, out]
+        gathered = None if x is None else self.region.gather(x)
+        d_inner = None if self.low is None else self.low.inner_gradient(dy)
+        dx = self.input_gradient(dy, d_inner, stamp, shape)
+        whole = None if gathered is None else ready(gathered)
+        summed = None if dx is None else self.region.sum(dx)
+        _weight_gradients(self, whole, dy, inner, d_inner, stamp)
+        return None if summed is None else ready(summed)
 
 
-class RowLinear(nn.Module):
+class RowLinear(ShardedLinear):
     """Linear whose inputs are sharded over the tensor ranks: multiply, then leave. Weight [outputs, local inputs].
 
     The bias is added once, after the sum. With ``skip_output`` forward only saves what backward needs and returns zeros.
@@ -152,20 +226,39 @@ class RowLinear(nn.Module):
 
     skip_output = False
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, gradients: Gradients, low: LowRank | None = None):
-        super().__init__()
-        self.weight, self.bias, self.low = weight, bias, low
-        self.region, self.gradients = region, gradients
-
     def without_output(self) -> RowLinear:
         """The same layer, with the same parameters and hooks, that skips its output."""
         twin = copy.copy(self)
-        twin.skip_output = True
+        twin.skip_output, twin.number = True, numbered(twin)
         return twin
 
     def forward(self, x: Tensor) -> Tensor:
-        y = _Row.apply(x, self.weight, *_factors(self.low), self)
+        y = self.multiplied(x)
         return y if self.bias is None else y + self.bias
+
+    def rows(self, x: Tensor) -> int:
+        return x.shape[0]
+
+    def shape_of(self, x: Tensor) -> list[int]:
+        return [self.region.rows(x), x.shape[1], self.weight.shape[0]]
+
+    def compute(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        inner = None if self.low is None else self.low.inner(x)
+        if self.skip_output:
+            return x.new_zeros(self.shape_of(x)), inner
+        y = x @ self.weight.t()
+        if self.low is not None and inner is not None:
+            self.low.add_to(y, inner)
+        return ready(self.region.sum(y)), inner
+
+    def differentiate(
+        self, dy: Tensor, x: Tensor | None, inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None
+    ) -> Tensor | None:
+        dy = ready(self.region.gather(dy)).flatten(0, 1)
+        d_inner = None if self.low is None else self.low.inner_gradient(dy)
+        dx = self.input_gradient(dy, d_inner, stamp, shape)
+        _weight_gradients(self, x, dy, inner, d_inner, stamp)
+        return dx
 
 
 class VocabularyEmbedding(nn.Module):
@@ -198,69 +291,28 @@ def _matrix(weight: Tensor) -> Tensor:
     return weight.flatten(0, -2)
 
 
-def _factors(low: LowRank | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if low is None else (low.a, low.b)
-
-
-class _Column(torch.autograd.Function):
-    """What is frozen has no weight gradient, and its input is not kept for one."""
+class _Linear(torch.autograd.Function):
+    """``ShardedLinear`` outside of compiled code: (x, *matrices, layer). The matrices say whether a backward is due."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None, b: Tensor | None, layer: ColumnLinear
-    ) -> Tensor:
-        ctx.layer, ctx.shape, ctx.key, low = layer, x.shape, layer.low and layer.low.key, layer.low
-        whole = ready(layer.region.gather(x))
-        y = torch.nn.functional.linear(whole, _matrix(weight), None if bias is None else bias.flatten())
-        inner = None
-        if low is not None:
-            inner = low.inner(whole)
-            low.add_to(y, inner)
-        ctx.save_for_backward(x if weight.requires_grad or low is not None else None, inner)
-        return y.unflatten(-1, weight.shape[:-1])
+    def forward(ctx: Any, x: Tensor, *others: Any) -> Tensor:
+        layer: ShardedLinear = others[-1]
+        ctx.layer, ctx.shape = layer, x.shape
+        y, inner = layer.compute(x)
+        keeps = layer.weight.requires_grad or layer.low is not None
+        ctx.save_for_backward(x if keeps else None, inner, None if layer.low is None else layer.low.stamp)
+        return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
-        (x, inner), layer, low = ctx.saved_tensors, ctx.layer, ctx.layer.low
-        dy = gradients[0].flatten(2).flatten(0, 1)  # [s b, out]
-        gathered = None if x is None else layer.region.gather(x)
-        d_inner = None if low is None else low.inner_gradient(dy)
-        dx = (dy @ _matrix(layer.weight)).view(-1, *ctx.shape[1:]) if ctx.needs_input_grad[0] else None
-        if dx is not None and low is not None:
-            low.add_input_gradient(dx, d_inner, ctx.key)
-        whole = None if gathered is None else ready(gathered)
-        summed = None if dx is None else layer.region.sum(dx)
-        _weight_gradients(layer, whole, dy, inner, d_inner, ctx.key)
-        return None if summed is None else ready(summed), None, None, None, None, None
-
-
-class _Row(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, a: Tensor | None, b: Tensor | None, layer: RowLinear) -> Tensor:
-        ctx.layer, ctx.shape, ctx.key, low = layer, x.shape, layer.low and layer.low.key, layer.low
-        inner = None if low is None else low.inner(x)
-        ctx.save_for_backward(x if weight.requires_grad or low is not None else None, inner)
-        if layer.skip_output:
-            return x.new_zeros(layer.region.rows(x), *x.shape[1:-1], weight.shape[0])
-        y = x @ weight.t()
-        if low is not None and inner is not None:
-            low.add_to(y, inner)
-        return ready(layer.region.sum(y))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        (x, inner), layer, low = ctx.saved_tensors, ctx.layer, ctx.layer.low
-        dy = ready(layer.region.gather(gradients[0])).flatten(0, 1)
-        d_inner = None if low is None else low.inner_gradient(dy)
-        dx = (dy @ layer.weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
-        if dx is not None and low is not None:
-            low.add_input_gradient(dx, d_inner, ctx.key)
-        _weight_gradients(layer, x, dy, inner, d_inner, ctx.key)
-        return dx, None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, inner, stamp = ctx.saved_tensors
+        shape = ctx.shape if ctx.needs_input_grad[0] else None
+        dx = ctx.layer.differentiate(gradients[0], x, inner, NO_STAMP if stamp is None else stamp, shape)
+        return (dx, *(None for _ in ctx.needs_input_grad[1:]))
 
 
 def _weight_gradients(
-    layer: ColumnLinear | RowLinear, x: Tensor | None, dy: Tensor, inner: Tensor | None, d_inner: Tensor | None, key: Any
+    layer: ShardedLinear, x: Tensor | None, dy: Tensor, inner: Tensor | None, d_inner: Tensor | None, stamp: Tensor
 ) -> None:
     """Gradients of all trained parameters of ``layer`` for its whole input x [s, b, in], now or later. The bias of a row layer is not its
     matrix' business."""
@@ -275,7 +327,7 @@ def _weight_gradients(
             layer.gradients.add(bias, dy.sum(0).view(bias.shape))
         if low is not None and inner is not None and d_inner is not None:
             layer.gradients.add_product(low.b, dy, inner * low.scale)
-            layer.gradients.add_product(low.a, d_inner, low.dropped(rows, key).flatten(0, 1))
+            layer.gradients.add_product(low.a, d_inner, low.dropped(rows, stamp).flatten(0, 1))
 
     layer.gradients.later(work, dy, x)
 

@@ -1,0 +1,95 @@
+"""The layers as operations that torch.compile knows by their shapes alone, so that a block is one graph for any number of tensor ranks.
+
+Eagerly a layer is an autograd function (``trainer.tensor.layers``). In a traced block it is an operation that runs the same code: its
+collectives and its gradient buffers are nothing that a compiler has to follow. An operation finds its layer by a number and its micro-batch
+by a stamp, both tensors on the CPU: so all blocks are one graph. Its backward runs for the sake of an empty tensor, ``due``: otherwise a
+layer whose input needs no gradient would be taken for one without effect.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+LAYERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""All layers of this process, by number."""
+NUMBERS = itertools.count()
+DUE = {trains: torch.empty(0, requires_grad=trains) for trains in (False, True)}
+"""Inputs that ask for a layer's backward, or do not."""
+NO_STAMP = torch.zeros(2, dtype=torch.int64)
+"""Of layers to which micro-batches are alike."""
+
+
+def numbered(layer: object) -> Tensor:
+    """A number for ``layer``, on the CPU whatever the default device is."""
+    number = next(NUMBERS)
+    LAYERS[number] = layer
+    return torch.tensor(number, device="cpu")
+
+
+def due(layer: nn.Module) -> Tensor:
+    """What makes the backward of a layer run of which something is trained."""
+    return DUE[any(parameter.requires_grad for parameter in layer.parameters())]
+
+
+@torch.library.custom_op("trireme::multiply", mutates_args=())
+def multiply(x: Tensor, due: Tensor, number: Tensor, stamp: Tensor, shape: list[int], inner: list[int]) -> tuple[Tensor, Tensor]:
+    """Output of the linear layer ``number``, and the inner activation of its low-rank product: of ``shape`` and ``inner`` ([0]: none)."""
+    y, low = LAYERS[int(number)].compute(x)
+    return y, x.new_empty(0) if low is None else low
+
+
+@multiply.register_fake
+def _(x: Tensor, due: Tensor, number: Tensor, stamp: Tensor, shape: list[int], inner: list[int]) -> tuple[Tensor, Tensor]:
+    return x.new_empty(shape), x.new_empty(inner)
+
+
+@torch.library.custom_op("trireme::multiply_backward", mutates_args=())
+def multiply_backward(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
+    """Gradient of the input, of ``shape`` ([0]: not wanted), and an empty one for ``due``. Weight gradients go where they belong."""
+    layer = LAYERS[int(number)]
+    if layer.gradients.defers:  # compiled code writes new values into what it gave to an operation that has returned
+        dy, x, inner = dy.clone(), x.clone(), inner.clone()
+    dx = layer.differentiate(dy, _or_none(x), _or_none(inner), stamp, None if shape == [0] else tuple(shape))
+    return dy.new_empty(0) if dx is None else dx, torch.empty(0)
+
+
+@multiply_backward.register_fake
+def _(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
+    return dy.new_empty(shape), torch.empty(0)
+
+
+def _or_none(tensor: Tensor) -> Tensor | None:
+    return tensor if tensor.numel() else None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, due, number, stamp, _, _ = inputs
+    ctx.shape = list(x.shape)
+    ctx.save_for_backward(x if due.requires_grad else x.new_empty(0), output[1], number, stamp)
+
+
+def _differentiate(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    x, inner, number, stamp = ctx.saved_tensors
+    dx, nothing = multiply_backward(dy, x, inner, number, stamp, ctx.shape if ctx.needs_input_grad[0] else [0])
+    return dx if ctx.needs_input_grad[0] else None, nothing if ctx.needs_input_grad[1] else None, None, None, None, None
+
+
+torch.library.register_autograd("trireme::multiply", _differentiate, setup_context=_save)
+
+
+@torch.library.custom_op("trireme::kept", mutates_args=())
+def kept(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
+    """The elements of x that the dropout layer ``number`` keeps in the micro-batch of ``stamp``."""
+    layer = LAYERS[int(number)]
+    with layer.noise.at_stamp(stamp):
+        return layer.kept(x).contiguous()  # type: ignore[no-any-return]
+
+
+@kept.register_fake
+def _(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.bool, device=x.device)
