@@ -153,6 +153,8 @@ def _as_noted(row: RawRow) -> dict[str, object]:
     for words, change in NOTES:
         if re.search(words, notes):
             changes |= change
+    if layers := re.findall(r"activation offload (\d+) layers", notes):  # where versions of a recipe differ: what they have in common
+        changes["memory.host_layers"] = min(map(int, layers))
     if found := re.search(r"container (\d+)\.(\d+)", row.notes):
         changes |= _recipe(row, (int(found.group(1)), int(found.group(2))))
     for words, kind in SELECTIVE:

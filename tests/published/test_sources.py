@@ -95,6 +95,10 @@ def row(**cells: str) -> RawRow:
             },
             {"recompute.inputs_on_host": False, "memory.optimizer_on_host": False, "overlap.gathers": False},
         ),
+        (
+            {"source": "Megatron-Bridge", "notes": "recipes differ: CPU activation offload 40 layers | CPU activation offload 20 layers"},
+            {"memory.host_layers": 20},
+        ),
         ({"source": "torchtitan", "year": "2025"}, {"kernels.newest_attention": False, "recompute.keeps_attention": False}),
         (
             {"source": "torchtitan", "year": "2026", "notes": "graph trainer"},
