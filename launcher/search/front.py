@@ -64,7 +64,7 @@ class FrontSearch:
             return None
         values, covariance = self.corrected()
         gains, rivals, deviation = self._gains(values, covariance, runs)
-        if gains.max() < SMALL * self.tolerance:
+        if gains.max() <= SMALL * self.tolerance:
             return None
         with_each = covariance[runs] - covariance[rivals]  # of a difference with each point: what measuring that says of it
         told = with_each**2 / (np.diag(covariance) + NOISE**2)

@@ -39,6 +39,16 @@ def test_no_point_is_measured_twice_and_the_search_ends() -> None:
     assert len(order) == len(set(order)) < len(grid()[1])
 
 
+def test_with_no_tolerance_the_search_ends_when_all_is_known() -> None:
+    place, seconds, per_second = grid()
+    search = FrontSearch(seconds, per_second, place, 0.12, 0.0)
+    for _ in seconds:
+        if (point := search.ask()) is not None:
+            assert point not in search.measured
+            search.tell(point, float(seconds[point]))
+    assert search.ask() is None
+
+
 def test_good_predictions_need_few_measurements() -> None:
     _, order, behind = searched(grid()[1])
     assert len(order) <= 6 and behind <= 0.03
