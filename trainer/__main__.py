@@ -21,6 +21,7 @@ from trainer.measure.forwarder import forwarding
 from trainer.spec import ResolvedTrainConfig, Status, load, resolve
 from trainer.spec.records import EXIT_STOPPED
 from trainer.spec.stage_run import StageRun, load_stage
+from trainer.spec.stages import TRAININGS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +58,7 @@ def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
         return run()
     from trainer.stage import make, run_command
 
-    work = run if stage.verb in ("train", "evaluate", "generate") else partial(run_command, stage, config)
+    work = run if stage.verb in (*TRAININGS, "evaluate", "generate") else partial(run_command, stage, config)
     return make(stage, work, env, out, attempt, config.run.warmup_steps)
 
 

@@ -35,7 +35,7 @@ from trainer.state.gathering import Gathering
 from trainer.state.loss_scale import LossScale
 from trainer.state.optimizer import AdamW, learning_rate, squared_norm, sum_partial
 from trainer.state.sharding import ShardedState
-from trainer.tensor.cross_entropy import Targets, head_loss
+from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import ColumnLinear, Region
 from trainer.tensor.parallelize import Parallelizer
@@ -94,11 +94,24 @@ class TokenBatch:
         return (self.rows[:, 1:] >= 0).sum()
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
+        return head_loss(x, *self.wanted(head, micro_batch))
+
+    def wanted(self, head: nn.Module, micro_batch: int) -> tuple[ColumnLinear, Targets]:
+        """The head, and what its logits are compared with."""
         assert self.rows is not None and isinstance(head, ColumnLinear)
-        return head_loss(x, head, Targets(self.rows[micro_batch, 1:], self.weight, self.columns, self.chunk_mb))
+        return head, Targets(self.rows[micro_batch, 1:], self.weight, self.columns, self.chunk_mb)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         return DropoutKey(self.step, self.first_row + micro_batch * self.size)
+
+
+@dataclass(frozen=True)
+class AskedBatch(TokenBatch):
+    """Examples: the loss of their answers, and how many of these are the likeliest words, [2]."""
+
+    def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
+        loss, right = super().loss(x, head, micro_batch), answered(x, *self.wanted(head, micro_batch)).sum()
+        return torch.stack((loss.double(), right.double()))
 
 
 class Engine:

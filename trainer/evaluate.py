@@ -20,7 +20,7 @@ import torch
 from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.tuned import check_model, fill, newest, open_reader, tune_of
 from trainer.comm.collectives import World
-from trainer.data.dataset import HeldOut, open_held_out
+from trainer.data.dataset import HeldOut, HeldOutExamples, open_held_out
 from trainer.engine import Engine
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
@@ -65,7 +65,7 @@ def _without_dropout(config: ResolvedTrainConfig) -> ResolvedTrainConfig:
 class Evaluation:
     """A checkpoint's weights on the ranks of a layout, and the sums of what it was asked."""
 
-    def __init__(self, config: ResolvedTrainConfig, world: World, text: HeldOut):
+    def __init__(self, config: ResolvedTrainConfig, world: World, text: HeldOut | HeldOutExamples):
         self.config, self.world, self.text = config, world, text
         self.found = newest(Path(config.run.checkpoint.dir or "."))
         self.engine = Engine(config, world, text)
@@ -101,11 +101,12 @@ class Evaluation:
 
     def _figures(self, batches: int, sums: Sums) -> dict[str, Any]:
         data, trained = self.config.data, self.manifest["data"]
-        sha256 = self.text.tokens.index.sha256
+        sha256 = self.text.sha256
         return {
             "loss": sums.loss,
             "perplexity": math.exp(min(sums.loss, 700.0)),
             "bits_per_byte": sums.bits_per_byte,
+            **({"exact_match": sums.exact / sums.rows} if self.validation.asks else {}),
             "tokens": sums.tokens,
             "bytes": sums.bytes,
             "sequences": batches * self.config.run.global_batch,

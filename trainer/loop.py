@@ -57,11 +57,18 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     record = partial(record_failure, env=env, out=out, attempt=attempt)
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s, record)
     world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
+    check_same(dataset.name, world)
     run = TrainingRun(config, Engine(config, world, dataset, draws=False), out, attempt, stop_flag, finish)
     run.held_out = None if held_out is None else Validation(run.engine, held_out)
     status = run.run()
     world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
     return status
+
+
+def check_same(name: str, world: World) -> None:
+    """``ConfigError`` unless all ranks read the same data: files are read on every node."""
+    if len(names := set(world.group.gather_objects(name))) > 1:
+        raise ConfigError(f"data differs between the nodes: there are {len(names)} versions of it; give all of them the same files")
 
 
 def choose_device(device: str, local_rank: int) -> torch.device:

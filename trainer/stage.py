@@ -26,7 +26,7 @@ from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import look_again, read_json, write_json
 from trainer.spec.records import RESULT, attempt_of, failures_in, number, positive, read_steps, write_outcome
 from trainer.spec.stage_run import StageRun
-from trainer.spec.stages import COMPLETIONS
+from trainer.spec.stages import COMPLETIONS, TRAININGS
 
 FIGURES, CHOICE = ".training.json", ".choice.json"
 """How a training went, and which was chosen. Hidden: the digest of an artifact names its weights, not their timings."""
@@ -153,7 +153,7 @@ def _clear(stage: StageRun) -> None:
     """Take away what an earlier attempt left; a training continues from its checkpoints."""
     folder = Path(stage.folder)
     (folder / MANIFEST).unlink(missing_ok=True)
-    if stage.verb != "train":
+    if stage.verb not in TRAININGS:
         shutil.rmtree(folder, ignore_errors=True)
     if stage.verb not in ("prepare", "convert"):  # these make their folder themselves
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,9 +162,9 @@ def _clear(stage: StageRun) -> None:
 def _finish(stage: StageRun, out: Path, warmup: int) -> None:
     """Add what is made of the run's own files, and declare the artifact whole."""
     folder = Path(stage.folder)
-    if stage.verb == "train":
+    if stage.verb in TRAININGS:
         write_json(folder / FIGURES, figures_of(out, warmup))
-        shutil.copyfile(Path(stage.sources["data"]) / TOKENIZER, folder / TOKENIZER)
+        shutil.copyfile(Path(stage.sources.get("data") or stage.sources["model"]) / TOKENIZER, folder / TOKENIZER)
     if stage.verb == "evaluate":
         write_json(folder / METRICS_FILE, (read_json(out / RESULT) or {})["evaluation"])
     if stage.verb == "generate":

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trainer.data.dataset import HeldOut
-from trainer.engine import Engine
+from trainer.data.dataset import HeldOut, HeldOutExamples
+from trainer.engine import AskedBatch, Engine
 from trainer.measure.meter import Recorder
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.spec import ConfigError, ResolvedTrainConfig
@@ -17,14 +17,18 @@ from trainer.spec import ConfigError, ResolvedTrainConfig
 
 @dataclass(frozen=True)
 class Sums:
-    """Over some targets: the sum of ``-ln p``, their number, and their bytes as text."""
+    """Over some targets: the sum of ``-ln p``, their number, and their bytes as text; of examples, how many rows there are and how many are
+    answered word by word."""
 
     nats: float = 0.0
     tokens: int = 0
     bytes: int = 0
+    rows: int = 0
+    exact: int = 0
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+        both = (self.tokens + other.tokens, self.bytes + other.bytes, self.rows + other.rows, self.exact + other.exact)
+        return Sums(self.nats + other.nats, *both)
 
     @property
     def loss(self) -> float:
@@ -35,7 +39,7 @@ class Sums:
         return self.nats / math.log(2) / self.bytes if self.bytes else None
 
 
-def whole_batches(config: ResolvedTrainConfig, text: HeldOut) -> int:
+def whole_batches(config: ResolvedTrainConfig, text: HeldOut | HeldOutExamples) -> int:
     """Batches of ``run.global_batch`` sequences in the text; ``ConfigError`` if there is not one."""
     found = text.windows // config.run.global_batch
     if not found:
@@ -49,8 +53,8 @@ def whole_batches(config: ResolvedTrainConfig, text: HeldOut) -> int:
 class Validation:
     """Reads ``text`` in batches of the engine's size, in the order of the text. Nothing of a training changes by it."""
 
-    def __init__(self, engine: Engine, text: HeldOut):
-        self.engine, self.text = engine, text
+    def __init__(self, engine: Engine, text: HeldOut | HeldOutExamples):
+        self.engine, self.text, self.asks = engine, text, isinstance(text, HeldOutExamples)
         self.pipeline = ForwardPipeline.of(engine.pipeline, Recorder(engine.clock, engine.world.ledger))
         self.bytes_of = torch.from_numpy(text.token_bytes()).to(engine.device)
 
@@ -65,14 +69,17 @@ class Validation:
         for chunk in self.pipeline.chunks:
             chunk.model.eval()
         batch = replace(engine.batch_of(self.text, number * engine.config.run.global_batch), weight=1.0)
+        if self.asks:
+            batch = AskedBatch(**vars(batch))
         losses = self.pipeline.losses_of(batch)
         for chunk in self.pipeline.chunks:
             chunk.model.train()
-        own: Tensor = torch.zeros(3, dtype=torch.float64, device=engine.device)
+        own: Tensor = torch.zeros(4, dtype=torch.float64, device=engine.device)
         if losses and engine.groups.tensor.index == 0 and batch.rows is not None:
-            own[0] = torch.stack(losses).double().sum()
+            found = torch.stack(losses).double().view(len(losses), -1).sum(0)
+            own[0], own[3] = found[0], found[1] if self.asks else 0
             targets = batch.rows[:, 1:]
             own[1], own[2] = self.bytes_of[targets[targets >= 0]].sum(), batch.targets
         engine.world.group.all_reduce(own).wait()
-        nats, size, targets_there = own.tolist()
-        return Sums(nats, int(targets_there), int(size))
+        nats, size, targets_there, exact = own.tolist()
+        return Sums(nats, int(targets_there), int(size), engine.config.run.global_batch, int(exact))

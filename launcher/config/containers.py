@@ -119,11 +119,12 @@ def host_paths(config: Mapping[str, Any] | None, directory: Path, code: Path | N
         paths.append(HostPath("sweep.dir", str(code), str(code)))
     if config is None:
         return paths
-    if config["data"]["kind"] == "corpus":
+    if config["data"]["kind"] != "synthetic":
         paths.append(_named("data.path", config["data"]["path"], mounts))
     stage = config.get(SECTION) or {"sources": {}}
     paths += [HostPath(f"input {name}", folder, folder) for name, folder in stage["sources"].items()]
-    if stage.get("verb") == "prepare" and config["data"]["source"] != STDLIB:
+    reads = stage.get("verb") == "prepare" or config["data"]["kind"] == "instructions"
+    if reads and config["data"]["source"] != STDLIB:
         paths.append(HostPath("data.source", config["data"]["source"], config["data"]["source"]))
     if stage.get("folder"):
         made = os.path.dirname(stage["folder"])

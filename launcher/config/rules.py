@@ -13,11 +13,13 @@ from launcher.config.containers import Mount, check_paths, given_mounts, host_pa
 from launcher.config.packages import need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
-from trainer.spec import ConfigError, ModelConfig, TrainConfig
+from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig
 from trainer.spec import resolve as resolve_run
 from trainer.spec.corpus import TOKENIZER, check_corpus
+from trainer.spec.examples import check_examples
 from trainer.spec.read import SECTION
 from trainer.spec.schema import RequestsConfig
+from trainer.spec.sources import STDLIB
 
 TOLD_TOGETHER = 8
 """Requests that arrive at random and count as one step: a line of ``metrics.jsonl``."""
@@ -132,13 +134,18 @@ def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
 
 def _locate_examples(config: Config) -> Config:
     """Examples and tokenizer with their absolute paths."""
-    source, path = os.path.abspath(config.data.source), os.path.abspath(config.data.path)
-    for name, file in (("source", Path(source)), ("path", Path(path, TOKENIZER))):
-        if not file.is_file():
-            raise ConfigError(
-                f"data.{name}={getattr(config.data, name)}: {file} does not exist; give a JSONL file and the folder of a tokenizer"
-            )
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source, path=path))
+    check_examples(config.data)
+    if not Path(config.data.path, TOKENIZER).is_file():
+        raise ConfigError(
+            f"data.path={config.data.path} holds no {TOKENIZER}; give the folder of a prepared corpus, or of a checkpoint that has one"
+        )
+    return dataclasses.replace(config, data=with_paths(config.data))
+
+
+def with_paths(data: DataConfig) -> DataConfig:
+    """``data`` with absolute paths."""
+    source = data.source if data.source == STDLIB else os.path.abspath(data.source)
+    return dataclasses.replace(data, source=source, path=os.path.abspath(data.path))
 
 
 def check_shared(config: Config, stage: dict[str, Any]) -> Config:

@@ -19,7 +19,7 @@ from trainer.spec.stage_run import StageRun, stage_in
 
 WIDE, HIGH, GAP = 210.0, 62.0, 34.0
 """Of a stage's box, and between rows."""
-SCORES = ("loss", "perplexity", "bits_per_byte")
+SCORES = ("loss", "perplexity", "bits_per_byte", "exact_match")
 
 
 def picture(records: Sequence[Record]) -> Markup | None:

@@ -26,6 +26,7 @@ from launcher.trials.told import as_files
 from trainer.spec import LayoutConfig, Status, from_record
 from trainer.spec.records import failures_in, number, positive, read_steps
 from trainer.spec.schema import CommandConfig
+from trainer.spec.stages import TRAININGS
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -129,7 +130,7 @@ def gather(records: Sequence[Record]) -> list[ReportedTrial]:
 
 
 def _trial(measured: Measurement, record: Record, name: str, colour: int) -> ReportedTrial:
-    trains = record.config.get("stage", {}).get("verb", "train") == "train"
+    trains = record.config.get("stage", {}).get("verb", "train") in TRAININGS
     result, steps = record.read_result() or {}, read_steps(record.directory) if trains else []
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
     times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]

@@ -16,7 +16,7 @@ from launcher.config.compose import group_folders
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.artifacts import ArtifactKind
 from trainer.spec.errors import listed, nearest
-from trainer.spec.stages import ChooseSettings, ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
+from trainer.spec.stages import TRAININGS, ChooseSettings, ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -44,6 +44,7 @@ MODEL = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)
 KINDS = {
     "prepare": StageKind({}, ArtifactKind.CORPUS, PrepareSettings),
     "train": StageKind({"data": (ArtifactKind.CORPUS,)}, ArtifactKind.CHECKPOINT),
+    "tune": StageKind({"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}, ArtifactKind.CHECKPOINT),
     "evaluate": StageKind({"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}, ArtifactKind.METRICS, EvaluateSettings),
     "convert": StageKind({"model": (ArtifactKind.CHECKPOINT,)}, ArtifactKind.HUGGINGFACE, ConvertSettings, PLACE),
     "generate": StageKind(
@@ -76,6 +77,8 @@ class Stage:
             return dict.fromkeys(self.inputs, (ArtifactKind.CHECKPOINT,))
         if self.imports:
             return {"model": (ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)}
+        if self.reads_examples:
+            return {"model": (ArtifactKind.CHECKPOINT,)}
         if not self.asks_tasks:
             return self.kind.takes
         takes: dict[str, tuple[ArtifactKind, ...]] = {"model": MODEL, "tasks": (ArtifactKind.TASKS,)}
@@ -91,6 +94,16 @@ class Stage:
     def imports(self) -> bool:
         """Whether it is a conversion of weights of others to a checkpoint."""
         return self.verb == "convert" and self.settings.get("format") == ArtifactKind.CHECKPOINT.value
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is a run on ranks with a configuration of its own, a training or the evaluation of one."""
+        return self.verb in TRAININGS or (self.verb == "evaluate" and not self.asks_tasks)
+
+    @property
+    def reads_examples(self) -> bool:
+        """Whether a model is tuned to examples, or asked them: its tokenizer is that of the model."""
+        return self.verb in ("tune", "evaluate") and flat(self.settings).get("data.kind") == "instructions"
 
     @property
     def asks_tasks(self) -> bool:

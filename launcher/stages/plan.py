@@ -18,22 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
-from launcher.config.rules import check_shared, generating
+from launcher.config.rules import check_shared, generating, with_paths
 from launcher.stages import predicted
 from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.stages.tasks import check_tasks
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
-from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, to_dict, world_size_of
-from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, ArtifactKind, find_artifact
+from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, TuneConfig, from_record, to_dict, world_size_of
+from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, ArtifactKind, checkpoint_facts, find_artifact
 from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.errors import listed
+from trainer.spec.examples import check_examples
 from trainer.spec.model_files import model_of, to_import
 from trainer.spec.sources import open_source
 from trainer.spec.stage_run import StageRun
-from trainer.spec.stages import FORMATS
+from trainer.spec.stages import FORMATS, TRAININGS
+from trainer.spec.tuning import MERGED
 
-OWN = ("data.path", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
+OWN = ("data.path", "tune.base", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
 """Keys that the pipeline itself gives to a stage."""
 
 BYTES_ONLY = 257
@@ -127,9 +129,9 @@ def _work(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Work
     if stage.verb == "prepare":
         content, size = _prepare_content(config)
         return Work(_one_process(config, config.model), content, {}, predicted.of_preparation(size), size)
-    if "data" in stage.takes:
+    if stage.runs:
         config = _run_config(stage, config, before)
-        known = _predicted(config) if stage.verb == "train" else _fitting(config, predicted.of_evaluation(config))
+        known = _predicted(config) if stage.verb in TRAININGS else _fitting(config, predicted.of_evaluation(config))
         return Work(config, _run_content(config), {}, known)
     settings, model = settings_of(stage.typed()), _model_of(stage, before)
     if stage.verb in ("evaluate", "generate"):
@@ -138,6 +140,7 @@ def _work(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Work
         own = {"layout": to_dict(config.layout), "precision": config.run.precision, **_fetched(settings)}
         return Work(config, settings | own, settings, known)
     if stage.verb == "convert":
+        _check_merged(stage, before)
         settings |= {"dtype": _dtype(stage, settings)}
     known = predicted.of_conversion(model) if stage.verb == "convert" else 0.0
     return Work(_one_process(config, model), settings, settings, known)
@@ -164,13 +167,14 @@ def _placed(item: PlannedStage) -> Config:
     """The stage's configuration with the folders that it works in. ``ConfigError`` if the nodes could not have them."""
     config, verb = item.config, item.stage.verb
     run, data = config.run, config.data
-    if "data" in item.stage.takes:
-        folder = item.artifact_folder if verb == "train" else item.sources["model"]
-        run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(folder / CHECKPOINTS)))
-        data = dataclasses.replace(data, path=str(item.sources["data"]))
+    if item.stage.runs:
+        folder = item.artifact_folder / CHECKPOINTS if verb in TRAININGS else item.sources["model"]
+        run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(folder)))
+        data = with_paths(dataclasses.replace(data, path=str(item.sources["model" if item.stage.reads_examples else "data"])))
+        if verb == "tune":
+            config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, base=str(item.sources["model"])))
     elif item.stage.gives is ArtifactKind.CORPUS:
-        source = data.source if data.source == "stdlib" else os.path.abspath(data.source)
-        data = dataclasses.replace(data, path=str(item.artifact_folder), source=source)
+        data = with_paths(dataclasses.replace(data, path=str(item.artifact_folder)))
     else:
         data = DataConfig(kind="synthetic")
     config = dataclasses.replace(config, run=run, data=data)
@@ -185,7 +189,7 @@ def _command(item: PlannedStage) -> list[str]:
         return [settings["best"]]
     if item.stage.gives is ArtifactKind.TASKS:
         return ["trainer.generate.harness", ",".join(settings["tasks"]), str(item.artifact_folder)]
-    if verb == "prepare" or "data" in item.stage.takes:
+    if verb == "prepare" or item.stage.runs:
         return []
     model = str(item.sources["model"])
     if verb == "convert":
@@ -211,23 +215,14 @@ def _prepare_content(config: Config) -> tuple[dict[str, Any], int]:
 
 
 def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Config:
-    """The resolved run of a train or evaluate stage; its folders are filled in when it starts."""
+    """The resolved run of a train, tune or evaluate stage; its folders are filled in when it starts."""
     check_launchable(config)
-    if config.data.kind != "corpus":
+    if config.data.kind == "synthetic":
         raise ConfigError(f"data.kind={config.data.kind} takes no corpus; leave it out")
     run = dataclasses.replace(config.run, task="train")
+    if stage.verb in ("evaluate", "tune"):
+        config = _with_model(stage, config, before)
     if stage.verb == "evaluate":
-        if given := [key for key in stage.overrides if key.partition("=")[0].split(".")[0] == "model"]:
-            raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")
-        model = before.get(stage.inputs["model"])
-        if model is None:
-            raise ConfigError(f"inputs.model={stage.inputs['model']} is a folder; use 'trireme evaluate FOLDER', or name a train stage")
-        if model.stage.verb == "convert":
-            raise ConfigError(
-                f"inputs.model={model.stage.name} was trained on another text than this; evaluate it by tasks, as tasks: [prose]"
-            )
-        _check_spelling(stage, model, before)
-        config = dataclasses.replace(config, model=model.config.model)
         run = dataclasses.replace(run, task="evaluate", warmup_steps=0)
     elif not run.checkpoint.every:
         run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, every=run.steps))
@@ -236,8 +231,43 @@ def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -
     return config
 
 
+def _with_model(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Config:
+    """``config`` with the model of the checkpoint that the stage takes, whose words its text must have."""
+    if given := [key for key in stage.overrides if key.partition("=")[0].split(".")[0] == "model"]:
+        raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")
+    source, tune = stage.inputs["model"], _tune_of(stage, before)
+    if stage.reads_examples:
+        _check_tokenizer(stage)
+    elif stage.verb == "evaluate" and source not in before:
+        raise ConfigError(f"inputs.model={source} is a folder; use 'trireme evaluate FOLDER', or name a train stage")
+    if stage.verb == "tune" and tune.method != "full":
+        raise ConfigError(f"inputs.model={source} gives {tune.method} weights alone, which are no base; tune what it was tuned from")
+    if source in before and not stage.reads_examples:
+        _check_spelling(stage, before[source], before)
+    return dataclasses.replace(config, model=_model_of(stage, before))
+
+
+def _tune_of(stage: Stage, before: dict[str, PlannedStage]) -> TuneConfig:
+    """How the model that a stage takes was tuned."""
+    source = stage.inputs["model"]
+    if source not in before:
+        return from_record(TuneConfig, checkpoint_facts(Path(source))[1].get("tune") or {})
+    made = before[source]
+    return (before[made.stage.needs[0]] if made.stage.verb == "choose" else made).config.tune
+
+
+def _check_merged(stage: Stage, before: dict[str, PlannedStage]) -> None:
+    if (tune := _tune_of(stage, before)).method not in (*MERGED, "full"):
+        raise ConfigError(
+            f"inputs.model={stage.inputs['model']} gives {tune.method} weights, which cannot be merged into those of the base; "
+            f"use a method that can: {listed(MERGED)}"
+        )
+
+
 def _check_corpus(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> None:
     """What is known of a corpus before it is made: its tokenizer, and at most a token for each byte and document of its source."""
+    if stage.reads_examples:
+        return
     made = before.get(stage.inputs["data"])
     if made is None:
         check_corpus(dataclasses.replace(config.data, path=stage.inputs["data"]), config.model)
@@ -253,7 +283,9 @@ def _check_corpus(stage: Stage, config: Config, before: dict[str, PlannedStage])
 
 def _check_spelling(stage: Stage, model: PlannedStage, before: dict[str, PlannedStage]) -> None:
     """``ConfigError`` if the corpus of an evaluation has another tokenizer than that of the training: its numbers would be other words."""
-    trained = (before[model.stage.needs[0]] if model.stage.verb == "choose" else model).stage.inputs["data"]
+    trained = _trained_on(model.stage, before)
+    if trained is None:
+        raise ConfigError(f"inputs.model={model.stage.name} was trained on another text than this; evaluate it by tasks, as tasks: [prose]")
     names = (trained, stage.inputs["data"])
     made = [before.get(name) for name in names]
     files = [(Path(name) if item is None else item.artifact_folder) / TOKENIZER for name, item in zip(names, made)]
@@ -266,13 +298,23 @@ def _check_spelling(stage: Stage, model: PlannedStage, before: dict[str, Planned
     )
 
 
+def _trained_on(stage: Stage, before: dict[str, PlannedStage]) -> str | None:
+    """The text that gave a model its words; None where it is not known here."""
+    if "data" in stage.inputs:
+        return stage.inputs["data"]
+    source = stage.needs[0] if stage.verb == "choose" else stage.inputs["model"]
+    return _trained_on(before[source].stage, before) if source in before and stage.verb != "convert" else None
+
+
 def _run_content(config: Config) -> dict[str, Any]:
     """What decides the result of a run, without folders and without where and how it is watched."""
     content = to_dict(config.train_config())
     del content["tracking"], content["requests"]
     for name in ("path", "source", "pattern", "text_key", "vocab"):
         del content["data"][name]
-    del content["run"]["checkpoint"]["dir"]
+    del content["run"]["checkpoint"]["dir"], content["tune"]["base"]
+    if config.data.kind == "instructions":
+        content["data"]["examples"] = check_examples(config.data)
     return content
 
 
@@ -286,9 +328,7 @@ def _model_of(stage: Stage, before: dict[str, PlannedStage]) -> ModelConfig:
 
 def _reading(stage: Stage, config: Config, settings: dict[str, Any], before: dict[str, PlannedStage]) -> float | None:
     """Seconds of a stage that reads a model's weights and its tokenizer; tasks are not predicted. ``ConfigError`` for what cannot be."""
-    source = Path(stage.inputs["model"])
-    if is_folder(stage.inputs["model"]) and not any((place / TOKENIZER).is_file() for place in (source, source.parent)):
-        raise ConfigError(f"inputs.model={source} has no {TOKENIZER} next to its weights; put the one it was trained with there")
+    _check_tokenizer(stage)
     if stage.verb == "evaluate":
         fetched = stage.inputs.get("tasks", "")
         check_tasks(settings["tasks"], fetched or settings["tasks_folder"], before[fetched].settings["tasks"] if fetched in before else ())
@@ -299,6 +339,12 @@ def _reading(stage: Stage, config: Config, settings: dict[str, Any], before: dic
     if settings["tokens"] >= config.model.seq:
         raise ConfigError(f"tokens={settings['tokens']} leave no room for a prompt in model.seq={config.model.seq}; ask for fewer")
     return _fitting(config, predicted.of_generation(config, settings["prompts"], settings["tokens"]))
+
+
+def _check_tokenizer(stage: Stage) -> None:
+    source = Path(stage.inputs["model"])
+    if is_folder(stage.inputs["model"]) and not any((place / TOKENIZER).is_file() for place in (source, source.parent)):
+        raise ConfigError(f"inputs.model={source} has no {TOKENIZER} next to its weights; put the one it was trained with there")
 
 
 def _dtype(stage: Stage, settings: dict[str, Any]) -> str:

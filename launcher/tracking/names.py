@@ -19,6 +19,7 @@ from launcher.trials.labels import trial_labels
 from trainer.spec import Status, flatten
 from trainer.spec.records import number, summary_metrics
 from trainer.spec.stage_run import StageRun, stage_in
+from trainer.spec.stages import TRAININGS
 
 if TYPE_CHECKING:
     from launcher.trials.store import Record, Sweep
@@ -35,7 +36,7 @@ RUN_STATUS = {
 def params(record: Record) -> dict[str, str]:
     """The resolved configuration, flattened: ``layout.tensor`` -> ``2``. Values as YAML would write them."""
     section = record.config.get("stage")
-    config = record.config if not section or section["verb"] in ("train", "evaluate") else {"stage": section}
+    config = record.config if not section or section["verb"] in (*TRAININGS, "evaluate") else {"stage": section}
     flat = flatten({**config, **({"cluster": record.cluster} if record.cluster else {})})
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
 

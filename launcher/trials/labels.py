@@ -11,6 +11,7 @@ from launcher.labels import layout_label, one_line, seconds
 from launcher.trials.store import Record
 from trainer.spec import Status, flatten
 from trainer.spec.records import LAST_STEP, number, positive
+from trainer.spec.stages import TRAININGS
 
 UNSAID = ("sweep", "search", "tracking", "hydra", "dry_run", "expect")
 """Sections whose keys cannot set one trial apart from another."""
@@ -105,7 +106,7 @@ def duration(value: float | None) -> str:
 
 def total_steps(record: Record) -> int | None:
     """Steps that the trial is to make; None where that is not known."""
-    if record.config.get("stage", {}).get("verb", "train") != "train":
+    if record.config.get("stage", {}).get("verb", "train") not in TRAININGS:
         return None
     steps = record.config.get("run", {}).get("steps")
     return steps if isinstance(steps, int) else None

@@ -27,6 +27,9 @@ GRAPH: dict[str, Any] = {
     "text": {"stage": "generate", "inputs": {"model": "hf"}, "prompts": ["a"], "tokens": 4},
 }
 
+TUNE = {"stage": "tune", "inputs": {"model": "base"}, "cluster.gpus_per_node": 1, "data.kind": "instructions"}
+EXAMPLES = {"data.source": "examples.jsonl", "data.template": "{question} {answer}"}
+PROMPTED = TUNE | EXAMPLES | {"tune.method": "prompt"}
 ASK = {"stage": "evaluate", "inputs": {"model": "hf"}}
 LARGE = {"model.hidden": 65536, "model.layers": 50}
 
@@ -74,7 +77,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "verb",
         {"hf": {"stage": "covert"}},
-        "stages.hf.stage=covert is not one of prepare, train, evaluate, convert or generate; did you mean",
+        "stages.hf.stage=covert is not one of prepare, train, tune, evaluate, convert or generate; did you mean",
     ),
     ("no verb", {"hf": {"stage": None}}, "stages.hf.stage=None is not one of"),
     ("no mapping", {"hf": 3}, "stages.hf=3 is not a mapping"),
@@ -182,6 +185,35 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"base": {"inputs": {"data": "./corpus"}, "model.vocab": 200}},
         "model.vocab=200 is smaller than the 273 tokens of the tokenizer in data.path=./corpus",
     ),
+    (
+        "field",
+        {"tuned": PROMPTED | {"data.template": "{context} {answer}"}},
+        "stage tuned: examples.jsonl line 1 has no text in field 'context' of data.template (fields with text: question, answer)",
+    ),
+    ("truncated", {"tuned": PROMPTED | {"data.truncate": "text"}}, "stage tuned: data.truncate=text is no field of data.template="),
+    ("no examples", {"tuned": PROMPTED | {"data.source": "no.jsonl"}}, "stage tuned: data.source=no.jsonl cannot be read"),
+    ("held out", {"tuned": PROMPTED | {"data.held_out": 0.6}}, "leaves nothing to train on of the 2 examples"),
+    (
+        "rank",
+        {"tuned": TUNE | EXAMPLES | {"tune.method": "lora", "tune.rank": 999}},
+        "stage tuned: tune.rank=999 is above that of the matrix",
+    ),
+    ("own base", {"tuned": PROMPTED | {"tune.base": "x"}}, "stage tuned: tune.base=x is decided by the pipeline"),
+    (
+        "no base",
+        {"tuned": PROMPTED, "again": TUNE | EXAMPLES | {"inputs": {"model": "tuned"}}},
+        "stage again: inputs.model=tuned gives prompt weights alone, which are no base",
+    ),
+    (
+        "other words",
+        {"more": GRAPH["data"] | {"data.vocab": 290}, "tuned": {"stage": "tune", "inputs": {"model": "base", "data": "more"}}},
+        "stage tuned: inputs.data=more has not the tokenizer of data",
+    ),
+    (
+        "merge",
+        {"tuned": PROMPTED, "hf": {"inputs": {"model": "tuned"}}},
+        "stage hf: inputs.model=tuned gives prompt weights, which cannot be merged",
+    ),
     ("memory of a generation", {"base": LARGE, "text": {"hardware": "h100"}}, "stage text: the layout needs about"),
     ("memory of an evaluation", {"base": LARGE, "score": {"hardware": "h100"}}, "stage score: the layout needs about"),
     ("synthetic", {"base": {"data": "synthetic"}}, "stage base: data.kind=synthetic takes no corpus"),
@@ -191,6 +223,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text.txt").write_text("some text to learn from\n" * 40)
+    (tmp_path / "examples.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 2)
     (tmp_path / "conf" / "pipeline").mkdir(parents=True)
     (tmp_path / "tasks").mkdir()
     (tmp_path / "torn.gguf").write_bytes(b"GGUF\x03\0\0\0\x02\0\0")

@@ -131,6 +131,35 @@ def test_a_model_of_others_is_imported_and_goes_on(folder: Path, capsys: pytest.
     assert set(statuses(run(capsys, "--dry-run")).values()) == {"to run"}
 
 
+def test_a_model_is_tuned_between_two_scores_and_goes_on_merged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is made of it behind: the merged folder says what the tuned checkpoint does."""
+    lines = [json.dumps({"question": f"text {n}", "answer": f"text {n}"}) for n in range(40)]
+    (folder / "examples.jsonl").write_text("\n".join(lines))
+    asked = {"data.kind": "instructions", "data.source": "examples.jsonl", "data.template": "{question} {answer}", "data.held_out": 0.2}
+    one = {"cluster.gpus_per_node": 1, "run.global_batch": 8}
+    tuned = {"stage": "tune", "inputs": {"model": "base"}, "tune.method": "lora", "run.steps": 12, "optimizer.lr": 0.02}
+    score = {"stage": "evaluate", "inputs": {"model": "base"}} | asked | one
+    rest = {"hf": GRAPH["hf"] | {"inputs": {"model": "tuned"}}, "text": GRAPH["text"]}
+    graph = {"data": GRAPH["data"], "base": GRAPH["base"], "before": score, "tuned": tuned | asked | one, **rest}
+    write(folder, graph | {"after": score | {"inputs": {"model": "tuned"}}})
+    said = run(capsys)
+    assert set(statuses(said).values()) == {"done"}
+    before, after = (json.loads((Path(said[name]["folder"]) / "metrics.json").read_text()) for name in ("before", "after"))
+    assert after["loss"] < before["loss"] and not after["read_in_training"] and 0 <= after["exact_match"] <= 1
+    capsys.readouterr()
+    words = ["--prompt", "some", "--tokens", "5", "--json"]
+    texts = [main(["generate", said[name]["folder"], *words]) or capsys.readouterr().out for name in ("tuned", "hf")]
+    assert texts[0] == texts[1]
+    (folder / "examples.jsonl").write_text("\n".join(lines[1:]))
+    assert {name for name, stage in run(capsys, "--dry-run").items() if stage["status"] == "to run"} == {
+        "tuned",
+        "before",
+        "after",
+        "hf",
+        "text",
+    }
+
+
 def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_whole(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from tuning.test_tuned_layouts import engine_of
 
 from tests.small_runs import ranks, small
-from trainer.data.dataset import open_dataset
+from trainer.data.dataset import open_dataset, open_held_out
 from trainer.data.prepare import prepare
 from trainer.engine import parameters
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, DataConfig, TrainConfig, from_dict, resolve
 from trainer.testing import Farm
+from trainer.validation import Validation
 
 EXAMPLES = [
     {"context": "the cat sat on the mat " * (i % 4), "question": f"what is {i}?", "answer": "it is " * (i % 5) + str(i)} for i in range(12)
@@ -79,6 +80,27 @@ def test_answers_of_different_lengths_weigh_the_same_under_every_layout(farm: Fa
     one = farm.train(run_of(data) | lora, 1).checked().result
     many = farm.train(run_of(data, **layout) | lora, ranks(layout)).checked().result
     assert many["losses"] == pytest.approx(one["losses"], rel=1e-10) and many["grad_norms"] == pytest.approx(one["grad_norms"], rel=1e-10)
+
+
+def test_exact_matches_are_the_held_out_answers_that_greedy_decoding_gives(data: dict[str, Any], tmp_path: Path) -> None:
+    """By the plain model's likeliest token at each place; and none of these examples is trained on."""
+    lines = [json.dumps(example | {"answer": "no" if i % 4 == 0 else "it is 3"}) for i, example in enumerate(EXAMPLES)]
+    (tmp_path / "two.jsonl").write_text("\n".join(lines))
+    engine = engine_of(**run_of(data | {"held_out": 0.65, "source": str(tmp_path / "two.jsonl")}, micro_batch=2))
+    for step in range(16):
+        engine.step(step)
+    text = open_held_out(engine.config.data, engine.config.model)
+    trained = {tuple(row) for row in engine.dataset.batch(0, 40)}
+    rows = text.batch(0, text.windows)
+    assert text.windows == 8 and not trained & {tuple(row) for row in rows}
+    model = Transformer(engine.config.model).double()
+    model.load_state_dict(parameters(engine), strict=False)
+    model.head.output.weight = model.embedding.tokens.weight  # type: ignore[union-attr]
+    words = torch.from_numpy(rows).t()
+    best = model(torch.where(words < 0, ~words, words)[:-1]).argmax(-1)
+    right = ((best == words[1:]) | (words[1:] < 0)).all(0)
+    sums = Validation(engine, text).first(1)
+    assert (sums.rows, sums.exact) == (8, int(right.sum())) and 0 < sums.exact < 8
 
 
 def test_the_named_field_gives_way_before_the_answer(data: dict[str, Any]) -> None:

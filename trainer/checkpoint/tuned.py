@@ -20,6 +20,7 @@ from trainer.checkpoint.pieces import ParameterPiece, inside, whole
 from trainer.checkpoint.shards import Reader, piece_of
 from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_record, to_dict
 from trainer.spec.artifacts import newest_checkpoint
+from trainer.spec.tuning import MERGED
 from trainer.state.parameters import Owned
 
 NOT_SHAPE = ("dropout", "attention", "init_std")
@@ -113,7 +114,7 @@ def open_reader(found: FoundCheckpoint, manifest: Mapping[str, Any], merge: bool
     tune = tune_of(manifest)
     if tune.base is None or _digest(base := newest(Path(tune.base))) != saved["identity"]:
         raise ConfigError(f"{found.path} was tuned from {tune.base or 'initial weights'}, which is not there any more or has changed")
-    if merge and tune.method not in ("lora", "ia3"):
+    if merge and tune.method not in MERGED:
         raise ConfigError(
             f"{found.path} holds weights of {tune.method}, which cannot be merged into those of the base; use 'trireme evaluate'"
         )

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.instructions import Instructions
+from trainer.data.instructions import HeldOutExamples, Instructions
 from trainer.data.permutation import key_of, mix, permute
 from trainer.spec import ConfigError, DataConfig, ModelConfig
 from trainer.spec.corpus import TOKENIZER, TOKENS, CorpusIndex, check_corpus, check_sample, corpus_name, prepare_command, windows
@@ -45,8 +45,10 @@ def open_dataset(data: DataConfig, model: ModelConfig, seed: int) -> Dataset:
     return Synthetic(model.vocab, model.seq, seed) if index is None else Corpus(TokenFile(data, index), model.seq, seed)
 
 
-def open_held_out(data: DataConfig, model: ModelConfig) -> HeldOut:
-    """What is evaluated of a prepared corpus. ``ConfigError`` as ``check_corpus``, and for synthetic data."""
+def open_held_out(data: DataConfig, model: ModelConfig) -> HeldOut | HeldOutExamples:
+    """What is evaluated of a prepared corpus, or of examples. ``ConfigError`` as ``check_corpus``, and for synthetic data."""
+    if data.kind == "instructions":
+        return HeldOutExamples(data, model.seq, model.vocab)
     index = check_corpus(data, model)
     if index is None:
         raise ConfigError(f"data.kind={data.kind} has nothing to evaluate on; name a prepared corpus with data.path")
@@ -109,7 +111,8 @@ class HeldOut:
         self.tokens, self.seq = tokens, seq
         trained, held_out = windows(tokens.index, seq, tokens.data)
         self.first, self.windows = (trained, held_out) if held_out else (0, trained)
-        self.name = corpus_name(tokens.index.sha256, tokens.data.held_out)
+        self.sha256 = tokens.index.sha256
+        self.name = corpus_name(self.sha256, tokens.data.held_out)
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
         starts = range(self.first + first, self.first + first + count)

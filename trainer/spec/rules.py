@@ -212,7 +212,7 @@ def _check_batch(config: TrainConfig) -> None:
 
 def _check_validation(config: TrainConfig) -> None:
     data, every = config.data, config.run.eval_every
-    if every and config.run.task == "train" and (data.kind != "corpus" or not data.held_out):
+    if every and config.run.task == "train" and (data.kind == "synthetic" or not data.held_out):
         raise ConfigError(
             f"run.eval_every={every} has no text to validate on: data.kind={data.kind}, data.held_out={data.held_out:g}; "
             "set data.held_out, such as 0.02, or run.eval_every=0"

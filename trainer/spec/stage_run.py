@@ -18,7 +18,7 @@ class StageRun:
     """What a stage takes and makes. Its id names what it makes; folders are named as the ranks see them."""
 
     name: str = key("", "name of the stage in its pipeline")
-    verb: str = key("", "what is done: train, evaluate, prepare, convert, generate, choose, serve")
+    verb: str = key("", "what is done: train, tune, evaluate, prepare, convert, generate, choose, serve")
     id: str = key("", "identity of the stage, and of what it makes")
     folder: str = key("", "folder of the artifact that it makes; empty: a command line outside any pipeline")
     gives: str = key("", "kind of that artifact", choices=("", *(kind.value for kind in ArtifactKind)))

@@ -13,6 +13,8 @@ from trainer.spec.schema import ModelConfig, ResolvedModelConfig, TuneConfig
 
 PROMPTS = ("prompt", "p_tuning")
 """Methods that train virtual tokens."""
+MERGED = ("lora", "ia3")
+"""Methods whose weights can be merged into the base's."""
 
 
 def check_tune(tune: TuneConfig, model: ModelConfig) -> None:

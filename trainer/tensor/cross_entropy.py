@@ -45,6 +45,25 @@ def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
     return torch.stack(losses).sum()
 
 
+def answered(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
+    """Which rows [b] of x [s or s/t, b, h] have at each target no likelier token."""
+    whole = ready(head.region.gather(x))
+    height = chunk_height(targets.tokens.numel(), head.weight.shape[0], targets.chunk_mb)
+    parts = zip(whole.flatten(0, 1).split(height), targets.tokens.flatten().split(height))
+    right = [_likeliest(rows @ head.weight.t(), wanted, targets.present, head.region.group) for rows, wanted in parts]
+    return torch.cat(right).view(targets.tokens.shape).all(0)
+
+
+def _likeliest(rows: Tensor, wanted: Tensor, present: int, group: Group) -> Tensor:
+    """Of logits [n, V_local] and targets [n]: where no token is likelier than the target, or there is none."""
+    column, absent = _local_targets(wanted, rows.shape[1], group.index)
+    lowest = torch.finfo(rows.dtype).min
+    highest = rows[:, :present].amax(1) if present else rows.new_full((len(rows),), lowest)
+    both = torch.stack((highest, rows.gather(1, column).squeeze(1).masked_fill(absent, lowest))).double()
+    group.all_reduce(both, MAX).wait()
+    return (both[1] >= both[0]) | (wanted < 0)
+
+
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:

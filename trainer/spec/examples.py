@@ -1,0 +1,93 @@
+"""Examples to tune on, as they are read: a JSONL file and a template that makes text of a line's fields. No torch, no tokenizer, so the
+launcher checks them before anything is submitted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.spec.errors import ConfigError
+from trainer.spec.questions import questions
+from trainer.spec.schema import DataConfig
+from trainer.spec.sources import STDLIB
+
+Part = tuple[str | None, str]
+"""A piece of a template: the field that it holds, and its text."""
+
+
+def read_content(data: DataConfig) -> bytes:
+    """The examples, a JSON object in each line. ``ConfigError`` if they cannot be read."""
+    if data.source == STDLIB:
+        return questions()
+    try:
+        return Path(data.source).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"data.source={data.source} cannot be read: {error.strerror}; give a JSONL file of examples") from None
+
+
+def parse_examples(content: bytes, data: DataConfig) -> Iterator[tuple[list[Part], str]]:
+    """Each line as the pieces of its text, of which the last is the answer, and where it is. ``ConfigError`` for the first that is none."""
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
+    if not lines:
+        raise ConfigError(f"data.source={data.source} holds no example; give a JSONL file with an object in each line")
+    template = template_parts(data)
+    for number, line in lines:
+        where = f"{data.source} line {number}"
+        try:
+            record: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{where} is not valid JSON; fix or remove that line") from None
+        if not isinstance(record, dict):
+            raise ConfigError(f"{where} is not a JSON object; each line must be one")
+        yield list(_parts(template, {name: value for name, value in record.items() if isinstance(value, str)}, where)), where
+
+
+def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where: str) -> Iterator[Part]:
+    """The template with an example's fields; the answer comes last."""
+    for text, name in template:
+        if text:
+            yield None, text
+        if name is None:
+            continue
+        if name not in fields:
+            there = ", ".join(fields) or "none"
+            raise ConfigError(f"{where} has no text in field '{name}' of data.template (fields with text: {there}); fix one of them")
+        yield name, fields[name]
+
+
+def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
+    """The pieces of ``data.template``: text, and the field behind it. ``ConfigError`` unless it ends with the answer."""
+    try:
+        parts = [(text, name) for text, name, _, _ in string.Formatter().parse(data.template)]
+    except ValueError as error:
+        raise ConfigError(f"data.template={data.template!r} cannot be read: {error}; write fields as {{name}}") from None
+    names = [name for _, name in parts if name is not None]
+    if names.count(data.answer) != 1 or parts[-1][1] != data.answer:
+        raise ConfigError(f"data.template={data.template!r} does not end with {{{data.answer}}}, the field that data.answer names")
+    if data.truncate is not None and data.truncate not in names[:-1]:
+        raise ConfigError(
+            f"data.truncate={data.truncate} is no field of data.template={data.template!r} before the answer; name one, or null"
+        )
+    return parts
+
+
+def check_examples(data: DataConfig) -> str:
+    """The digest of all examples, once every line of them is found to be one. ``ConfigError`` otherwise."""
+    content = read_content(data)
+    split(sum(1 for _ in parse_examples(content, data)), data)
+    return hashlib.sha256(content).hexdigest()
+
+
+def split(count: int, data: DataConfig) -> int:
+    """How many of ``count`` examples are trained on; those behind them are held out. ``ConfigError`` if none is left."""
+    held_out = math.ceil(count * data.held_out)
+    if held_out >= count:
+        raise ConfigError(
+            f"data.held_out={data.held_out:g} leaves nothing to train on of the {count} examples in data.source={data.source}; use less"
+        )
+    return count - held_out
