@@ -33,7 +33,7 @@ from trainer.spec.model_files import model_of, to_import
 from trainer.spec.sources import open_source
 from trainer.spec.stage_run import StageRun
 from trainer.spec.stages import FORMATS, TRAININGS
-from trainer.spec.tuning import MERGED
+from trainer.spec.tuning import MERGED, virtual_tokens
 
 OWN = ("data.path", "tune.base", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
 """Keys that the pipeline itself gives to a stage."""
@@ -336,8 +336,9 @@ def _reading(stage: Stage, config: Config, settings: dict[str, Any], before: dic
         return None
     if not settings["prompts"]:
         raise ConfigError(f"stages.{stage.name}.prompts=[] leaves nothing to continue; give at least one text")
-    if settings["tokens"] >= config.model.seq:
-        raise ConfigError(f"tokens={settings['tokens']} leave no room for a prompt in model.seq={config.model.seq}; ask for fewer")
+    seq = config.model.seq - virtual_tokens(_tune_of(stage, before))
+    if settings["tokens"] >= seq:
+        raise ConfigError(f"tokens={settings['tokens']} leave no room for a prompt in model.seq={seq}; ask for fewer")
     return _fitting(config, predicted.of_generation(config, settings["prompts"], settings["tokens"]))
 
 

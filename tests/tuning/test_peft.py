@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tuning.test_checkpoints import opened
 from tuning.test_tuned_layouts import engine_of
 
 from tests.small_runs import small
-from trainer.convert import export_adapter, export_weights
+from trainer.convert import export_adapter, export_weights, import_adapter
 from trainer.spec import ConfigError
 from trainer.testing import Farm
 
@@ -64,3 +65,43 @@ def test_other_methods_have_no_such_form(farm: Farm, tmp_path: Path) -> None:
     farm.train(small(run={"checkpoint": {"every": 3, "dir": folder}}) | {"tune": {"method": "ia3"}}, 1).checked()
     with pytest.raises(ConfigError, match="only lora has a form of its own there"):
         export_adapter(Path(folder), tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_folder_that_peft_saved_is_the_same_function_here(farm: Farm, tmp_path: Path, family: str) -> None:
+    """With a factor A of each matrix' own, and some matrices left out; and what is exported comes back as it was."""
+    base = tmp_path / "base"
+    farm.train(small(model=MODELS[family], precision="fp32", run={"checkpoint": {"every": 3, "dir": str(base)}}), 1).checked()
+    export_weights(base, tmp_path / "hf")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    targets = {"gpt": ["c_attn", "mlp.c_proj"], "llama": ["q_proj", "v_proj", "gate_proj", "down_proj"]}[family]
+    torch.manual_seed(0)
+    settings = peft.LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(plain, settings)
+    theirs.save_pretrained(tmp_path / "theirs")
+    import_adapter(tmp_path / "theirs", tmp_path / "ours", base)
+    export_weights(tmp_path / "ours", tmp_path / "merged")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    tokens = torch.randint(101, (2, 16))
+    torch.testing.assert_close(merged(tokens).logits, theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+    export_adapter(tmp_path / "ours", tmp_path / "again")
+    import_adapter(tmp_path / "again", tmp_path / "back", base)
+    first, second = (opened(tmp_path / name, merge=False).added for name in ("ours", "back"))
+    assert first.shapes == second.shapes
+
+
+def test_an_adapter_of_another_base_or_kind_is_refused_in_one_line(farm: Farm, tmp_path: Path) -> None:
+    folder = str(tmp_path / "base")
+    farm.train(small(run={"checkpoint": {"every": 3, "dir": folder}}), 1).checked()
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=6, n_embd=32, n_head=4, vocab_size=101, n_positions=16))
+    settings = {"target_modules": ["c_attn"], "r": 3, "task_type": "CAUSAL_LM"}
+    for name, change, words in (
+        ("deeper", {}, "no place for transformer.h.4.attn.c_attn"),
+        ("dora", {"use_dora": True}, "use_dora=True cannot be imported"),
+    ):
+        peft.get_peft_model(plain, peft.LoraConfig(**settings, **change)).save_pretrained(tmp_path / name)
+        with pytest.raises(ConfigError) as error:
+            import_adapter(tmp_path / name, tmp_path / "ours", Path(folder))
+        assert words in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="cannot import"):
+        import_adapter(tmp_path, tmp_path / "ours", Path(folder))

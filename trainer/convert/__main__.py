@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     import torch
 
-    from trainer.convert import export_adapter, export_gguf, export_weights, import_weights
+    from trainer.convert import export_adapter, export_gguf, export_weights, import_adapter, import_weights
 
     try:
         if arguments.direction == "export" and arguments.adapter:
@@ -31,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
             else:
                 export_weights(arguments.source, arguments.target, getattr(torch, dtype), tokenizer)
             print(f"exported {arguments.source} to {arguments.target}")
+        elif arguments.base is not None:
+            import_adapter(arguments.source, arguments.target, arguments.base)
+            print(f"imported what {arguments.source} adds to {arguments.base}; use it as any checkpoint: {arguments.target}")
         else:
             model = import_weights(arguments.source, arguments.target)
             print(f"imported {arguments.source}; continue training with: run.checkpoint.dir={arguments.target} {overrides(model)}")
@@ -77,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     into = directions.add_parser("import", help="a Hugging Face folder or a GGUF file to the checkpoint of step 0")
     into.add_argument("source", type=Path, metavar="FOLDER|FILE.gguf", help="weights of a GPT-2, LLaMA or BLOOM model")
     into.add_argument("target", type=Path, metavar="CHECKPOINTS", help="the run.checkpoint.dir of the run that starts from it")
+    into.add_argument("--base", type=Path, help="the source is a folder of peft with LoRA for this checkpoint; what it adds is imported")
     return parser
 
 

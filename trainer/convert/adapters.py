@@ -1,26 +1,37 @@
-"""What LoRA added to a LLaMA or GPT-2 model, as a folder that ``peft`` reads.
+"""What LoRA added to a LLaMA or GPT-2 model, as a folder that ``peft`` reads and writes.
 
 There a product stands beside each of queries, keys and values, and beside gate and up; ours is one beside all of them. So theirs have our A
-each, and rows of our B.
+each, and rows of our B. The other way round our A holds the rows of all different ones of theirs, and rows of our B are zero but beside
+their own: the same function, of up to three times the rank.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import uuid
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.pieces import whole
-from trainer.checkpoint.shards import Reader
-from trainer.checkpoint.tuned import newest, tune_of
+from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
+from trainer.checkpoint.tuned import base_identity, newest, section, tune_of
+from trainer.convert.huggingface import shapes
 from trainer.convert.rules import Rule, rules
-from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
+from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, TuneConfig, from_dict, resolve_model
 from trainer.spec.files import write_json
+from trainer.spec.schema import TARGETS
+from trainer.spec.tuning import check_tune
 
 
 def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:
@@ -55,6 +66,96 @@ def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:
         },
     )
     return model
+
+
+def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfig:
+    """Write what the folder ``source`` adds to the checkpoint in ``base`` as a checkpoint in the folder ``target``. ``ConfigError`` if it
+    cannot be read, is no plain LoRA of this model, or ``target`` has checkpoints."""
+    folder, below = Folder(target, run="import", attempt=0, token=uuid.uuid4().hex[:12]), newest(base)
+    if folder.found():
+        raise ConfigError(f"{target} has checkpoints already; give another folder")
+    try:
+        config = json.loads((source / "adapter_config.json").read_text())
+        tensors = load_file(source / "adapter_model.safetensors")
+        model = resolve_model(from_dict(ModelConfig, read_manifest(below)["model"], "model."))
+        rank, factors = _joined(_checked(source, config, tensors), model, int(config["r"]))
+        tune = TuneConfig("lora", os.path.abspath(base), sorted({target_of(name) for name in factors}, key=TARGETS.index), rank)
+        tune.alpha = float(config["lora_alpha"]) * rank / int(config["r"])
+        check_tune(tune, model)
+        folder.enter()
+        pieces = [PieceSnapshot(whole(name, values.shape), {"weight": values.flatten()}) for name, values in factors.items()]
+        write_rank(folder.workspace(0), 0, pieces)
+        facts = {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}
+        folder.commit(0, 1, facts | {"tune": section(tune, base_identity(tune, 0))}, timeout_s=60)
+    except (CheckpointError, OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot import {source} to {target}: {error}; give a folder that peft has saved") from None
+    return model
+
+
+def _checked(source: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their factors by the name of the matrix, ``.A`` or ``.B`` behind it. ``ConfigError`` for what LoRA here does not have."""
+    for name, value in {"peft_type": "LORA", "use_dora": False, "use_rslora": False, "bias": "none"}.items():
+        if config.get(name, value) != value:
+            raise ConfigError(f"{source}: {name}={config[name]!r} cannot be imported; only {value!r} is trained here")
+    if odd := [name for name in ("rank_pattern", "alpha_pattern", "modules_to_save") if config.get(name)]:
+        raise ConfigError(
+            f"{source}: {odd[0]}={config[odd[0]]!r} cannot be imported; all matrices must have one rank, and nothing else weights"
+        )
+    return {_FACTOR.sub(r".\1", name.removeprefix("base_model.model.")): values.float() for name, values in tensors.items()}
+
+
+_FACTOR = re.compile(r"\.lora_([AB])\.weight$")
+
+
+def _joined(theirs: dict[str, Tensor], model: ResolvedModelConfig, r: int) -> tuple[int, dict[str, Tensor]]:
+    """The rank that ours need, and ours by name. ``ConfigError`` for a factor that has no place."""
+    expected, parts = shapes(model), {}
+    for rule in rules(model):
+        names = [name.removesuffix(".weight") for name in rule.theirs]
+        if any(f"{name}.A" in theirs for name in names):
+            parts[rule] = [(theirs.pop(f"{name}.A", None), theirs.pop(f"{name}.B", None)) for name in names]
+    if theirs or not parts:
+        raise ConfigError(f"no place for {next(iter(theirs), 'an adapter without factors')}; this adapter is of another model")
+    different = {rule: _different([a for a, _ in pairs if a is not None]) for rule, pairs in parts.items()}
+    rank, found = r * max(map(len, different.values())), {}
+    for rule, pairs in parts.items():
+        layer, shape = rule.ours.removesuffix(".weight"), (*expected[rule.ours][:-1], rank)
+        stacked = torch.cat(different[rule])
+        found[f"{layer}.lora_a"] = torch.cat((stacked, stacked.new_zeros(rank - len(stacked), stacked.shape[1])))
+        found[f"{layer}.lora_b"] = rule.join(list(_widened(rule, pairs, different[rule], shape, model)), shape).contiguous()
+    return rank, found
+
+
+def _different(factors: list[Tensor]) -> list[Tensor]:
+    """Each of ``factors`` once."""
+    found: list[Tensor] = []
+    for a in factors:
+        if not any(torch.equal(a, known) for known in found):
+            found.append(a)
+    return found
+
+
+def _widened(
+    rule: Rule,
+    pairs: list[tuple[Tensor | None, Tensor | None]],
+    different: list[Tensor],
+    shape: tuple[int, ...],
+    model: ResolvedModelConfig,
+) -> Iterator[Tensor]:
+    """Their B [out, r] with zeros beside the A of others, as ``rule.join`` takes them; of a matrix without factors all zeros."""
+    for (a, b), empty in zip(pairs, rule.split(torch.zeros(shape))):
+        wide = (empty.t() if model.family == "gpt" else empty).clone()
+        if a is not None and b is not None:
+            first = next(i for i, known in enumerate(different) if torch.equal(a, known)) * a.shape[0]
+            wide[:, first : first + a.shape[0]] = b
+        yield wide.t() if model.family == "gpt" else wide
+
+
+def target_of(name: str) -> str:
+    """The member of ``tune.targets`` that a factor of ours stands beside."""
+    return name.split(".")[-2]
 
 
 def _suffix(name: str) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainer.models.attention import AttentionCore, Rotary, rotated
 from trainer.models.transformer import Head, Loss
+from trainer.models.tuned import Prompts
 from trainer.tensor.layers import ShardedPositionEmbedding
 
 
@@ -160,5 +161,7 @@ def place(part: nn.Module, reading: Reading) -> None:
                 setattr(parent, name, PlacedRotary(child, reading))
             elif isinstance(child, ShardedPositionEmbedding):
                 setattr(parent, name, PlacedPositions(child.weight, reading))
+            elif isinstance(child, Prompts):
+                child.positions = lambda: reading.memory.positions()
             elif isinstance(child, Head):
                 setattr(parent, name, LastToken(child, reading))

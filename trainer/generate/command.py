@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "--threads", type=int, default=1, help="CPU threads; more than cores that are free make it slow (default: %(default)s)"
     )
     made.add_argument("--out", type=Path, metavar="FOLDER", help=f"also write {COMPLETIONS} there")
+    made.add_argument("--task", type=int, default=0, help="of a model with virtual tokens of several tasks: which (default: %(default)s)")
     made.add_argument("--json", action="store_true", help="one JSON document, with tokens and log-probabilities")
     for option in fields(Sampling):
         kind = type(option.default)

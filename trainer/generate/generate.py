@@ -171,7 +171,7 @@ def _answer(row: TextRow, logits: Tensor) -> Tensor:
 
 def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:
     """All ``requests``; their completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
-    check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.config.model.seq)
+    check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.seq)
     made: dict[int, Completion] = {}
     news = iter([News(requests, over=True)])
 

@@ -52,7 +52,7 @@ def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: Wor
     tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
     if world.rank == 0:
         _library(arguments.tasks_folder)
-    reader = TaskReader(Session(config, world, weights.load), arguments.batch)
+    reader = TaskReader(Session(config, world, weights.load, weights.tune), arguments.batch)
     if world.rank != 0:
         reader.follow()
         return {}
@@ -84,7 +84,7 @@ class TaskReader:
     @torch.no_grad()
     def likelihoods(self, rows: Sequence[Pair]) -> list[tuple[float, bool]]:
         """Of each row: the log-probability of its asked tokens, and whether each of them is the likeliest. The longest rows first."""
-        session, seq = self.session, self.session.config.model.seq
+        session, seq = self.session, self.session.seq
         order = sorted(range(len(rows)), key=lambda i: -sum(map(len, rows[i])))
         own = order[session.engine.groups.at.data :: session.config.layout.data]
         told = torch.zeros(len(rows), 2, dtype=torch.float64)
@@ -154,7 +154,7 @@ def _model(reader: TaskReader, tokenizer: Tokenizer, end: int) -> Any:
 
     class Ranks(TemplateLM):
         eot_token_id = end
-        max_length = reader.session.config.model.seq
+        max_length = reader.session.seq
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
             return tokenizer.encode(string, add_special_tokens=False).ids

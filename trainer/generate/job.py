@@ -74,10 +74,11 @@ def complete(
     tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
     ends = end_tokens(arguments.model, tokenizer)
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    check_prompts(prompts, [arguments.tokens] * len(prompts), config.model.seq)
+    check_prompts(prompts, [arguments.tokens] * len(prompts), weights.seq)
     requests = [PromptRequest(number, prompt, arguments.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
     front = Front(requests, [Telling(tokenizer, arguments.stop) for _ in texts], None if file is None else Printer(file, texts))
-    Decoder(Session(config, world, weights.load), arguments.batch).run(front.hear, front.tell)
+    session = Session(config, world, weights.load, weights.tune, arguments.task)
+    Decoder(session, arguments.batch).run(front.hear, front.tell)
     return [front.plain(number, text) for number, text in enumerate(texts)] if world.rank == 0 else []
 
 

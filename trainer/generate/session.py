@@ -18,7 +18,8 @@ from trainer.engine import Engine
 from trainer.generate.cache import Memory, Reading, place
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.pipeline.runtime import Boundary
-from trainer.spec import ConfigError, ResolvedTrainConfig, ShardingConfig
+from trainer.spec import ConfigError, ResolvedTrainConfig, ShardingConfig, TuneConfig
+from trainer.spec.tuning import virtual_tokens
 from trainer.state.parameters import Owned
 from trainer.tensor.dropout import DropoutKey
 
@@ -51,10 +52,23 @@ class Words:
 
 
 class Session:
-    """This rank's part of a model whose weights ``load`` fills in."""
+    """This rank's part of a model whose weights ``load`` fills in, with what ``tune`` says was added. Virtual tokens of ``task`` stand
+    before every text."""
 
-    def __init__(self, config: ResolvedTrainConfig, world: World, load: Callable[[Sequence[Owned]], None]):
-        self.config, self.world = for_inference(config), world
+    def __init__(
+        self,
+        config: ResolvedTrainConfig,
+        world: World,
+        load: Callable[[Sequence[Owned]], None],
+        tune: TuneConfig | None = None,
+        task: int = 0,
+    ):
+        tune = tune or TuneConfig()
+        if task >= tune.tasks:
+            raise ConfigError(f"--task={task}: the model was tuned for {tune.tasks} tasks, numbered from 0; use {tune.tasks - 1} or less")
+        self.config, self.world = dataclasses.replace(for_inference(config), tune=tune), world
+        self.virtual = [task] * virtual_tokens(tune)
+        self.seq = self.config.model.seq - len(self.virtual)
         self.engine = Engine(self.config, world, open_dataset(self.config.data, self.config.model, 0))
         world.group.together(lambda: load(self.engine.held), (ConfigError,))
         self.engine.state.publish_updates()
@@ -76,6 +90,8 @@ class Session:
 
     def read(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
         """Logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. Collective over the replica."""
+        if self.virtual and not memory.read:
+            tokens = [row[:spare] + self.virtual + row[spare:] for spare, row in zip(memory.padding.tolist(), map(list, tokens))]
         logits = self._forward(memory, tokens)
         return None if logits is None else logits[-1]
 
@@ -83,7 +99,8 @@ class Session:
         """Logits [s, b, V] after every token of new texts [b, s], padded on the right. Otherwise as ``read``."""
         self.reading.every = True
         try:
-            return self._forward(self.begin([0] * len(tokens)), tokens)
+            logits = self._forward(self.begin([0] * len(tokens)), [[*self.virtual, *row] for row in tokens])
+            return None if logits is None else logits[len(self.virtual) :]
         finally:
             self.reading.every = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
@@ -11,30 +11,43 @@ from trainer.checkpoint.pieces import inside
 from trainer.checkpoint.shards import piece_of
 from trainer.checkpoint.tuned import fill, open_reader
 from trainer.convert.huggingface import read_weights
-from trainer.spec import ConfigError, ResolvedModelConfig
-from trainer.spec.artifacts import newest_checkpoint
+from trainer.spec import ConfigError, ResolvedModelConfig, TuneConfig, from_record
+from trainer.spec.artifacts import checkpoint_facts, newest_checkpoint
 from trainer.spec.model_files import model_of
+from trainer.spec.tuning import MERGED, virtual_tokens
 from trainer.state.parameters import Owned
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's shape, and ``load``, which fills a rank's share of the weights. It raises ``ConfigError`` if they cannot be read."""
+    """A model's shape, and ``load``, which fills a rank's share of the weights. It raises ``ConfigError`` if they cannot be read. ``tune``
+    says what was added and is not merged into them."""
 
     model: ResolvedModelConfig
     load: Callable[[Sequence[Owned]], None]
+    tune: TuneConfig = field(default_factory=TuneConfig)
+
+    @property
+    def seq(self) -> int:
+        """The longest text."""
+        return self.model.seq - virtual_tokens(self.tune)
 
 
 def open_weights(folder: Path) -> Weights:
     """The weights in ``folder``. ``ConfigError`` if there are none that can be read."""
     model, path = model_of(folder), newest_checkpoint(folder)
-    return Weights(model, lambda owned: _from_huggingface(folder, owned) if path is None else _from_checkpoint(path, owned))
+    if path is None:
+        return Weights(model, lambda owned: _from_huggingface(folder, owned))
+    tune = from_record(TuneConfig, checkpoint_facts(path)[1].get("tune") or {})
+    merged = tune.method in MERGED
+    left = TuneConfig() if merged else replace(tune, dropout=0.0)
+    return Weights(model, lambda owned: _from_checkpoint(path, merged, owned), left)
 
 
-def _from_checkpoint(path: Path, owned: Sequence[Owned]) -> None:
+def _from_checkpoint(path: Path, merge: bool, owned: Sequence[Owned]) -> None:
     try:
         found = FoundCheckpoint(0, 0, path)
-        fill(open_reader(found, read_manifest(found)), owned)
+        fill(open_reader(found, read_manifest(found), merge), owned)
     except CheckpointError as error:
         raise ConfigError(f"{error}; give another checkpoint") from None
 

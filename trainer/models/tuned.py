@@ -83,13 +83,18 @@ class Prompts(Part):
     def __init__(self, tasks: int, tokens: int, hidden: int):
         super().__init__()
         self.index = 0  # which part of the sequence is here, where ranks share it
+        self.positions: Callable[[], Tensor] | None = None  # of each token in its text, [s, b], where that is not its place in the row
         self.own("weight", (tasks, tokens, hidden), Init(PROMPT_STD))
 
     def forward(self) -> Tensor:
         return self.weight
 
     def written(self, tokens: Tensor, x: Tensor) -> Tensor:
-        """x [s or s/t, b, h] with virtual tokens, where x are the embedded tokens [s, b]; the first token of a row is its task."""
+        """x [s or s/t, b, h] with virtual tokens, where x are the embedded tokens [s, b]; the first token of a text is its task."""
+        if self.positions is not None:
+            tasks, count, _ = self.weight.shape
+            at = self.positions()
+            return torch.where((at < count)[..., None], self()[tokens.clamp(max=tasks - 1), at.clamp(max=count - 1)], x)
         first = self.index * x.shape[0]
         values = self()[tokens[0]].transpose(0, 1)[first : first + x.shape[0]]  # [n or fewer, b, h]
         return torch.cat((values, x[len(values) :]))

@@ -45,7 +45,12 @@ def _check_rank(tune: TuneConfig, model: ModelConfig) -> None:
 
 def text_model(model: ResolvedModelConfig, tune: TuneConfig) -> ResolvedModelConfig:
     """``model`` with the sequence that is left for text."""
-    return replace(model, seq=model.seq - tune.virtual_tokens) if tune.method in PROMPTS else model
+    return replace(model, seq=model.seq - virtual_tokens(tune))
+
+
+def virtual_tokens(tune: TuneConfig) -> int:
+    """Places at the beginning of each sequence that are no text."""
+    return tune.virtual_tokens if tune.method in PROMPTS else 0
 
 
 def matrix_shapes(model: Any) -> dict[str, tuple[Any, Any]]:

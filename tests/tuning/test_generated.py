@@ -1,0 +1,75 @@
+"""Text of a tuned model whose weights cannot be merged is what the plain model with what was added says, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tuning.test_checkpoints import opened, weights
+
+from tests.small_runs import small
+from trainer.generate.generate import PromptRequest, generate
+from trainer.generate.ranks import alone
+from trainer.generate.session import Session
+from trainer.generate.weights import open_weights
+from trainer.models.transformer import Transformer
+from trainer.models.tuned import add_tuning
+from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.testing import Farm
+
+VIRTUAL = {"virtual_tokens": 3, "tasks": 2}
+TUNES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "adapter": ({"family": "llama", "kv_heads": 2}, {"method": "adapter", "rank": 4}),
+    "prompt": ({}, {"method": "prompt"} | VIRTUAL),
+    "p_tuning": ({"family": "llama", "kv_heads": 2}, {"method": "p_tuning", "encoder": 8} | VIRTUAL),
+}
+PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
+
+
+def tuned(farm: Farm, folder: Path, method: str) -> dict[str, Any]:
+    """A run, trained for a few steps from a base of its own."""
+    model, tune = TUNES[method]
+    saved: dict[str, Any] = {"model": model, "optimizer": {"lr": 0.05}}
+    farm.train(small(run={"checkpoint": {"every": 3, "dir": str(folder / "base")}}, **saved), 1).checked()
+    config = small(run={"checkpoint": {"every": 3, "dir": str(folder / "tuned")}}, **saved) | {
+        "tune": tune | {"base": str(folder / "base")}
+    }
+    farm.train(config, 1).checked()
+    return config
+
+
+@pytest.mark.parametrize("method", TUNES)
+def test_tuned_text_is_that_of_the_whole_forward_token_by_token(farm: Farm, tmp_path: Path, method: str) -> None:
+    config = resolve(from_dict(TrainConfig, tuned(farm, tmp_path, method)), 1)
+    plain, task = Transformer(config.model).double(), config.tune.tasks - 1
+    add_tuning(plain, config.model, config.tune)
+    plain.double().load_state_dict(weights(opened(tmp_path / "tuned", merge=False)), strict=False)
+    if config.model.tied:
+        plain.head.output.weight = plain.embedding.tokens.weight  # type: ignore[union-attr]
+    virtual = [task] * config.tune.virtual_tokens if method != "adapter" else []
+    with alone(tmp_path / "tuned", "fp64") as (own, world):
+        found = open_weights(tmp_path / "tuned")
+        session = Session(own, world, found.load, found.tune, task)
+        assert found.seq == config.model.seq - len(virtual)
+        made = generate(session, [PromptRequest(n, prompt, 5) for n, prompt in enumerate(PROMPTS)])
+        every = session.read_all([prompt + [0] * (6 - len(prompt)) for prompt in PROMPTS])
+    for row, (prompt, completion) in enumerate(zip(PROMPTS, made)):
+        for known, token, likelihood in zip(range(5), completion.tokens, completion.log_probabilities):
+            with torch.no_grad():
+                text = torch.tensor(virtual + prompt + completion.tokens[:known])
+                shares = plain(text[:, None])[-1, 0].log_softmax(-1)
+            assert int(shares.argmax()) == token and float(shares.max()) == pytest.approx(likelihood, abs=1e-9)
+        with torch.no_grad():
+            whole = plain(torch.tensor(virtual + prompt)[:, None])[len(virtual) :, 0]
+        assert every is not None
+        torch.testing.assert_close(every[: len(prompt), row], whole, rtol=0, atol=1e-9)
+
+
+def test_a_task_that_was_not_trained_is_refused_in_one_line(farm: Farm, tmp_path: Path) -> None:
+    tuned(farm, tmp_path, "prompt")
+    with alone(tmp_path / "tuned", "fp64") as (own, world):
+        found = open_weights(tmp_path / "tuned")
+        with pytest.raises(ConfigError, match="--task=2: the model was tuned for 2 tasks, numbered from 0; use 1 or less"):
+            Session(own, world, found.load, found.tune, 2)
