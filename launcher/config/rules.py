@@ -15,6 +15,7 @@ from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
 from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig
 from trainer.spec import resolve as resolve_run
+from trainer.spec.artifacts import checkpoint_facts
 from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.examples import check_examples
 from trainer.spec.read import SECTION
@@ -95,7 +96,22 @@ def locate_data(config: Config) -> Config:
         return dataclasses.replace(config, data=data, cluster=cluster)
     if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
         return _locate_in_container(config)
-    return _locate_corpus(config, [])
+    return _locate_corpus(_locate_base(config), [])
+
+
+def _locate_base(config: Config) -> Config:
+    """The checkpoint that is tuned by its absolute path."""
+    base = config.tune.base
+    if base is None or config.run.task != "train":
+        return config
+    path = os.path.abspath(base)
+    try:
+        _, manifest = checkpoint_facts(Path(path))
+    except ConfigError as error:
+        raise ConfigError(f"tune.base={base}: {error}") from None
+    if manifest.get("tune"):
+        raise ConfigError(f"tune.base={base} holds what a tuning added, which is no base; merge it first: trireme convert")
+    return dataclasses.replace(config, tune=dataclasses.replace(config.tune, base=path))
 
 
 def _locate_script(config: Config, launch: LaunchProfile) -> Config:

@@ -56,7 +56,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("model", "layout"), CASES, ids=str)
 def test_all_blocks_are_one_graph_with_one_operation_per_matrix(farm: Farm, model: dict[str, Any], layout: dict[str, Any]) -> None:
-    """Before: nine graphs or more per block, because every matrix and every dropout ended one."""
+    """A matrix or a dropout that the compiler cannot look into would end a graph."""
     config = small(model=model, **layout)
     plain = farm.train(config, ranks(layout)).checked().result
     run = farm.call(counted, ranks(layout), config=config | {"run": config["run"] | {"compile": True}})

@@ -45,7 +45,8 @@ KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs
 
 @dataclass
 class Asked:
-    """A request under way: its text so far, the events that its thread waits for, and its times."""
+    """A request under way: its text so far, the events that its thread waits for, and its times: when its first line was read, and when its
+    first and its last token were there; of a streamed answer, when they were sent."""
 
     request: PromptRequest
     telling: Telling
@@ -195,6 +196,11 @@ class Handler(BaseHTTPRequestHandler):
     server: HttpServer
     protocol_version = "HTTP/1.1"
     timeout = 60
+    heard = 0.0
+
+    def parse_request(self) -> bool:
+        self.heard = time.monotonic()
+        return super().parse_request()
 
     def do_GET(self) -> None:
         desk = self.server.desk
@@ -236,6 +242,7 @@ class Handler(BaseHTTPRequestHandler):
         if not isinstance(body, dict):
             raise HttpRefusal(400, "the body is no JSON object")
         asked, whole = self.server.desk.ask(body), False
+        asked.arrived = self.heard
         try:
             (self._stream if body.get("stream") else self._whole)(asked, body)
             whole = True
@@ -255,12 +262,15 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, asked: Asked, body: Mapping[str, Any]) -> None:
         piece, ended = self._event(asked)
         self._head(200, "text/event-stream")
+        sent = []
         while True:
             if piece or ended:
                 self._say(self._answer(asked, [self._choice(piece, ended)]))
+                sent.append(time.monotonic())
             if ended:
                 break
             piece, ended = self._event(asked)
+        asked.first, asked.last = sent[0], sent[-1]
         if (body.get("stream_options") or {}).get("include_usage"):
             self._say(self._answer(asked, [], usage=True))
         self.wfile.write(b"data: [DONE]\n\n")
