@@ -25,7 +25,7 @@ from launcher.stages.tasks import check_tasks
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
 from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, TuneConfig, from_record, to_dict, world_size_of
-from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, ArtifactKind, checkpoint_facts, find_artifact
+from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, ArtifactKind, checkpoint_facts, find_artifact, newest_checkpoint
 from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.errors import listed
 from trainer.spec.examples import check_examples
@@ -257,9 +257,12 @@ def _tune_of(stage: Stage, before: dict[str, PlannedStage]) -> TuneConfig:
 
 
 def _check_merged(stage: Stage, before: dict[str, PlannedStage]) -> None:
+    source = stage.inputs["model"]
+    if source not in before and newest_checkpoint(Path(source)) is None:
+        return  # a model of others
     if (tune := _tune_of(stage, before)).method not in (*MERGED, "full"):
         raise ConfigError(
-            f"inputs.model={stage.inputs['model']} gives {tune.method} weights, which cannot be merged into those of the base; "
+            f"inputs.model={source} gives {tune.method} weights, which cannot be merged into those of the base; "
             f"use a method that can: {listed(MERGED)}"
         )
 
