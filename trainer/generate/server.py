@@ -17,6 +17,7 @@ import queue
 import secrets
 import select
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -37,6 +38,8 @@ MOST_BYTES = 1 << 20
 """The longest body of a request."""
 REMEMBERED = 4096
 """Requests whose times the percentiles are of."""
+LAST_RECEIVED = 52
+"""Where Linux's ``struct tcp_info`` has the milliseconds since data was received (uapi/linux/tcp.h: eight bytes, then numbers of four)."""
 IDLE_SECONDS = 0.5
 """How long a turn waits for requests when there are none, and a thread until it looks whether its client is still there."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
@@ -45,7 +48,7 @@ KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs
 
 @dataclass
 class Asked:
-    """A request under way: its text so far, the events that its thread waits for, and its times: when its first line was read, and when its
+    """A request under way: its text so far, the events that its thread waits for, and its times: when it arrived, and when its
     first and its last token were there; of a streamed answer, when they were sent."""
 
     request: PromptRequest
@@ -190,6 +193,14 @@ def open_server(host: str, port: int, model: str, secret: str | None) -> HttpSer
     return server
 
 
+def since_data(connection: socket.socket) -> float:
+    """Seconds since the connection last received something: how long a request waited for its thread. 0 where the system does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0.0
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_RECEIVED + 4)
+    return int.from_bytes(told[LAST_RECEIVED:], sys.byteorder) / 1e3
+
+
 class Handler(BaseHTTPRequestHandler):
     """A client's request."""
 
@@ -199,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
     heard = 0.0
 
     def parse_request(self) -> bool:
-        self.heard = time.monotonic()
+        self.heard = time.monotonic() - since_data(self.connection)
         return super().parse_request()
 
     def do_GET(self) -> None:
