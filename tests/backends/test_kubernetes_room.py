@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_of_gangs_that_hold_a_part_each_the_one_that_came_first_keeps_it(stage: 
     first = launch("first", "rack-0")
     wait_for(lambda: sorted(_pods(core, stage, first).values()) == [False, True], "the first gang to be placed in part")
     held = _pods(core, stage, first)
+    time.sleep(1.0)  # a cluster tells the age of things in whole seconds; of those of one second none came first
     second = launch("second", "rack-1")
     wait_for(lambda: second.records()[0].status is Status.PLANNED, "the second gang to be withdrawn")
     assert _pods(core, stage, first) == held
