@@ -39,6 +39,7 @@ from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.layers import ColumnLinear, Region
 from trainer.tensor.parallelize import Parallelizer
+from trainer.tensor.placed import Texts, separate_texts
 
 PROCESS = contextlib.ExitStack()
 """What holds until this process ends."""
@@ -81,6 +82,7 @@ class TokenBatch:
     weight: float  # of one token in the loss, times the loss scale
     columns: int  # of this rank's logits, without padding
     chunk_mb: float  # logits at once
+    packed: bool  # rows hold several texts each
 
     def tokens(self, micro_batch: int) -> Tensor:
         assert self.rows is not None
@@ -102,7 +104,8 @@ class TokenBatch:
         return head, Targets(self.rows[micro_batch, 1:], self.weight, self.columns, self.chunk_mb)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
-        return DropoutKey(self.step, self.first_row + micro_batch * self.size)
+        texts = Texts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
+        return DropoutKey(self.step, self.first_row + micro_batch * self.size, texts)
 
 
 @dataclass(frozen=True)
@@ -189,8 +192,15 @@ class Engine:
                 self.added |= parallelizer.added or set()
             models.append(model_part)
             members.append(parallelizer.apply(model_part))
+            if self.config.data.pack:
+                separate_texts(model_part, noise.texts)
             apply_recompute(model_part, layout, noise)
-            compile_blocks(model_part.blocks, self.config.run.compile, self.config.run.compile_fallback, self.device)
+            compile_blocks(
+                model_part.blocks,
+                False if self.config.data.pack else self.config.run.compile,
+                self.config.run.compile_fallback,
+                self.device,
+            )
         for own in reversed(members):
             self.state.add_model_part(own)
         check_room(self.state.planned_bytes, self.config.run.memory_gb, self.world)
@@ -256,8 +266,10 @@ class Engine:
         return self._batch(None if self._idle() else self._read_rows(start, dataset), step)
 
     def _idle(self) -> bool:
-        """Whether this rank has neither embedding nor head, and reads nothing."""
-        return all(chunk.model.embedding is None and chunk.model.head is None for chunk in self.pipeline.chunks)
+        """Whether this rank has neither embedding nor head, and reads nothing. Where texts begin in packed rows concerns every block."""
+        return not self.config.data.pack and all(
+            chunk.model.embedding is None and chunk.model.head is None for chunk in self.pipeline.chunks
+        )
 
     def _read_rows(self, start: int, dataset: Dataset | None = None) -> Tensor:
         """This replica's rows of the batch from sample ``start`` on, [micro-batches, s + 1, b]; on a GPU's host in pinned memory."""
@@ -272,7 +284,7 @@ class Engine:
         here = None if rows is None else rows.to(self.device, non_blocking=True)
         first, weight = self.groups.at.data * self.micro_batches * size, self.scale.value / self.tokens_per_step
         chunk = self.config.run.loss_chunk_mb or LOSS_CHUNK_MB[self.device.type]
-        return TokenBatch(here, step, first, size, weight, self._vocabulary_width(), chunk)
+        return TokenBatch(here, step, first, size, weight, self._vocabulary_width(), chunk, self.config.data.pack)
 
     def _with_task(self, rows: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """``rows`` [count, s + 1] behind the places of virtual tokens, where tokens name the task of each row: tasks take turns."""

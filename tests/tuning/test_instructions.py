@@ -10,31 +10,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
 from tests.small_runs import ranks, small
 from trainer.data.dataset import open_dataset, open_held_out
-from trainer.data.prepare import prepare
 from trainer.engine import parameters
 from trainer.models.transformer import Transformer
-from trainer.spec import ConfigError, DataConfig, TrainConfig, from_dict, resolve
+from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.testing import Farm
 from trainer.validation import Validation
-
-EXAMPLES = [
-    {"context": "the cat sat on the mat " * (i % 4), "question": f"what is {i}?", "answer": "it is " * (i % 5) + str(i)} for i in range(12)
-]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("instructions")
-    (folder / "text.txt").write_text(" ".join(json.dumps(example) for example in EXAMPLES))
-    prepare(DataConfig(source=str(folder / "text.txt"), path=str(folder / "corpus"), vocab=300))
-    (folder / "examples.jsonl").write_text("\n".join(json.dumps(example) for example in EXAMPLES))
-    template = "{context}\nQuestion: {question}\nAnswer: {answer}"
-    source = str(folder / "examples.jsonl")
-    return {"kind": "instructions", "source": source, "path": str(folder / "corpus"), "template": template, "truncate": "context"}
 
 
 def run_of(examples: dict[str, Any], **layout: Any) -> dict[str, Any]:

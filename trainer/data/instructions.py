@@ -1,11 +1,12 @@
 """Examples to tune on: a JSONL file, a template, and answers, which alone are learnt (``trainer.spec.examples`` reads them).
 
-A row is one example: prompt, answer, end token, padding. What is no target is given as its complement (``trainer.data.dataset``), so the
-loss is that of answers and of the end token behind them, over their number in the whole batch.
+A row is one example: prompt, answer, end token, padding; or several of them (``data.pack``). What is no target is given as its complement
+(``trainer.data.dataset``), so the loss is that of answers and of the end token behind them, over their number in the whole batch.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 from pathlib import Path
@@ -30,11 +31,11 @@ class Examples:
         self.data, self.seq = data, seq
         self.tokenizer, self.end = _tokenizer(data, vocab)
         content = read_content(data)
-        words = json.dumps([data.template, data.answer, data.truncate, seq])
+        words = json.dumps([data.template, data.answer, data.truncate, seq] + ["packed"] * data.pack)
         self.sha256 = hashlib.sha256(content + words.encode()).hexdigest()
         self.name = corpus_name(self.sha256, data.held_out)
-        self.rows = np.stack([self._row(*example) for example in parse_examples(content, data)])
-        self.trained = split(len(self.rows), data)
+        self.examples = [self._spelt(*example) for example in parse_examples(content, data)]
+        self.trained = split(len(self.examples), data)
 
     def check(self) -> None:
         """All was read when it was opened."""
@@ -46,9 +47,13 @@ class Examples:
             lengths[token] = 0 if token == self.end else len(word)
         return lengths
 
-    def _row(self, parts: list[Part], where: str) -> NDArray[np.int64]:
-        """One example in ``seq + 1`` tokens: the field ``data.truncate`` gives way first, then the end of the answer. A prompt that fits is
-        spelt as a whole, as it is where an answer is generated."""
+    def _rows(self, examples: list[list[int]]) -> NDArray[np.int64]:
+        """Each in a row of ``seq + 1`` tokens."""
+        return np.array([example + [~self.end] * (self.seq + 1 - len(example)) for example in examples], dtype=np.int64)
+
+    def _spelt(self, parts: list[Part], where: str) -> list[int]:
+        """One example in up to ``seq + 1`` tokens: the field ``data.truncate`` gives way first, then the end of the answer. A prompt that
+        fits is spelt as a whole, as it is where an answer is generated."""
         answer = [*self._tokens(parts[-1][1]), self.end]
         before = self._tokens("".join(text for _, text in parts[:-1]))
         if len(before) + len(answer) > self.seq + 1 and self.data.truncate is not None:
@@ -60,8 +65,7 @@ class Examples:
                 f"a field that "
                 "may be cut in data.truncate, raise model.seq, or take that line out"
             )
-        padding = self.seq + 1 - len(before) - len(after)
-        return np.array([~token for token in before] + after + [~self.end] * padding, dtype=np.int64)
+        return [~token for token in before] + after
 
     def _cut(self, prompt: list[Part], room: int) -> list[int]:
         """``prompt`` in ``room`` tokens, if the field that gives way has as many as are too many."""
@@ -78,36 +82,52 @@ class Examples:
 
 
 class Instructions(Examples):
-    """The examples that are trained on, every one once per epoch, in an order keyed by (seed, epoch)."""
+    """The rows that are trained on, every one once per epoch, in an order keyed by (seed, epoch)."""
 
     def __init__(self, data: DataConfig, seq: int, vocab: int, seed: int) -> None:
         super().__init__(data, seq, vocab)
         self.seed = seed
+        trained = self.examples[: self.trained]
+        self.rows = self._rows(packed(trained, seq + 1) if data.pack else trained)
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
-        """Examples ``first`` to ``first + count``, shape [count, seq + 1]."""
-        epochs, positions = np.divmod(np.arange(first, first + count, dtype=np.int64), self.trained)
+        """Rows ``first`` to ``first + count``, shape [count, seq + 1]."""
+        epochs, positions = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self.rows))
         chosen = np.empty_like(positions)
         for epoch in np.unique(epochs):
             own = epochs == epoch
-            chosen[own] = permute(positions[own], self.trained, key_of(self.seed, int(epoch)))
+            chosen[own] = permute(positions[own], len(self.rows), key_of(self.seed, int(epoch)))
         return self.rows[chosen]
 
 
 class HeldOutExamples(Examples):
-    """The examples that are held out, in their order; all where none are."""
+    """The examples that are held out, in their order, each in a row; all where none are."""
+
+    def __init__(self, data: DataConfig, seq: int, vocab: int) -> None:
+        super().__init__(data, seq, vocab)
+        self.rows = self._rows(self.examples[self.trained if data.held_out else 0 :])
 
     @property
     def windows(self) -> int:
         """How many there are."""
-        return len(self.rows) - self._first
-
-    @property
-    def _first(self) -> int:
-        return self.trained if self.data.held_out else 0
+        return len(self.rows)
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
-        return self.rows[self._first + first : self._first + first + count]
+        return self.rows[first : first + count]
+
+
+def packed(examples: list[list[int]], room: int) -> list[list[int]]:
+    """Rows of up to ``room`` tokens that hold all ``examples``: each goes where the least room is left behind it."""
+    rows: list[list[int]] = []
+    left: list[tuple[int, int]] = []  # room and number of each row, sorted
+    for example in examples:
+        found = bisect.bisect_left(left, (len(example), -1))
+        space, number = left.pop(found) if found < len(left) else (room, len(rows))
+        if number == len(rows):
+            rows.append([])
+        rows[number] += example
+        bisect.insort(left, (space - len(example), number))
+    return rows
 
 
 def _tokenizer(data: DataConfig, vocab: int) -> tuple[Tokenizer, int]:

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.attention import AttentionCore, Rotary, rotated
+from trainer.models.attention import AttentionCore
 from trainer.models.transformer import Head, Loss
 from trainer.models.tuned import Prompts
-from trainer.tensor.layers import ShardedPositionEmbedding
+from trainer.tensor.placed import place_embeddings
 
 
 @dataclass
@@ -110,33 +110,6 @@ class CachedCore(nn.Module):
         return slopes.unflatten(0, (scores.shape[1], -1))[..., None, None] * distance
 
 
-class PlacedRotary(nn.Module):
-    """``Rotary`` for tokens that stand anywhere."""
-
-    def __init__(self, rotary: Rotary, reading: Reading):
-        super().__init__()
-        self.head, self.theta, self.reading = rotary.head, rotary.theta, reading
-
-    def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Both [s, b, heads, d]. Angles are computed in fp64 and rounded, as in training."""
-        frequency = self.theta ** (-torch.arange(0, self.head, 2, dtype=torch.float64, device=query.device) / self.head)
-        angle = self.reading.memory.positions().double()[..., None, None] * frequency  # [s, b, 1, d/2]
-        cos, sin = angle.cos().to(query.dtype), angle.sin().to(query.dtype)
-        return rotated(query, cos, sin), rotated(key, cos, sin)
-
-
-class PlacedPositions(nn.Module):
-    """Learned positions for tokens that stand anywhere."""
-
-    def __init__(self, weight: nn.Parameter, reading: Reading):
-        super().__init__()
-        self.weight, self.reading = weight, reading
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [s, b, h]."""
-        return x + self.weight[self.reading.memory.positions()]
-
-
 class LastToken(nn.Module):
     """A head that is asked for what comes after the last token alone, as a rule. [s, b, h] -> [1, b, V]."""
 
@@ -152,15 +125,12 @@ class LastToken(nn.Module):
 def place(part: nn.Module, reading: Reading) -> None:
     """Give the layers of a model's part their place in the text. It is of no use for training afterwards."""
     blocks = 0
+    place_embeddings(part, lambda: reading.memory.positions())
     for parent in list(part.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, AttentionCore):
                 setattr(parent, name, CachedCore(child, blocks, reading))
                 blocks += 1
-            elif isinstance(child, Rotary):
-                setattr(parent, name, PlacedRotary(child, reading))
-            elif isinstance(child, ShardedPositionEmbedding):
-                setattr(parent, name, PlacedPositions(child.weight, reading))
             elif isinstance(child, Prompts):
                 child.positions = lambda: reading.memory.positions()
             elif isinstance(child, Head):

@@ -63,6 +63,7 @@ class AttentionCore(nn.Module):
         self.alibi = Alibi(heads) if alibi else None
         self.fused = fused and dropout == 0.0
         self.dropout: nn.Module = AttentionDropout(dropout)
+        self.visible: Callable[[], Tensor] | None = None  # which keys a query sees, [b, 1, s, s], where that is not all up to itself
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
@@ -76,13 +77,19 @@ class AttentionCore(nn.Module):
         grouped, head = query.shape[1] != key.shape[1], value.shape[-1]
         if query.shape[-1] > head:
             value = F.pad(value, (0, query.shape[-1] - head))  # the fast kernels want one head size
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)[..., :head]
+        mask = None if self.visible is None else self.visible()
+        y = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
+        return y[..., :head]
 
     def _unfused(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         groups = key.shape[1]
         query = query.unflatten(1, (groups, -1))  # [b, groups, queries, s, d]
         scores = query @ key.unsqueeze(2).transpose(-1, -2) * scale
-        weights = torch.softmax(scores + causal_mask(query.shape[-2], query.dtype, query.device), dim=-1)
+        if self.visible is None:
+            scores = scores + causal_mask(query.shape[-2], query.dtype, query.device)
+        else:
+            scores = scores.masked_fill(~self.visible()[:, None], -math.inf)
+        weights = torch.softmax(scores, dim=-1)
         weights = self.dropout(weights.flatten(1, 2)).unflatten(1, (groups, -1))
         return (weights @ value.unsqueeze(2)).flatten(1, 2)
 

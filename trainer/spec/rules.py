@@ -21,7 +21,7 @@ from trainer.spec.schema import (
     ResolvedTrainConfig,
     TrainConfig,
 )
-from trainer.spec.tuning import check_tune
+from trainer.spec.tuning import check_tune, virtual_tokens
 
 T = TypeVar("T")
 
@@ -87,6 +87,7 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_sharding(config.layout)
     check_tracking_uri(config.tracking.uri)
     _check_validation(config)
+    _check_packing(config)
     check_tune(config.tune, config.model)
     if config.command is not None and config.tune.method != "full":
         raise ConfigError(f"tune.method={config.tune.method} is that of our own trainer; leave it out for trainer={config.command.trainer}")
@@ -216,6 +217,23 @@ def _check_validation(config: TrainConfig) -> None:
         raise ConfigError(
             f"run.eval_every={every} has no text to validate on: data.kind={data.kind}, data.held_out={data.held_out:g}; "
             "set data.held_out, such as 0.02, or run.eval_every=0"
+        )
+
+
+def _check_packing(config: TrainConfig) -> None:
+    """Packed rows tell where an example begins by its answer before; virtual tokens stand at the beginning of a row."""
+    if not config.data.pack:
+        return
+    if config.data.kind != "instructions":
+        raise ConfigError(f"data.pack=true packs examples, and data.kind={config.data.kind} has none; use data.pack=false")
+    if virtual_tokens(config.tune):
+        raise ConfigError(
+            f"data.pack=true leaves no place before each example for the virtual tokens of tune.method={config.tune.method}; "
+            "use data.pack=false"
+        )
+    if config.run.compile:
+        raise ConfigError(
+            "run.compile=true compiles blocks for which all rows are alike, and those of data.pack=true are not; use one of them"
         )
 
 

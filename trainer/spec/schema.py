@@ -119,6 +119,7 @@ class DataConfig:
     template: str = key("{prompt}\n{answer}", "instructions: an example from the fields of a line; ends with the answer")
     answer: str = key("answer", "instructions: the field that holds the answer")
     truncate: Optional[str] = key(None, "instructions: the field that is cut where an example is too long; null = the end of the answer")
+    pack: bool = key(False, "instructions: as many examples in a row as fit, each at position 0 and blind to the others")
     held_out: float = key(0.0, "share of the corpus, at its end, that is not trained on and that 'evaluate' reads; below 1", minimum=0)
 
 

@@ -1,0 +1,86 @@
+"""Layers for tokens whose place in their text is not that in the row: rows hold several texts, or texts are read in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.attention import AttentionCore, Rotary, rotated
+from trainer.tensor.layers import ShardedPositionEmbedding
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Where the texts of a micro-batch begin: for each token [s, b] the first column of its text."""
+
+    starts: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Texts:
+        """Of packed ``rows`` [s + 1, b], where what is no target is given as its complement: a text ends with a target, and the next one
+        begins with what is none. Padding counts as a text."""
+        here = rows[:-1]
+        begins = torch.zeros_like(here)
+        begins[1:] = (here[1:] < 0) & (here[:-1] >= 0)
+        return cls((begins * torch.arange(len(here), device=rows.device)[:, None]).cummax(0).values)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Of each token in its text, [s, b]."""
+        return torch.arange(len(self.starts), device=self.starts.device)[:, None] - self.starts
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Which keys a query sees, [b, 1, s, s]: those of its own text, up to itself. Blocks along the diagonal."""
+        columns = torch.arange(len(self.starts), device=self.starts.device)
+        return ((columns <= columns[:, None]) & (columns >= self.starts.t()[..., None]))[:, None]
+
+
+class PlacedRotary(nn.Module):
+    """``Rotary`` for tokens that stand anywhere."""
+
+    def __init__(self, rotary: Rotary, positions: Callable[[], Tensor]):
+        super().__init__()
+        self.head, self.theta, self.positions = rotary.head, rotary.theta, positions
+
+    def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Both [s, b, heads, d]. Angles are computed in fp64 and rounded."""
+        frequency = self.theta ** (-torch.arange(0, self.head, 2, dtype=torch.float64, device=query.device) / self.head)
+        angle = self.positions().double()[..., None, None] * frequency  # [s, b, 1, d/2]
+        cos, sin = angle.cos().to(query.dtype), angle.sin().to(query.dtype)
+        return rotated(query, cos, sin), rotated(key, cos, sin)
+
+
+class PlacedPositions(nn.Module):
+    """Learned positions for tokens that stand anywhere."""
+
+    def __init__(self, plain: ShardedPositionEmbedding, positions: Callable[[], Tensor]):
+        super().__init__()
+        self.weight, self.region, self.positions = plain.weight, plain.region, positions
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [s or s/t, b, h]."""
+        first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
+        return x + self.weight[self.positions()[first : first + x.shape[0]]]
+
+
+def place_embeddings(part: nn.Module, positions: Callable[[], Tensor]) -> None:
+    """Let what embeds positions in ``part`` ask where tokens stand."""
+    for parent in list(part.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Rotary):
+                setattr(parent, name, PlacedRotary(child, positions))
+            elif isinstance(child, ShardedPositionEmbedding):
+                setattr(parent, name, PlacedPositions(child, positions))
+
+
+def separate_texts(part: nn.Module, texts: Callable[[], Texts]) -> None:
+    """Let each text of a row begin at position 0, and see itself alone. A linear bias (ALiBi) only knows distances, and stays."""
+    place_embeddings(part, lambda: texts().positions)
+    for core in part.modules():
+        if isinstance(core, AttentionCore):
+            core.visible = lambda: texts().visible
