@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,12 @@ from trainer.measure.memory import ActivationMeter, check_room
 from trainer.measure.meter import Recorder
 from trainer.models.attention import kernels_by_preference
 from trainer.models.transformer import Transformer
-from trainer.models.tuned import add_tuning
+from trainer.models.tuned import add_tuning, task_of
 from trainer.pipeline.compile import compile_blocks
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
-from trainer.spec import LOSS_CHUNK_MB, Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
+from trainer.spec import LOSS_CHUNK_MB, ConfigError, Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
 from trainer.spec.flops import recomputed_flops
 from trainer.spec.tuning import PROMPTS
 from trainer.state.bucket import Common, Precision
@@ -51,7 +51,7 @@ FORWARD_TASKS = ("evaluate", "generate", "inference")
 class StepResult:
     """The outcome of a step, the same on every rank."""
 
-    loss: float  # mean over the targets of the global batch
+    loss: float  # mean over the targets of the global batch; of several tasks, the mean of theirs
     grad_norm: float
     lr: float
     stop: bool  # some rank was asked to stop
@@ -65,7 +65,7 @@ class QueuedStep:
 
     batch: TokenBatch
     lr: float
-    sums: Tensor  # loss, squared norm of the gradient, stop requests and targets, on the host once ``end`` has passed
+    sums: Tensor  # loss, stop requests, targets, squared norm of each task's gradient, on the host once ``end`` has passed
     measured: bool  # the recorder has its parts
     start: Any  # stamps of the clock
     end: Any
@@ -83,6 +83,8 @@ class TokenBatch:
     columns: int  # of this rank's logits, without padding
     chunk_mb: float  # logits at once
     packed: bool  # rows hold several texts each
+    shares: Tensor | None = None  # [micro-batches, b]: what a target of each row counts, where tasks are tuned at once
+    tasks: int = 1  # in the global batch
 
     def tokens(self, micro_batch: int) -> Tensor:
         assert self.rows is not None
@@ -101,7 +103,8 @@ class TokenBatch:
     def wanted(self, head: nn.Module, micro_batch: int) -> tuple[ColumnLinear, Targets]:
         """The head, and what its logits are compared with."""
         assert self.rows is not None and isinstance(head, ColumnLinear)
-        return head, Targets(self.rows[micro_batch, 1:], self.weight, self.columns, self.chunk_mb)
+        weight = self.weight if self.shares is None else self.weight * self.shares[micro_batch]
+        return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         texts = Texts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
@@ -141,7 +144,9 @@ class Engine:
         chunks = self._build_chunks()
         self.held = self.state.owned()
         self.owned = [piece for piece in self.held if piece.record.trainable]
-        self.optimizer = AdamW(config.optimizer, self.owned, world.device)
+        tasks = range(config.tune.tasks)
+        self.tasks = [[piece for piece in self.owned if task_of(piece.record.name) == task] for task in tasks]
+        self.optimizer = AdamW(config.optimizer, self.tasks, world.device)
         self.scale = LossScale.of(config.run.precision)
         self.reads_late = self.clock.on_device and not self.scale.dynamic and config.run.on_nonfinite == "stop"
         self.halted = torch.zeros((), device=world.device)  # 1 after a step that was not finite, where that ends the run
@@ -229,6 +234,7 @@ class Engine:
         start = self.recorder.start
         with self.recorder.span("data"):
             batch = self._batch(None if self._idle() else self.prefetch.rows(self.samples), step)
+            batch = self._with_shares(batch)
         self.state.counted = self.activations.track if watch else None
         with self.activations.watching() if watch else contextlib.nullcontext():
             losses = self._gradients(batch)
@@ -243,9 +249,9 @@ class Engine:
     def read(self, queued: QueuedStep) -> StepResult:
         """Wait for a step, the only wait of the host for the device. Its outcome."""
         self.clock.wait(queued.end)
-        loss, squared, stops, targets = queued.sums.tolist()
+        loss, stops, targets, *squares = queued.sums.tolist()
         ratio = self.tokens_per_step / max(targets, 1)
-        loss, squared = loss * ratio, squared * ratio**2
+        loss, squared = loss * ratio / queued.batch.tasks, sum(squares) * ratio**2
         skipped = not (math.isfinite(loss) and math.isfinite(squared))
         if skipped:
             self.updates -= 1
@@ -267,9 +273,8 @@ class Engine:
 
     def _idle(self) -> bool:
         """Whether this rank has neither embedding nor head, and reads nothing. Where texts begin in packed rows concerns every block."""
-        return not self.config.data.pack and all(
-            chunk.model.embedding is None and chunk.model.head is None for chunk in self.pipeline.chunks
-        )
+        ends = any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.pipeline.chunks)
+        return not (ends or self.config.data.pack)
 
     def _read_rows(self, start: int, dataset: Dataset | None = None) -> Tensor:
         """This replica's rows of the batch from sample ``start`` on, [micro-batches, s + 1, b]; on a GPU's host in pinned memory."""
@@ -287,12 +292,27 @@ class Engine:
         return TokenBatch(here, step, first, size, weight, self._vocabulary_width(), chunk, self.config.data.pack)
 
     def _with_task(self, rows: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-        """``rows`` [count, s + 1] behind the places of virtual tokens, where tokens name the task of each row: tasks take turns."""
-        tune = self.config.tune
+        """``rows`` [count, s + 1] behind the places of virtual tokens, where tokens name the task of each row: that which stands before it
+        (``data.task``), or else tasks take turns."""
+        tune, named = self.config.tune, self.config.data.task is not None
+        text = rows[:, 1:] if named else rows
         if tune.method not in PROMPTS:
-            return rows
-        tasks = np.arange(first, first + len(rows), dtype=np.int64) % tune.tasks
-        return np.concatenate([np.repeat(~tasks[:, None], tune.virtual_tokens, axis=1), rows], axis=1)
+            return text
+        tasks = rows[:, :1] if named else ~(np.arange(first, first + len(rows), dtype=np.int64)[:, None] % tune.tasks)
+        if (most := int((~tasks).max(initial=0))) >= tune.tasks:
+            raise ConfigError(f"tune.tasks={tune.tasks}, but field '{self.config.data.task}' of an example is {most}; raise tune.tasks")
+        return np.concatenate([np.repeat(tasks, tune.virtual_tokens, axis=1), text], axis=1)
+
+    def _with_shares(self, batch: TokenBatch) -> TokenBatch:
+        """``batch`` with what makes the loss of each task the mean over its own targets in the global batch, as if it was tuned alone."""
+        if self.config.tune.tasks == 1:
+            return batch
+        rows = self._with_task(self.dataset.batch(self.samples, self.config.run.global_batch), self.samples)
+        tasks, targets = ~rows[:, 0], (rows[:, 1:] >= 0).sum(1)
+        counts = np.bincount(tasks, targets)
+        shares = torch.from_numpy(targets.sum() / counts[tasks]).to(self.device)
+        own = shares.view(-1, self.micro_batches, batch.size)[self.groups.at.data]
+        return replace(batch, shares=own, tasks=int((counts > 0).sum()))
 
     def _vocabulary_width(self) -> int:
         """Columns of this tensor rank's logits that are not padding."""
@@ -300,25 +320,26 @@ class Engine:
         return max(0, min(local, self.config.model.vocab - local * self.groups.tensor.index))
 
     def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> tuple[float, Tensor]:
-        """Clip by the global norm and update: the rate, and loss, squared norm and stops, which a single all-reduce combines."""
+        """Clip by the global norm, each task by its own, and update: the rate, and loss, stops, targets and squared norms, which a single
+        all-reduce combines."""
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
-        own = torch.zeros(4, dtype=torch.float64, device=self.device)
+        own = torch.zeros(3 + len(self.tasks), dtype=torch.float64, device=self.device)
         if losses and self.groups.tensor.index == 0:
             own[0] = torch.stack(losses).double().sum() / scale
-            own[3] = batch.targets
-        own[1] = squared_norm(self.owned, self.device) / scale**2
-        own[2] = float(stop)
+            own[2] = batch.targets
+        own[1] = float(stop)
+        own[3:] = torch.stack([squared_norm(pieces, self.device) for pieces in self.tasks]) / scale**2
         self.groups.world.all_reduce(own).wait()
-        mean = self.tokens_per_step / own[3].clamp(min=1)  # gradients were computed as if every token was a target
-        norm = own[1].sqrt() * mean
-        skip = torch.maximum((~(torch.isfinite(norm) & torch.isfinite(own[0]))).float(), self.halted)
+        mean = self.tokens_per_step / own[2].clamp(min=1)  # gradients were computed as if every token was a target
+        norms = own[3:].sqrt() * mean
+        skip = torch.maximum((~(torch.isfinite(norms).all() & torch.isfinite(own[0]))).float(), self.halted)
         if self.reads_late:
             self.halted = skip
-        factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
-        self.optimizer.step(lr, factor * mean / scale, skip)
+        factors = (clip / (norms + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norms)
+        self.optimizer.step(lr, factors * mean / scale, skip)
         self.state.publish_updates()
-        sums = torch.empty(4, dtype=torch.float64, pin_memory=self.device.type == "cuda")
+        sums = torch.empty(len(own), dtype=torch.float64, pin_memory=self.device.type == "cuda")
         return lr, sums.copy_(own, non_blocking=True)
 
     def _not_finite(self, batch: TokenBatch, loss: float) -> None:

@@ -29,7 +29,7 @@ from trainer.spec import ConfigError, ResolvedTrainConfig, Status
 from trainer.spec.artifacts import checkpoint_facts
 from trainer.spec.corpus import read_in_training
 from trainer.spec.records import METRICS, RESULT, write_outcome
-from trainer.spec.tuning import text_model
+from trainer.spec.tuning import check_tasks, text_model
 from trainer.validation import Sums, Validation, whole_batches
 
 
@@ -38,6 +38,7 @@ def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int)
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
     config = _without_dropout(config)
+    check_tasks(config)
     text = open_held_out(config.data, text_model(config.model, config.tune))
     batches = min(whole_batches(config, text), config.run.steps)
     record = partial(record_failure, env=env, out=out, attempt=attempt)

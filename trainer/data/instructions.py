@@ -31,10 +31,14 @@ class Examples:
         self.data, self.seq = data, seq
         self.tokenizer, self.end = _tokenizer(data, vocab)
         content = read_content(data)
-        words = json.dumps([data.template, data.answer, data.truncate, seq] + ["packed"] * data.pack)
+        words = json.dumps(
+            [data.template, data.answer, data.truncate, seq] + ["packed"] * data.pack + ([] if data.task is None else ["task", data.task])
+        )
         self.sha256 = hashlib.sha256(content + words.encode()).hexdigest()
         self.name = corpus_name(self.sha256, data.held_out)
-        self.examples = [self._spelt(*example) for example in parse_examples(content, data)]
+        parsed = list(parse_examples(content, data))
+        self.examples = [self._spelt(parts, where) for parts, where, _ in parsed]
+        self.tasks = np.array([task for _, _, task in parsed], dtype=np.int64)
         self.trained = split(len(self.examples), data)
 
     def check(self) -> None:
@@ -47,9 +51,10 @@ class Examples:
             lengths[token] = 0 if token == self.end else len(word)
         return lengths
 
-    def _rows(self, examples: list[list[int]]) -> NDArray[np.int64]:
-        """Each in a row of ``seq + 1`` tokens."""
-        return np.array([example + [~self.end] * (self.seq + 1 - len(example)) for example in examples], dtype=np.int64)
+    def _rows(self, examples: list[list[int]], tasks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Each in a row of ``seq + 1`` tokens, behind its task if there are several."""
+        rows = np.array([example + [~self.end] * (self.seq + 1 - len(example)) for example in examples], dtype=np.int64)
+        return rows if self.data.task is None else np.concatenate([~tasks[:, None], rows], axis=1)
 
     def _spelt(self, parts: list[Part], where: str) -> list[int]:
         """One example in up to ``seq + 1`` tokens: the field ``data.truncate`` gives way first, then the end of the answer. A prompt that
@@ -82,22 +87,33 @@ class Examples:
 
 
 class Instructions(Examples):
-    """The rows that are trained on, every one once per epoch, in an order keyed by (seed, epoch)."""
+    """The rows that are trained on, every one once per epoch, in an order keyed by (seed, epoch). Tasks take turns: each has an order and
+    epochs of its own."""
 
     def __init__(self, data: DataConfig, seq: int, vocab: int, seed: int) -> None:
         super().__init__(data, seq, vocab)
         self.seed = seed
-        trained = self.examples[: self.trained]
-        self.rows = self._rows(packed(trained, seq + 1) if data.pack else trained)
+        trained, tasks = self.examples[: self.trained], self.tasks[: self.trained]
+        self.rows = self._rows(packed(trained, seq + 1) if data.pack else trained, tasks)
+        tasks = tasks[: len(self.rows)]
+        self.turns = [np.flatnonzero(tasks == task) for task in np.unique(tasks)]
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
         """Rows ``first`` to ``first + count``, shape [count, seq + 1]."""
-        epochs, positions = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self.rows))
-        chosen = np.empty_like(positions)
+        numbers = np.arange(first, first + count, dtype=np.int64)
+        chosen = np.empty_like(numbers)
+        for turn, members in enumerate(self.turns):
+            own = numbers % len(self.turns) == turn
+            chosen[own] = members[self._ordered(numbers[own] // len(self.turns), len(members))]
+        return self.rows[chosen]
+
+    def _ordered(self, numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Which of ``count`` rows each number of a sample means."""
+        epochs, positions = np.divmod(numbers, count)
         for epoch in np.unique(epochs):
             own = epochs == epoch
-            chosen[own] = permute(positions[own], len(self.rows), key_of(self.seed, int(epoch)))
-        return self.rows[chosen]
+            positions[own] = permute(positions[own], count, key_of(self.seed, int(epoch)))
+        return positions
 
 
 class HeldOutExamples(Examples):
@@ -105,7 +121,8 @@ class HeldOutExamples(Examples):
 
     def __init__(self, data: DataConfig, seq: int, vocab: int) -> None:
         super().__init__(data, seq, vocab)
-        self.rows = self._rows(self.examples[self.trained if data.held_out else 0 :])
+        first = self.trained if data.held_out else 0
+        self.rows = self._rows(self.examples[first:], self.tasks[first:])
 
     @property
     def windows(self) -> int:

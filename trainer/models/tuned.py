@@ -75,42 +75,59 @@ class KeyValueScale(VectorScale):
         return torch.cat((x[..., :-2, :], x[..., -2:, :] * self.weight), dim=-2)
 
 
-class Prompts(Part):
-    """Virtual tokens [tasks, n, h]. ``forward`` gives all of them: ``written`` puts those of each row's task into its first positions."""
+class VirtualTokens(Part):
+    """Virtual tokens [1, n, h] of a task."""
 
     decayed: ClassVar[frozenset[str]] = frozenset({"weight"})
 
-    def __init__(self, tasks: int, tokens: int, hidden: int):
+    def __init__(self, tokens: int, hidden: int):
         super().__init__()
-        self.index = 0  # which part of the sequence is here, where ranks share it
-        self.positions: Callable[[], Tensor] | None = None  # of each token in its text, [s, b], where that is not its place in the row
-        self.own("weight", (tasks, tokens, hidden), Init(PROMPT_STD))
+        self.own("weight", (1, tokens, hidden), Init(PROMPT_STD))
 
     def forward(self) -> Tensor:
         return self.weight
 
-    def written(self, tokens: Tensor, x: Tensor) -> Tensor:
-        """x [s or s/t, b, h] with virtual tokens, where x are the embedded tokens [s, b]; the first token of a text is its task."""
-        if self.positions is not None:
-            tasks, count, _ = self.weight.shape
-            at = self.positions()
-            return torch.where((at < count)[..., None], self()[tokens.clamp(max=tasks - 1), at.clamp(max=count - 1)], x)
-        first = self.index * x.shape[0]
-        values = self()[tokens[0]].transpose(0, 1)[first : first + x.shape[0]]  # [n or fewer, b, h]
-        return torch.cat((values, x[len(values) :]))
 
-
-class EncodedPrompts(Prompts):
+class EncodedTokens(VirtualTokens):
     """Virtual tokens that come out of a perceptron with one hidden layer."""
 
-    def __init__(self, tasks: int, tokens: int, hidden: int, width: int):
-        super().__init__(tasks, tokens, hidden)
+    def __init__(self, tokens: int, hidden: int, width: int):
+        super().__init__(tokens, hidden)
         self.up = Linear(hidden, (width,), 1 / math.sqrt(hidden))
         self.down = Linear(width, (hidden,), 1 / math.sqrt(width))
 
     def forward(self) -> Tensor:
         encoded: Tensor = self.down(torch.relu(self.up(self.weight)))
         return encoded
+
+
+class Prompts(nn.Module):
+    """Virtual tokens [tasks, n, h]: parameters of each task apart. ``written`` puts those of each row's task into its first positions."""
+
+    def __init__(self, tasks: list[VirtualTokens]):
+        super().__init__()
+        self.index = 0  # which part of the sequence is here, where ranks share it
+        self.positions: Callable[[], Tensor] | None = None  # of each token in its text, [s, b], where that is not its place in the row
+        self.tasks = nn.ModuleList(tasks)
+
+    def forward(self) -> Tensor:
+        return torch.cat([task() for task in self.tasks])
+
+    def written(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """x [s or s/t, b, h] with virtual tokens, where x are the embedded tokens [s, b]; the first token of a text is its task."""
+        every = self()
+        if self.positions is not None:
+            tasks, count, _ = every.shape
+            at = self.positions()
+            return torch.where((at < count)[..., None], every[tokens.clamp(max=tasks - 1), at.clamp(max=count - 1)], x)
+        first = self.index * x.shape[0]
+        values = every[tokens[0]].transpose(0, 1)[first : first + x.shape[0]]  # [n or fewer, b, h]
+        return torch.cat((values, x[len(values) :]))
+
+
+def task_of(name: str) -> int:
+    """The task that a parameter belongs to; 0 if to none."""
+    return int(name.split(".")[3]) if name.startswith("embedding.prompts.tasks.") else 0
 
 
 def add_tuning(model: Transformer, c: ResolvedModelConfig, tune: TuneConfig) -> frozenset[str] | None:
@@ -123,8 +140,9 @@ def add_tuning(model: Transformer, c: ResolvedModelConfig, tune: TuneConfig) -> 
             assert isinstance(block, Block)
             BLOCKS[tune.method](block, c, tune)
     elif model.embedding is not None:
-        sizes = (tune.tasks, tune.virtual_tokens, c.hidden)
-        model.embedding.prompts = Prompts(*sizes) if tune.method == "prompt" else EncodedPrompts(*sizes, tune.encoder)
+        sizes = tune.virtual_tokens, c.hidden
+        tasks = [VirtualTokens(*sizes) if tune.method == "prompt" else EncodedTokens(*sizes, tune.encoder) for _ in range(tune.tasks)]
+        model.embedding.prompts = Prompts(tasks)
         model.embedding.tokens.register_forward_hook(_write_prompts(model.embedding.prompts))
     return frozenset(name for name, _ in model.named_parameters()) - before
 

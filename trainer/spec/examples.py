@@ -30,8 +30,8 @@ def read_content(data: DataConfig) -> bytes:
         raise ConfigError(f"data.source={data.source} cannot be read: {error.strerror}; give a JSONL file of examples") from None
 
 
-def parse_examples(content: bytes, data: DataConfig) -> Iterator[tuple[list[Part], str]]:
-    """Each line as the pieces of its text, of which the last is the answer, and where it is. ``ConfigError`` for the first that is none."""
+def parse_examples(content: bytes, data: DataConfig) -> Iterator[tuple[list[Part], str, int]]:
+    """Each line as the pieces of its text, of which the last is the answer, where it is, and its task. ``ConfigError`` where it is none."""
     lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
     if not lines:
         raise ConfigError(f"data.source={data.source} holds no example; give a JSONL file with an object in each line")
@@ -44,7 +44,18 @@ def parse_examples(content: bytes, data: DataConfig) -> Iterator[tuple[list[Part
             raise ConfigError(f"{where} is not valid JSON; fix or remove that line") from None
         if not isinstance(record, dict):
             raise ConfigError(f"{where} is not a JSON object; each line must be one")
-        yield list(_parts(template, {name: value for name, value in record.items() if isinstance(value, str)}, where)), where
+        yield (
+            list(_parts(template, {name: value for name, value in record.items() if isinstance(value, str)}, where)),
+            where,
+            _task(record, data, where),
+        )
+
+
+def _task(record: dict[str, Any], data: DataConfig, where: str) -> int:
+    number = 0 if data.task is None else record.get(data.task)
+    if type(number) is not int or number < 0:
+        raise ConfigError(f"{where} has no number of a task in field '{data.task}' that data.task names; use 0, 1, ...")
+    return number
 
 
 def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where: str) -> Iterator[Part]:

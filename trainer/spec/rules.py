@@ -21,7 +21,7 @@ from trainer.spec.schema import (
     ResolvedTrainConfig,
     TrainConfig,
 )
-from trainer.spec.tuning import check_tune, virtual_tokens
+from trainer.spec.tuning import check_tasks, check_tune, virtual_tokens
 
 T = TypeVar("T")
 
@@ -89,6 +89,7 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_validation(config)
     _check_packing(config)
     check_tune(config.tune, config.model)
+    check_tasks(config)
     if config.command is not None and config.tune.method != "full":
         raise ConfigError(f"tune.method={config.tune.method} is that of our own trainer; leave it out for trainer={config.command.trainer}")
     if config.run.warmup_steps >= config.run.steps:
@@ -231,6 +232,8 @@ def _check_packing(config: TrainConfig) -> None:
             f"data.pack=true leaves no place before each example for the virtual tokens of tune.method={config.tune.method}; "
             "use data.pack=false"
         )
+    if config.data.task is not None:
+        raise ConfigError(f"data.pack=true packs examples of one task, and data.task={config.data.task} tells them apart; use one of them")
     if config.run.compile:
         raise ConfigError(
             "run.compile=true compiles blocks for which all rows are alike, and those of data.pack=true are not; use one of them"

@@ -119,6 +119,7 @@ class DataConfig:
     template: str = key("{prompt}\n{answer}", "instructions: an example from the fields of a line; ends with the answer")
     answer: str = key("answer", "instructions: the field that holds the answer")
     truncate: Optional[str] = key(None, "instructions: the field that is cut where an example is too long; null = the end of the answer")
+    task: Optional[str] = key(None, "instructions: the field that holds the number of an example's task, from 0 (tune.tasks); null = there is one")
     pack: bool = key(False, "instructions: as many examples in a row as fit, each at position 0 and blind to the others")
     held_out: float = key(0.0, "share of the corpus, at its end, that is not trained on and that 'evaluate' reads; below 1", minimum=0)
 
@@ -136,7 +137,7 @@ class TuneConfig:
     dropout: float = key(0.0, "lora: dropout of the product's input; below 1", minimum=0)
     virtual_tokens: int = key(10, "prompt, p_tuning: virtual tokens, which take the first positions of each sequence", minimum=1, maximum=MOST)
     encoder: int = key(128, "p_tuning: inner width of the encoder", minimum=1, maximum=MOST)
-    tasks: int = key(1, "prompt, p_tuning: tasks that are trained at once, each with virtual tokens of its own", minimum=1, maximum=MOST)
+    tasks: int = key(1, "prompt, p_tuning: tasks that are trained at once, each with virtual tokens of its own, as if alone", minimum=1, maximum=MOST)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.spec.errors import ConfigError
-from trainer.spec.schema import ModelConfig, ResolvedModelConfig, TuneConfig
+from trainer.spec.schema import ModelConfig, ResolvedModelConfig, TrainConfig, TuneConfig
 
 PROMPTS = ("prompt", "p_tuning")
 """Methods that train virtual tokens."""
@@ -31,6 +31,17 @@ def check_tune(tune: TuneConfig, model: ModelConfig) -> None:
         raise ConfigError(
             f"tune.tasks={tune.tasks} needs a method of virtual tokens ({', '.join(PROMPTS)}) and at most model.vocab={model.vocab} tasks"
         )
+
+
+def check_tasks(config: TrainConfig) -> None:
+    """Raise ``ConfigError`` unless it is known of which task each example is, and every step has as many of each task."""
+    data, tasks, batch = config.data, config.tune.tasks, config.run.global_batch
+    if data.task is not None and data.kind != "instructions":
+        raise ConfigError(f"data.task={data.task} is a field of examples, and data.kind={data.kind} has none; leave it out")
+    if tasks > 1 and data.kind == "instructions" and data.task is None:
+        raise ConfigError(f"tune.tasks={tasks} needs to know the task of each example; name the field that holds its number in data.task")
+    if config.run.task == "train" and batch % tasks:
+        raise ConfigError(f"run.global_batch={batch} is not divisible by tune.tasks={tasks}; every step takes as many examples of each")
 
 
 def _check_rank(tune: TuneConfig, model: ModelConfig) -> None:
@@ -80,5 +91,5 @@ def added_parameters(model: ResolvedModelConfig, tune: TuneConfig) -> int:
         case "prompt":
             return tune.tasks * n
         case "p_tuning":
-            return tune.tasks * n + 2 * h * e + e + h
+            return tune.tasks * (n + 2 * h * e + e + h)
     return 0

@@ -47,18 +47,23 @@ def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
 class AdamW:
     """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, if any."""
 
-    def __init__(self, config: ResolvedOptimizerConfig, owned: Sequence[Owned], device: torch.device):
+    def __init__(self, config: ResolvedOptimizerConfig, tasks: Sequence[Sequence[Owned]], device: torch.device):
+        """``tasks`` are pieces whose gradients have each a factor of their own."""
         self.config = config
-        self.groups = [[p for p in owned if p.record.decay], [p for p in owned if not p.record.decay]]
+        self.groups = [
+            (task, config.weight_decay if decays else 0.0, [piece for piece in owned if piece.record.decay == decays])
+            for task, owned in enumerate(tasks)
+            for decays in (True, False)
+        ]
         self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count
 
-    def step(self, lr: float, factor: Tensor, skip: Tensor) -> None:
-        """Update with ``factor`` times the gradients, unless ``skip`` is 1. Both are scalars on the device."""
+    def step(self, lr: float, factors: Tensor, skip: Tensor) -> None:
+        """Update with each task's factor [tasks] times its gradients, unless the scalar ``skip`` is 1. Both are on the device."""
         self.steps += 1 - skip
-        for pieces, decay in zip(self.groups, (self.config.weight_decay, 0.0)):
+        for task, decay, pieces in self.groups:
             if not pieces:
                 continue
-            gradients = [p.gradient for p in pieces]
+            gradients, factor = [p.gradient for p in pieces], factors[task]
             wide = gradients[0].dtype == torch.float64  # the kernel's own scale has 24 bits
             if wide:
                 torch._foreach_mul_(gradients, factor)

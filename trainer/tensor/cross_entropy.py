@@ -27,9 +27,13 @@ class Targets:
     """What the logits of a micro-batch are compared with."""
 
     tokens: Tensor  # [s, b] of the whole vocabulary; a negative one is none and adds nothing
-    weight: float  # of each in the loss
+    weight: float | Tensor  # of each in the loss; [b] where rows differ
     present: int  # columns of this rank's logits that are not padding
     chunk_mb: float  # logits at once, in MiB of 4-byte numbers
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """What each token counts in the loss, [s b]."""
+        return ((self.tokens >= 0).to(dtype) * self.weight).flatten()
 
 
 def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
@@ -110,12 +114,13 @@ def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> 
     """x [s, b, h] whole. The logits of a chunk, which become their gradient if asked for, are overwritten by those of the next."""
     rows, wanted = x.flatten(0, 1), targets.tokens.flatten()
     height = chunk_height(len(rows), head.weight.shape[0], targets.chunk_mb)
-    buffer = rows.new_empty(height, head.weight.shape[0])
+    buffer, weights = rows.new_empty(height, head.weight.shape[0]), targets.weights(_wide(rows.dtype))
     held = head.gradients.counts(buffer)  # as long as this runs
     for first in range(0, len(rows), height):
         part = slice(first, min(first + height, len(rows)))
         logits = torch.mm(rows[part], head.weight.t(), out=buffer[: part.stop - first])
-        yield _Chunk(_cross_entropy(logits, wanted[part], targets, head.region.group, gradient), part, rows[part], logits)
+        loss = _cross_entropy(logits, wanted[part], weights[part], targets.present, head.region.group, gradient)
+        yield _Chunk(loss, part, rows[part], logits)
     del held
 
 
@@ -129,8 +134,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _cross_entropy(rows: Tensor, wanted: Tensor, targets: Targets, group: Group, gradient: bool) -> Tensor:
-    """The loss of logits [n, V_local] and targets [n]. The logits are overwritten, by their gradient if asked for.
+def _cross_entropy(rows: Tensor, wanted: Tensor, weights: Tensor, present: int, group: Group, gradient: bool) -> Tensor:
+    """The loss of logits [n, V_local] and targets [n] with weights [n]. The logits are overwritten, by their gradient if asked for.
 
     Each rank exponentiates relative to its own maximum, in one pass over its logits. Then a MAX and a SUM of two numbers per
     token combine the ranks; gathering the logits would move V numbers per token.
@@ -138,18 +143,17 @@ def _cross_entropy(rows: Tensor, wanted: Tensor, targets: Targets, group: Group,
     column, absent = _local_targets(wanted, rows.shape[1], group.index)
     wide = _wide(rows.dtype)
     target = rows.gather(1, column).squeeze(1).to(wide).masked_fill_(absent, 0)
-    top, total = _exponentiate(rows, targets.present, wide)
+    top, total = _exponentiate(rows, present, wide)
     highest = top.clone()
     group.all_reduce(highest, MAX).wait()
     share = torch.exp(top - highest)
     sums = torch.stack((total * share, target))
     group.all_reduce(sums).wait()
     total, target = sums
-    counted = (wanted >= 0).to(wide) * targets.weight
     if gradient:
-        _scale_rows(rows, share * counted / total)
-        rows.scatter_add_(1, column, (~absent).to(rows.dtype).unsqueeze(1) * -targets.weight)
-    return ((torch.log(total) + highest - target) * counted).sum()
+        _scale_rows(rows, share * weights / total)
+        rows.scatter_add_(1, column, weights.masked_fill(absent, 0).neg().to(rows.dtype).unsqueeze(1))
+    return ((torch.log(total) + highest - target) * weights).sum()
 
 
 def _local_targets(targets: Tensor, width: int, index: int) -> tuple[Tensor, Tensor]:

@@ -79,6 +79,8 @@ class Parallelizer:
                     self._replace(model, path, part, unit)
                 elif isinstance(part, AttentionCore):
                     self._share_heads(part, path)
+                elif isinstance(part, Prompts) and self.region.sequence_sharded:
+                    part.index = self.region.group.index
                 elif type(part) is Dropout and part.p:
                     _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
         return list(self.members.values())
@@ -97,8 +99,6 @@ class Parallelizer:
             _set(model, path, ColumnLinear(made["weight"], made.get("bias"), self._alone(), self.gradients))
         else:
             part._parameters.update(made)
-            if isinstance(part, Prompts) and self.region.sequence_sharded:
-                part.index = self.region.group.index
 
     def _alone(self) -> Region:
         """For a replicated matrix, which every rank multiplies with what it has."""
