@@ -271,7 +271,7 @@ class KubernetesBackend(Backend):
         pods = _by_job([pod for pod in self._mirrors["pods"].objects() if pod["metadata"]["uid"] not in self._mirrors["pods"].gone()])
         born = {job_of(root): root["metadata"]["creationTimestamp"] for root in self._mirrors["roots"].objects()}
         partly = [name for name, own in pods.items() if any(map(unplaced, own)) and not all(map(unplaced, own))]
-        return sorted(partly, key=lambda name: (born.get(name, ""), name))
+        return sorted(partly, key=lambda name: (name not in born, born.get(name, ""), name))  # seen after its pods: the newest
 
     def _in_line(self, state: JobState, handle: Handle, known: Observed, partly: Sequence[str]) -> JobState:
         """``state``, with what it means for others that the gang is not placed whole."""
