@@ -95,7 +95,7 @@ NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "ke
         ({"pull_policy": "Always", "fault_timeout": 1.0}, Reason.CANNOT_START, "check cluster.container.image and cluster.pull_secrets"),
         (patched(image="no.such/image:1") | {"pull_policy": "Never"}, Reason.CANNOT_START, "load the image onto the nodes"),
         (patched(image="No Such Image"), Reason.CANNOT_START, "InvalidImageName"),
-        ({"patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1}}}}, Reason.TIME_LIMIT, "DeadlineExceeded: Pod was active"),
+        ({"run": LONG, "patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1}}}}, Reason.TIME_LIMIT, "DeadlineExceeded: Pod was active"),
     ],
 )
 def test_a_pod_that_fails_or_cannot_start_says_why(ground: Ground, cluster: dict[str, Any], reason: Reason, words: str) -> None:
@@ -174,7 +174,8 @@ def test_a_pod_that_is_told_to_end_saves_and_the_next_attempt_goes_on_from_there
 
 
 def _last_step(job: Job) -> int:
-    lines = (job.directory / "metrics.jsonl").read_text().splitlines() if (job.directory / "metrics.jsonl").exists() else []
+    path = job.directory / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []  # whole ones
     return max((json.loads(line)["step"] for line in lines if json.loads(line)["attempt"] == job.attempt), default=0)
 
 

@@ -72,7 +72,7 @@ class Gang:
     job: Job
     handle: Handle
 
-    def until(self, wanted: Callable[[JobState], Any], seconds: float = 90.0) -> JobState:
+    def until(self, wanted: Callable[[JobState], Any], seconds: float = 300.0) -> JobState:
         deadline = time.monotonic() + seconds
         while not wanted(state := self.backend.poll([self.handle])[0]):
             assert time.monotonic() < deadline, f"still {state}"
