@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_an_installed_wheel_composes_groups_and_recipes_without_the_checkout(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True, timeout=600)
     (wheel,) = tmp_path.glob("trireme-*.whl")
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
@@ -25,11 +25,11 @@ def test_an_installed_wheel_composes_groups_and_recipes_without_the_checkout(tmp
     assert recipes and kept | recipes <= shipped
     code = "from launcher.config import compose, conf_dir; print(conf_dir()); print(compose(['recipe=gpt3_126m']).model.hidden)"
     env = os.environ | {"PYTHONPATH": str(installed)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(installed / "launcher" / "conf"), "768"]
     done = subprocess.run(
-        [sys.executable, "-m", "launcher", "train", "--info", "plugins"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120
+        [sys.executable, "-m", "launcher", "train", "--info", "plugins"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=600
     )
     assert "TriremeLauncher" in done.stdout, done.stderr
 

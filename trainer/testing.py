@@ -26,7 +26,7 @@ from typing import Any
 
 from trainer.spec.records import CONFIG, RESULT, failure_file
 
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 """After so long the ranks of a run are killed: it hangs."""
 
 
@@ -140,7 +140,7 @@ class Farm:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(20)
+        self.process.wait(300)
 
 
 def free_port() -> int:
@@ -151,6 +151,7 @@ def free_port() -> int:
 
 def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
+    from trainer import fork_server
     from trainer.__main__ import main as entry
     from trainer.__main__ import preload
     from trainer.fork_server import ForkServer, reply
@@ -164,6 +165,7 @@ def main() -> int:
         getattr(importlib.import_module(module), function)(discover(os.environ), Path(argv[2]), **request["arguments"])
         return 0
 
+    fork_server.GRACE_S = 8.0  # a busy machine lets peers of a failed rank say why
     preload()
     reply({"ready": True})
     ForkServer(run).serve()

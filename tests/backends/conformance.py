@@ -53,7 +53,7 @@ class Ground:
     make: Callable[[], Backend]
     cluster: ClusterConfig
     folder: Path  # of the trials; shared with the ranks where the backend shares a file system
-    patience: float = 120.0  # seconds in which anything that is bound to happen happens
+    patience: float = 300.0  # seconds in which anything that is bound to happen happens
     unknown: Handle = field(default_factory=dict)  # the handle of a job that never was
     backend: Backend = field(init=False)
 

@@ -65,7 +65,7 @@ class Pod:
         return self.folder / f"out-{self.index}"
 
     def lines(self) -> list[bytes]:
-        return self.process.communicate(timeout=60)[0].splitlines()
+        return self.process.communicate(timeout=600)[0].splitlines()
 
     def message(self) -> dict[str, object]:
         content: dict[str, object] = json.loads((self.folder / f"termination-{self.index}").read_text())

@@ -92,7 +92,7 @@ def test_a_submission_is_given_up_by_whoever_is_in_a_hurry(nobody: KubernetesClu
 
 
 def test_work_is_done_in_order_by_as_many_threads_as_are_asked_for() -> None:
-    together = threading.Barrier(3, timeout=60)
+    together = threading.Barrier(3, timeout=300)
 
     def work(number: int) -> int:
         together.wait()

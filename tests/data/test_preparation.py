@@ -128,7 +128,7 @@ def test_what_does_not_match_is_prepared_again(folder: Path, change: str) -> Non
 
 
 def test_a_killed_preparation_leaves_nothing_and_can_be_repeated(folder: Path) -> None:
-    pause = "p._move_into_place = lambda *_: (print('ready', flush=True), time.sleep(60))"
+    pause = "p._move_into_place = lambda *_: (print('ready', flush=True), time.sleep(1000))"
     with in_a_process(folder, pause) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGKILL)

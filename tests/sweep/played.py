@@ -97,13 +97,13 @@ class Rank:
         if self.steps == 2:
             if self.rank == int(rank):
                 os.kill(os.getpid(), int(number))
-            time.sleep(60)
+            time.sleep(1000)
 
     def do_exit(self, rank: str, code: str) -> None:
         if self.steps == 2:
             if self.rank == int(rank):
                 os._exit(int(code))
-            time.sleep(60)
+            time.sleep(1000)
 
     def do_resume(self, steps: str) -> None:
         if self.steps % int(steps) == 0 and self.steps < self.config.run.steps:

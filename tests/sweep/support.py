@@ -63,8 +63,8 @@ def starts(record: Record) -> list[int]:
     return [int(attempt) for attempt, rank in map(str.split, lines) if rank == "0"]
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait for something that is bound to happen; its value."""
+def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
+    """Wait for something that is bound to happen; its value. The limit is far more than it takes on a busy machine."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "it never happened"

@@ -66,8 +66,8 @@ def _as_a_shell_starts_it() -> None:
 
 def running(runs: Path) -> Path:
     """The folder of the trial that runs, once it has made a step."""
-    path: Path = until(lambda: list(runs.glob("trials/*/metrics.jsonl")), 300)[0].parent
-    until(lambda: trial_json(path).get("status") == "running", 300)
+    path: Path = until(lambda: list(runs.glob("trials/*/metrics.jsonl")))[0].parent
+    until(lambda: trial_json(path).get("status") == "running")
     return path
 
 
@@ -94,7 +94,7 @@ def test_nohup_is_obeyed(tmp_path: Path) -> None:
     folder = running(tmp_path / "runs")
     process.send_signal(signal.SIGHUP)
     step = (Store(tmp_path / "runs").load(folder.name).read_last_step() or {})["step"]
-    until(lambda: (Store(tmp_path / "runs").load(folder.name).read_last_step() or {})["step"] > step, 300)
+    until(lambda: (Store(tmp_path / "runs").load(folder.name).read_last_step() or {})["step"] > step)
     process.terminate()
     assert process.wait(600) == 143
 
@@ -105,7 +105,7 @@ def test_verb_that_only_waits_ends_with_the_signals_code(tmp_path: Path) -> None
     try:
         for how in ENDINGS:
             waiting = Terminal(tmp_path, "logs", folder.name, "-f")
-            until(lambda waiting=waiting: waiting.text, 300)  # type: ignore[misc]
+            until(lambda waiting=waiting: waiting.text)  # type: ignore[misc]
             assert waiting.end(how) == ENDINGS[how][0], waiting.text
     finally:
         process.terminate()

@@ -120,7 +120,7 @@ def test_an_interrupt_ends_running_ranks_submits_no_more_and_says_how_to_go_on(t
     process = launcher(LOCAL, runs, "ok", "gate", "ok")
     pids = ranks_of(second_trial(runs))
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=30)[0]
+    output = process.communicate(timeout=600)[0]
     assert "the same command continues where sweep demo stopped" in output
     assert not any(psutil.pid_exists(pid) for pid in pids)
     records = Store(runs).sweep("demo").records
@@ -137,7 +137,7 @@ def open_gate(runs: Path) -> None:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output
     return output
 
@@ -186,7 +186,7 @@ from launcher.trials.lock import Locks
 import time
 locks = Locks(Path(sys.argv[1]))
 print(locks.take("a"), flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
     from launcher.trials.lock import Locks
 

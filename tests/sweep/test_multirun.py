@@ -16,7 +16,7 @@ TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", 
 def trireme(cwd: Path, *arguments: str, code: int = 0, path: Path | None = None) -> str:
     """Run the tool in ``cwd``; its standard output. Fails the test when the exit code is another."""
     env = os.environ | ({"PYTHONPATH": str(path)} if path else {})
-    done = subprocess.run([sys.executable, "-m", "launcher", *arguments], capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "launcher", *arguments], capture_output=True, text=True, cwd=cwd, env=env, timeout=600)
     assert done.returncode == code, done.stderr + done.stdout
     return done.stdout
 

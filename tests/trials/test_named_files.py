@@ -121,7 +121,7 @@ def test_a_folder_for_trials_that_cannot_be_made_is_refused_before_anything_star
 
 def test_hydras_own_folder_that_cannot_be_made_is_one_plain_error(place: Path) -> None:
     line = [sys.executable, "-m", "launcher", "train", "data=synthetic", "cluster.gpus_per_node=1", "hydra.run.dir=/dev/null"]
-    done = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: /dev/null cannot be used: File exists")
 
@@ -131,7 +131,7 @@ def test_output_that_cannot_be_written_is_one_plain_error(place: Path, command: 
     with open("/dev/full", "w") as full:
         environment = os.environ | {"PYTHONPATH": str(PROJECT)}
         done = subprocess.run(
-            [sys.executable, "-m", "launcher", *command], env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+            [sys.executable, "-m", "launcher", *command], env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600
         )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "No space left on device" in done.stderr and done.stderr.count("\n") == 1
