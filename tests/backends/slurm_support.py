@@ -18,7 +18,7 @@ from launcher.trials.store import Record
 from trainer.spec import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 PROJECT = Path(__file__).parents[2]
-CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2, code="image", start_timeout=120, visibility_s=1)
+CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2, code="image", start_timeout=600, visibility_s=1)
 
 
 def interpreter(folder: Path, module: str) -> str:
@@ -68,7 +68,7 @@ class Running(threading.Thread):
         self.records = self._run()
 
     def ended(self) -> list[Record]:
-        self.join(240)
+        self.join(600)
         assert not self.is_alive(), "the sweep goes on"
         return self.records
 

@@ -18,6 +18,7 @@ import pytest
 from launcher.backends import backend_for
 from launcher.backends.slurm import SlurmBackend
 from launcher.cli import status
+from launcher.trials import exclusion
 from tests.backends.conformance import Conformance, Ground, closing
 from tests.backends.slurm_support import CLUSTER, PROJECT, Running, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm import Cluster
@@ -25,6 +26,7 @@ from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until
 from trainer.health import bad_nodes
 from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import read_json
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +118,22 @@ def test_a_bad_node_is_used_again_when_all_nodes_are_asked_for(
     assert "attempt 1 uses n2 (at fault in attempt 0) again" in capsys.readouterr().err
 
 
-def test_a_job_that_waits_may_use_a_bad_node_again_after_a_while(slurm: Slurm, tmp_path: Path, bad_once: str) -> None:
+def test_a_job_that_waits_may_use_a_bad_node_again_after_a_while(
+    slurm: Slurm, tmp_path: Path, bad_once: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three nodes of three that are free: the second attempt, which leaves one out, could only start much later."""
+    exclusions, ahead = exclusion.exclusions, [0.0]
+    monkeypatch.setattr(exclusion, "exclusions", lambda history, seconds, now: exclusions(history, seconds, now + ahead[0]))
     slurm.breakable()
     other = ["sbatch", "--parsable", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 500"]
     job = subprocess.run(other, check=True, capture_output=True, text=True).stdout.strip()
-    until(lambda: ["RUNNING"] in [row[1:] for row in squeue("JobID", "State") if row[0] == job], 60)
+    until(lambda: ["RUNNING"] in [row[1:] for row in squeue("JobID", "State") if row[0] == job])
     try:
-        (record,) = run(tmp_path, trial(data=3, nodes=3, exclusive=True, python=bad_once, health_check=True, avoid_s=10.0))
+        sweep = Running(tmp_path, trial(data=3, nodes=3, exclusive=True, python=bad_once, health_check=True, avoid_s=86400.0))
+        until(lambda: ["n2"] in [(read_json(path) or {}).get("avoided") for path in tmp_path.glob("trials/*/trial.json")])
+        until(lambda: "PENDING" in [state for name, state in squeue("Name", "State") if name in submissions(tmp_path)])
+        ahead[0] = 86400.0
+        (record,) = sweep.ended()
     finally:
         subprocess.run(["scancel", job], check=True)
     assert record.status is Status.DONE, record.detail
@@ -176,7 +186,7 @@ def test_nodes_that_are_down_are_no_refusal(whole: Cluster, tmp_path: Path, pyth
     """``sbatch --test-only`` says of them what it says of nodes that do not exist; sbatch itself takes the job."""
     whole.output("scontrol", "update", "NodeName=n1,n2,n3,n4", "State=DRAIN", "Reason=test")
     sweep = Running(tmp_path, trial(python=python))
-    until(lambda: [state for name, state in squeue("Name", "State") if name in submissions(tmp_path)] == ["PENDING"], 60)
+    until(lambda: [state for name, state in squeue("Name", "State") if name in submissions(tmp_path)] == ["PENDING"])
     whole.output("scontrol", "update", "NodeName=n1,n2,n3,n4", "State=RESUME")
     (record,) = sweep.ended()
     assert record.status is Status.DONE
@@ -207,10 +217,10 @@ def test_a_limit_of_the_quality_of_service_is_told_and_waited_for(slurm: Slurm, 
     slurm.breakable()
     other = ["sbatch", "--parsable", "--qos=one", "--output=/dev/null", "--wrap=sleep 500"]
     job = subprocess.run(other, check=True, capture_output=True, text=True).stdout.strip()
-    until(lambda: ["RUNNING"] in [row[1:] for row in squeue("JobID", "State") if row[0] == job], 60)
+    until(lambda: ["RUNNING"] in [row[1:] for row in squeue("JobID", "State") if row[0] == job])
     sweep = Running(tmp_path, trial(python=interpreter(tmp_path, "tests.backends.played_trainer"), qos="one"))
-    (path,) = until(lambda: list(tmp_path.glob("trials/*/trial.json")), 60)
-    until(lambda: "waits: QOSMaxJobsPerUserLimit (a limit of cluster.qos" in path.read_text(), 60)
+    (path,) = until(lambda: list(tmp_path.glob("trials/*/trial.json")))
+    until(lambda: "waits: QOSMaxJobsPerUserLimit (a limit of cluster.qos" in path.read_text())
     subprocess.run(["scancel", job], check=True)
     (record,) = sweep.ended()
     assert record.status is Status.DONE
@@ -237,10 +247,12 @@ def test_a_drained_partition_is_named(slurm: Slurm, tmp_path: Path) -> None:
 def test_a_folder_of_trials_that_nodes_do_not_share_is_named(slurm: Slurm, tmp_path: Path, python: str) -> None:
     """A job whose script has gone by the time that it starts, as it would be for a node that does not see the folder."""
     slurm.breakable()
-    sweep = Running(tmp_path, trial(python=python, extra=["--begin=now+4"]))
-    (script,) = until(lambda: list(tmp_path.glob("trials/*/logs/*.submitted.txt")), 60)
-    until(lambda: submissions(tmp_path), 60)
+    sweep = Running(tmp_path, trial(python=python, extra=["--begin=now+3600"]))
+    (script,) = until(lambda: list(tmp_path.glob("trials/*/logs/*.submitted.txt")))
+    (name,) = until(lambda: submissions(tmp_path))
     script.unlink()
+    for job in [job for job, found in squeue("JobID", "Name") if found == name]:
+        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
     (record,) = sweep.ended()
     assert (record.status, record.reason) == (Status.FAILED, Reason.CANNOT_START) and "sweep.dir" in record.detail
 
@@ -314,7 +326,7 @@ def test_secrets_by_reference_reach_the_ranks_and_stand_in_no_file(slurm: Slurm,
     (log,) = (tmp_path / "here").glob("runs/trials/*/logs/attempt0.rank0.log")
     assert hashlib.sha256(b"planted-one planted-two").hexdigest() in log.read_text()
     in_mlflow = tmp_path / "here/runs/mlflow.db"
-    until(lambda: in_mlflow.exists() and in_mlflow in _holders(in_mlflow.parent, log.parents[1].name), 120)
+    until(lambda: in_mlflow.exists() and in_mlflow in _holders(in_mlflow.parent, log.parents[1].name))
     assert _holders(tmp_path / "here", "planted-one", "planted-two") == []
     assert "planted" not in done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from launcher.sweep.oneoff import run_job
 from launcher.trials.job import JobState
 from tests.backends.slurm_support import CLUSTER, squeue
 from tests.clusters.slurm.fixture import Slurm
+from tests.sweep.support import until
 
 
 def test_two_nodes_are_measured_with_the_network_between_them(slurm: Slurm, tmp_path: Path) -> None:
@@ -40,5 +41,5 @@ def test_an_interrupted_probe_leaves_the_queue(slurm: Slurm, tmp_path: Path) -> 
 
     with pytest.raises(KeyboardInterrupt):
         run_job(doctor.asked(config), "doctor", interrupt)
-    assert {state for (state,) in squeue("State")} <= {"CANCELLED", "COMPLETED", "FAILED"}
+    until(lambda: not {"PENDING", "RUNNING", "COMPLETING"} & {state for (state,) in squeue("State")})
     assert list(tmp_path.iterdir()) == []

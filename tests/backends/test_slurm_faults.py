@@ -42,10 +42,10 @@ def test_a_training_that_was_put_back_into_the_queue_goes_on_under_another_layou
     first = trial(steps=STEPS, every=EVERY, python=python, env={"SLOW_ATTEMPTS": "0 1"}, exclusive=True)
     directory = tmp_path / "trials" / trial_id(first)
     sweep = Running(tmp_path, first)
-    until(lambda: list(directory.glob("checkpoints/step-*")), 120)
-    handle = until(lambda: (read_json(directory / "trial.json") or {}).get("handle"), 60)
+    until(lambda: list(directory.glob("checkpoints/step-*")))
+    handle = until(lambda: (read_json(directory / "trial.json") or {}).get("handle"))
     subprocess.run(["scontrol", "requeue", handle["job_id"]], check=True)
-    until(lambda: list(directory.glob("checkpoints/step-*-start-1")), 120)
+    until(lambda: list(directory.glob("checkpoints/step-*-start-1")))
     Store(tmp_path).ask_to_stop(Store(tmp_path).load(directory.name))
     (stopped,) = sweep.ended()
     assert stopped.status is Status.STOPPED and stopped.attempt > 0
@@ -90,8 +90,8 @@ def trials(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, python: str) 
 def _nodes_after_some_steps(runs: Path, config: Config) -> list[str]:
     """Where a trial runs, once it has saved a checkpoint."""
     directory = runs / "trials" / trial_id(config)
-    until(lambda: list(directory.glob("checkpoints/step-*")), 120)
-    return until(lambda: (read_json(directory / "trial.json") or {}).get("nodes"), 60)
+    until(lambda: list(directory.glob("checkpoints/step-*")))
+    return until(lambda: (read_json(directory / "trial.json") or {}).get("nodes"))
 
 
 def metrics(record: Record) -> list[dict[str, Any]]:

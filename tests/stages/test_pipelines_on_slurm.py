@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.backends.slurm_support import squeue, submissions
 from tests.backends.test_slurm_containers import INSIDE, image, mounts, packed, root
 from tests.clusters.slurm.fixture import Slurm
 from tests.stages.conftest import GRAPH, attempts, kill_many, write
+from tests.sweep.support import until
 from trainer.spec.artifacts import read_artifact
 
 __all__ = ["image", "mounts", "packed", "root"]
@@ -41,18 +44,34 @@ def jobs(said: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, str]]]:
 
 
 def wait_for_artifacts(said: dict[str, dict[str, Any]]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while any(read_artifact(Path(stage["folder"])) is None for stage in said.values()):
         assert time.monotonic() < deadline, squeue("Name", "State", "Reason")
         time.sleep(0.2)
 
 
+@contextmanager
+def busy(slurm: Slurm) -> Iterator[None]:
+    """Nothing begins meanwhile: a job that has ended is no dependency any more. All nodes of our own cluster are taken."""
+    if slurm.cluster is None:
+        yield
+        return
+    command = ["sbatch", "--parsable", f"--nodes={slurm.cluster.settings.nodes}", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
+    job = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    until(lambda: [job, "RUNNING"] in squeue("JobID", "State"))
+    try:
+        yield
+    finally:
+        subprocess.run(["scancel", job], check=True)
+
+
 def test_the_whole_graph_is_submitted_at_once_and_runs_without_a_launcher(
     slurm: Slurm, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = run(capsys, "sweep.follow=false")
-    assert {stage["status"] for stage in said.values()} == {"submitted"}
-    queued = jobs(said)
+    with busy(slurm):
+        said = run(capsys, "sweep.follow=false")
+        assert {stage["status"] for stage in said.values()} == {"submitted"}
+        queued = jobs(said)
     ids = {name: rows[0]["ArrayJobId"] for name, rows in queued.items()}
     waits = {name: sorted(re.findall(r"afterok:(\d+)", rows[0]["Dependency"])) for name, rows in queued.items()}
     assert waits["text"] == [ids["hf"]] and waits["hf"] == [ids["base"]] and waits["score"] == sorted([ids["data"], ids["base"]])

@@ -136,8 +136,8 @@ SlurmctldPort={settings.port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# a requeued job waits for its old credential to expire: 120 s by default, 5 s at least
-AuthInfo=socket={settings.run("munge.sock")},cred_expire=5
+# a requeued job waits for its old credential to expire: 120 s by default, 5 s at least; a launch that takes longer is refused
+AuthInfo=socket={settings.run("munge.sock")},cred_expire=10
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool/%n
 SlurmctldPidFile={settings.run("slurmctld-own.pid")}
@@ -163,11 +163,13 @@ MaxArraySize={settings.max_array_size}
 MaxJobCount=20000
 Include {directory}/etc/{FIRST_JOB}
 DebugFlags=NO_CONF_HASH
-SlurmdTimeout=10
+SlurmdTimeout=20
 SlurmctldTimeout=10
 MessageTimeout=20
 BatchStartTimeout=20
 KillWait=2
+# tests ask the queue about jobs that have ended
+MinJobAge=3600
 InactiveLimit=0
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=1,bf_resolution=1,preempt_youngest_first
