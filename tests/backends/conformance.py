@@ -36,6 +36,7 @@ from launcher.search.serving import serving_problem
 from launcher.sweep.search import search
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import decide
+from tests.clusters.slurm.process import rest
 from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status, TrainConfig, resolve, save
 from trainer.spec.files import read_json
 from trainer.spec.records import PERCENTILES, failures_in
@@ -75,10 +76,10 @@ class Ground:
         return self.backend.submit([self.backend.render(job) for job in jobs])
 
     def until(self, job: Job, handle: Handle, wanted: Callable[[JobState], bool], backend: Backend | None = None) -> JobState:
-        deadline = time.monotonic() + self.patience
+        begin = time.monotonic()
         while not wanted(state := (backend or self.backend).poll([handle])[0]):
-            assert time.monotonic() < deadline, f"still {state}\n{self.log(job, handle)}"
-            time.sleep(0.05)
+            assert time.monotonic() < begin + self.patience, f"still {state}\n{self.log(job, handle)}"
+            rest(begin)
         return state
 
     def end(self, job: Job, handle: Handle) -> JobState:

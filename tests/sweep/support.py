@@ -65,10 +65,10 @@ def starts(record: Record) -> list[int]:
 
 def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
     """Wait for something that is bound to happen; its value. The limit is far more than it takes on a busy machine."""
-    deadline = time.monotonic() + seconds
+    begin = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
+        assert time.monotonic() < begin + seconds, "it never happened"
+        time.sleep(min(0.5, max(0.02, (time.monotonic() - begin) / 20)))  # a look may cost a process
     return value
 
 

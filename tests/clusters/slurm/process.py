@@ -15,11 +15,16 @@ MARK = "TRIREME_TEST_CLUSTER"
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 300.0) -> None:
     """Until ``condition`` holds; ``TimeoutError`` that names ``what`` after ``seconds``, far more than it takes on a busy machine."""
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
     while not condition():
-        if time.monotonic() > end:
+        if time.monotonic() > begin + seconds:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
-        time.sleep(0.05)
+        rest(begin)
+
+
+def rest(begin: float) -> None:
+    """Between two looks at what has been waited for since ``begin``: a look may cost a process or a handshake, so they become rarer."""
+    time.sleep(min(0.5, max(0.05, (time.monotonic() - begin) / 20)))
 
 
 def succeeds(command: Sequence[str], env: dict[str, str]) -> bool:
