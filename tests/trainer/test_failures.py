@@ -122,7 +122,7 @@ def test_a_killed_rank_ends_its_peers_soon_and_they_name_the_collective(farm: Fa
 def test_a_rank_that_hangs_ends_the_run_after_the_timeout(farm: Farm) -> None:
     out = farm.folder()
     path = out / "config.yaml"
-    farm.write(path, small(steps=100000, data=2, run={"timeout_s": 3.0}))
+    farm.write(path, small(steps=100000, data=2, run={"timeout_s": 6.0}))
     started = farm.start(path, 2, out)
     wait_for_steps(out, 2)
     os.kill(started["pids"][1], signal.SIGSTOP)

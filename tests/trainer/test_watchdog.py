@@ -50,7 +50,7 @@ def play(env: RankEnv, folder: Path, what: str, victim: int, config: dict[str, A
     if silent:
         start = Group._start
         Group._start = lambda self, *a: _silenced(start(self, *a))  # type: ignore[method-assign,assignment,misc]
-        watchdog.SILENCE_S = 4.0
+        watchdog.SILENCE_S = 8.0
         begin = watchdog.Watchdog.__init__
         watchdog.Watchdog.__init__ = lambda self, *a: begin(self, *a[:4], False, *a[5:])  # type: ignore[method-assign,assignment,misc]
     queue = Engine.queue
@@ -86,12 +86,12 @@ def _silenced(pending: Any) -> Any:
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_rank_that_hangs_outside_of_any_collective_says_where(farm: Farm, silent: bool) -> None:
-    config = small(steps=100, data=2, pipeline=2, run={"timeout_s": 3.0})
+    config = small(steps=100, data=2, pipeline=2, run={"timeout_s": 6.0})
     run = played(farm, 4, what="hangs", victim=3, config=config, silent=silent)
     assert set(run.codes.values()) == {1}, run.logs
     assert run.failure(3)["reason"] == "node"
     assert "rank 3 waits in no collective: it was at wait_here_for_ever (test_watchdog.py" in run.failure(3)["message"]
-    assert " over " in run.failure(0)["collective"] and "has not completed within 3 s" in run.failure(0)["message"]
+    assert " over " in run.failure(0)["collective"] and "has not completed within 6 s" in run.failure(0)["message"]
     assert run.result["reason"] == "node" and run.result["message"].startswith("rank 3: "), "the cause is the run's reason"
 
 
@@ -101,7 +101,7 @@ def test_a_lost_rank_is_named_where_collectives_do_not_raise(farm: Farm) -> None
     assert run.codes == {0: 1, 1: 1, 2: -9, 3: 1}, run.logs
     for rank in (0, 1, 3):
         assert run.failure(rank)["reason"] == "communication"
-        assert "rank 2 has said nothing for 4 s" in run.failure(rank)["message"]
+        assert "rank 2 has said nothing for 8 s" in run.failure(rank)["message"]
     assert run.result["reason"] == "communication"
 
 
