@@ -24,6 +24,7 @@ RUNS = {
         'cluster.srun_args=["--mpi=none"]', "cluster.gpus_per_node=4",
     ],
     "what another recipe says": ["recipe=gpt3_20b", "cluster=kubernetes", "cluster.container.image=a:1", "cluster.node_selector.gpu=a100"],
+    "a tuning": ["model=llama_tiny", "data=synthetic", "tune.method=lora", "tune.rank=4", "tune.targets=[qkv]", "cluster.gpus_per_node=4"],
     "a device without a name": ["hardware=h100", "cluster.hardware.memory_gb=40", "cluster.nodes=2", "data=synthetic"],
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from trainer.checkpoint.manifest import FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.checkpoint.tuned import open_reader
+from trainer.convert import export_gguf, import_weights
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
@@ -79,6 +80,18 @@ def test_merged_weights_compute_what_the_added_ones_compute(farm: Farm, base: Pa
     plain.load_state_dict({name: found[name] for name in plain.state_dict()})
     assert float((plain(tokens) - with_product(tokens)).detach().abs().max()) > 1e-3
     torch.testing.assert_close(merged(tokens), with_product(tokens), rtol=1e-12, atol=1e-12)
+
+
+def test_a_file_of_a_tuned_model_holds_its_merged_weights(farm: Farm, base: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="GGUF files are not tested: pip install -e '.[gguf]'")
+    run(farm, tmp_path / "tuned", 4, TUNES["lora"] | {"base": str(base)}, tensor=2).checked()
+    export_gguf(tmp_path / "tuned", tmp_path / "m.gguf")
+    import_weights(tmp_path / "m.gguf", tmp_path / "read")
+    before, after, read = (weights(opened(folder)) for folder in (base, tmp_path / "tuned", tmp_path / "read"))
+    assert read.keys() == after.keys()
+    for name, values in after.items():
+        torch.testing.assert_close(read[name], values, rtol=2**-10, atol=1e-7, msg=name)  # matrices are written in float16
+    assert any((read[name] - values).abs().max() > 1e-3 for name, values in before.items())
 
 
 def _applied(model: Transformer, found: dict[str, torch.Tensor]) -> Transformer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ from tuning.test_checkpoints import opened, weights
 
 from tests.small_runs import small
 from trainer.generate.generate import PromptRequest, generate
-from trainer.generate.ranks import alone
+from trainer.generate.ranks import alone, world_of
 from trainer.generate.session import Session
 from trainer.generate.weights import open_weights
+from trainer.launch.rank_env import RankEnv
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.spec import ConfigError, DataConfig, LayoutConfig, RunConfig, TrainConfig, from_dict, resolve
 from trainer.testing import Farm
 
 VIRTUAL = {"virtual_tokens": 3, "tasks": 2}
 TUNES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lora": ({"family": "llama", "kv_heads": 2}, {"method": "lora", "rank": 4}),
     "adapter": ({"family": "llama", "kv_heads": 2}, {"method": "adapter", "rank": 4}),
     "prompt": ({}, {"method": "prompt"} | VIRTUAL),
     "p_tuning": ({"family": "llama", "kv_heads": 2}, {"method": "p_tuning", "encoder": 8} | VIRTUAL),
@@ -40,7 +43,34 @@ def tuned(farm: Farm, folder: Path, method: str) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("method", TUNES)
+def told(env: RankEnv, out: Path, folder: str, layouts: list[dict[str, int]]) -> None:
+    """What a tuned model says under each layout, of its last task."""
+    run = RunConfig(task="generate", steps=1, warmup_steps=0, global_batch=4, precision="fp64")
+    found, answers = open_weights(Path(folder)), []
+    first = TrainConfig(run=run, data=DataConfig(kind="synthetic"), layout=LayoutConfig(data=env.world_size))
+    with world_of(resolve(first, env.world_size), env) as world:
+        for layout in layouts:
+            config = resolve(TrainConfig(model=found.model, run=run, layout=LayoutConfig(**layout), data=first.data), env.world_size)
+            session = Session(config, world, found.load, found.tune, found.tune.tasks - 1)
+            made = generate(session, [PromptRequest(n, prompt, 5) for n, prompt in enumerate(PROMPTS)])
+            answers.append([(completion.tokens, completion.log_probabilities) for completion in made])
+    if env.rank == 0:
+        (out / "answers.json").write_text(json.dumps(answers))
+
+
+@pytest.mark.parametrize("method", ["lora", "p_tuning"])
+def test_tuned_text_is_the_same_under_every_layout(farm: Farm, tmp_path: Path, method: str) -> None:
+    """Of one that is merged, and of one that is not."""
+    tuned(farm, tmp_path, method)
+    folder, layouts = str(tmp_path / "tuned"), [{"tensor": 2}, {"pipeline": 2}, {"data": 2}]
+    alone, spread = (farm.call(told, ranks, folder=folder, layouts=asked) for ranks, asked in ((1, [{}]), (2, layouts)))
+    ((expected,), answers) = (json.loads((done.directory / "answers.json").read_text()) for done in (alone, spread))
+    for made in answers:
+        for (tokens, likelihoods), (same, close) in zip(made, expected, strict=True):
+            assert tokens == same and likelihoods == pytest.approx(close, abs=1e-9)
+
+
+@pytest.mark.parametrize("method", [name for name in TUNES if name != "lora"])
 def test_tuned_text_is_that_of_the_whole_forward_token_by_token(farm: Farm, tmp_path: Path, method: str) -> None:
     config = resolve(from_dict(TrainConfig, tuned(farm, tmp_path, method)), 1)
     plain, task = Transformer(config.model).double(), config.tune.tasks - 1
