@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trainer.generate.cache import COLUMNS
 from trainer.spec.records import PERCENTILES, read_steps
 from trainer.testing import Farm, Finished
 
@@ -34,8 +35,8 @@ def test_percentiles_are_those_of_the_requests_after_the_warm_up(farm: Farm, req
 
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}, {"data": 2}])
 def test_keys_and_values_are_counted_on_every_layout(farm: Farm, layout: dict[str, int]) -> None:
-    """Two requests of a replica: 4 bytes x keys and values x what a rank has of 2 blocks x 16 x (5 + 6 - 1 tokens read)."""
-    whole = 2 * 4 * 2 * 2 * 16 * 10
+    """Two requests of a replica: 4 bytes x keys and values x what a rank has of 2 blocks x 16 x the columns for 5 + 6 - 1 tokens read."""
+    whole = 2 * 4 * 2 * 2 * 16 * COLUMNS
     result = measured(farm, {"mode": "static"}, **layout).checked().result
     shared = layout.get("tensor", 1) * layout.get("pipeline", 1)
     assert result["memory"]["keys and values"] == whole / shared

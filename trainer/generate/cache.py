@@ -21,46 +21,59 @@ from trainer.models.transformer import Head, Loss
 from trainer.models.tuned import Prompts
 from trainer.tensor.placed import place_embeddings
 
+COLUMNS = 32
+"""Columns by which a memory grows: what it holds is copied once in so many tokens."""
+
 
 @dataclass
 class Memory:
-    """What some rows have read. ``padding`` [b] counts the padding on the left of each row; keys and values [b, g, S, d] of every block
-    of this rank, by the block's number here."""
+    """What some rows have read. ``padding`` [b] counts the padding on the left of each row; keys and values [b, g, C, d] of every block
+    of this rank, by the block's number here: C columns are reserved, ``COLUMNS`` at a time, of which ``read`` are in use."""
 
     padding: Tensor
     read: int = 0  # columns, padding among them
     new: int = 0
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
+    hidden: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values."""
+        """Bytes of all keys and values, and of what is reserved for them."""
         return sum(tensor.nbytes for held in (self.keys, self.values) for tensor in held.values())
+
+    def expect(self, new: int) -> None:
+        """``new`` tokens are read next. Which columns they must not see, ``hidden`` [b, s, S], is the same in all blocks: what comes later,
+        and padding."""
+        self.new = new
+        query = torch.arange(self.read, self.read + new, device=self.padding.device)
+        key = torch.arange(self.read + new, device=self.padding.device)
+        self.hidden = (key > query[:, None]) | (key < self.padding[:, None, None])
 
     def positions(self) -> Tensor:
         """Position of each new token in its own row, [s, b]; of padding 0."""
         columns = torch.arange(self.read, self.read + self.new, device=self.padding.device)
         return (columns[:, None] - self.padding).clamp(min=0)
 
-    def hidden(self) -> Tensor:
-        """Which columns a new token must not see, [b, s, S]: what comes later, and padding."""
-        query = torch.arange(self.read, self.read + self.new, device=self.padding.device)
-        key = torch.arange(self.read + self.new, device=self.padding.device)
-        return (key > query[:, None]) | (key < self.padding[:, None, None])
-
     def append(self, block: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of a block, with those of the new tokens."""
-        if block in self.keys:
-            key, value = torch.cat((self.keys[block], key), dim=2), torch.cat((self.values[block], value), dim=2)
-        self.keys[block], self.values[block] = key, value
-        return key, value
+        """All keys and values [b, g, S, d] of a block, with those of the new tokens."""
+        return self._append(self.keys, block, key), self._append(self.values, block, value)
+
+    def _append(self, held: dict[int, Tensor], block: int, new: Tensor) -> Tensor:
+        end = self.read + self.new
+        if block not in held or held[block].shape[2] < end:
+            larger = new.new_empty(*new.shape[:2], -(-end // COLUMNS) * COLUMNS, new.shape[3])
+            if block in held:
+                larger[:, :, : self.read] = held[block][:, :, : self.read]
+            held[block] = larger
+        held[block][:, :, self.read : end] = new
+        return held[block][:, :, :end]
 
     def keep(self, rows: Tensor) -> Memory:
         """Only some of the rows, by index, without the columns that are padding in all of them."""
         padding = self.padding[rows]
         spare = int(padding.min()) if len(rows) else 0
-        keys, values = ({i: t[rows, :, spare:] for i, t in held.items()} for held in (self.keys, self.values))
+        keys, values = ({i: t[rows, :, spare : self.read] for i, t in held.items()} for held in (self.keys, self.values))
         return Memory(padding - spare, self.read - spare, keys=keys, values=values)
 
     def joined(self, other: Memory) -> Memory:
@@ -72,7 +85,7 @@ class Memory:
 
     def _widened(self, read: int) -> Memory:
         more = read - self.read
-        keys, values = ({i: F.pad(t, (0, 0, more, 0)) for i, t in held.items()} for held in (self.keys, self.values))
+        keys, values = ({i: F.pad(t[:, :, : self.read], (0, 0, more, 0)) for i, t in held.items()} for held in (self.keys, self.values))
         return Memory(self.padding + more, read, keys=keys, values=values)
 
 
@@ -98,7 +111,7 @@ class CachedCore(nn.Module):
         scores = query @ keys.unsqueeze(2).transpose(-1, -2) / math.sqrt(query.shape[-1])
         if self.alibi is not None:
             scores = scores + self._bias(scores, self.alibi.slopes)
-        hidden = self.reading.memory.hidden()[:, None, None]
+        hidden = self.reading.memory.hidden[:, None, None]
         weights = torch.softmax(scores.masked_fill(hidden, torch.finfo(scores.dtype).min), dim=-1)
         return (weights @ values.unsqueeze(2)).flatten(1, 2).permute(2, 0, 1, 3).flatten(2)
 

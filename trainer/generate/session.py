@@ -106,7 +106,8 @@ class Session:
 
     def _forward(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
         rows = torch.tensor(tokens, device=self.world.device)
-        self.reading.memory, memory.new = memory, rows.shape[1]
+        self.reading.memory = memory
+        memory.expect(rows.shape[1])
         logits = self._through(rows)
         memory.read += memory.new
         return logits
