@@ -15,6 +15,8 @@ from trainer.spec.stages import TRAININGS
 
 UNSAID = ("sweep", "search", "tracking", "hydra", "dry_run", "expect")
 """Sections whose keys cannot set one trial apart from another."""
+LAYOUT = ("layout", "serving")
+"""Sections whose keys the words of the layout say; what else of them sets trials apart is added where labels are alike."""
 LONGEST = 40
 """Characters of a value in a label."""
 
@@ -33,7 +35,7 @@ def trial_labels(records: Iterable[Record]) -> dict[str, str]:
     differing = _differing(list(given.values()))
     labels = {}
     for name in trials:
-        keys = [key for key in given[name] if key in differing and not (name in layouts and _section(key) == "layout")]
+        keys = [key for key in given[name] if key in differing and not (name in layouts and _section(key) in LAYOUT)]
         if trials[name].stage:
             labels[name] = trials[name].stage
             continue

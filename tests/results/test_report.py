@@ -275,6 +275,9 @@ def test_browser_draws_the_page_from_disk_without_a_request(tmp_path: Path, page
     assert (background == "rgb(20, 23, 29)") is dark
     rows = page.evaluate("[...document.querySelectorAll('#ranking tbody tr')].map(r => r.innerText)")
     assert len(rows) == len(sweep.records)
+    page.resize(390, 844)  # a phone
+    wide = "[document.documentElement, document.querySelector('#ranking .wide')].every(e => e.scrollWidth <= e.clientWidth)"
+    assert page.evaluate(wide), "nothing of the ranking is out of sight on a phone"
 
 
 def test_losses_of_a_diverged_trial_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_a_pipe_gets_every_column_and_each_row_in_one_line(
     ([("model=gpt_tiny", "optimizer.lr=0.1"), ("model=gpt_tiny", "optimizer.lr=0.2")], "optimizer.lr=0.2"),
     ([("model=gpt_tiny",), ("model=gpt_mini",)], "model=gpt_mini"),
     ([(), ("+run.seed=1",)], "run.seed=1"),
+    ([("serving.tensor=[1]", "run.seed=1"), ("serving.tensor=[2]", "run.seed=2")], "run.seed=2"),  # the layout says it
     ([("data.path=/a/" + 60 * "b" + "/1",), ("data.path=/a/" + 60 * "b" + "/2",)], "data.path=/a/bbbbbbbbbbbbbbbbb…bbbbbbbbbbbbbbbbb/2"),
     ([("run.seed=1", "sweep.name=a"), ("run.seed=1", "sweep.name=b")], "t2 p2 d1 mb1 1f1b run.seed=2"),  # composed from other files
 ])  # fmt: skip
