@@ -28,7 +28,7 @@ from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
 from trainer.engine import Engine, QueuedStep, StepResult
 from trainer.launch.failure import NonFinite, record_failure
-from trainer.launch.rank_env import RankEnv, device_index
+from trainer.launch.rank_env import RankEnv, device_index, prepare_repeatable
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
@@ -50,6 +50,8 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     stop_flag = StopFlag()
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
+    if config.run.deterministic:
+        compute_repeatably(config.run.seed)
     text = text_model(config.model, config.tune)
     dataset = open_dataset(config.data, text, config.run.seed)
     if (held_out := open_held_out(config.data, text) if config.run.eval_every else None) is not None:
@@ -63,6 +65,17 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     status = run.run()
     world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
     return status
+
+
+def compute_repeatably(seed: int) -> None:
+    """Operations in one order only: one that has no such form ends the run by its name. Before the device is used."""
+    from torch._inductor import config as compiler  # takes a second to import
+
+    prepare_repeatable(os.environ)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads what it has not written
+    compiler.deterministic = True  # no kernel is chosen by its time
+    torch.manual_seed(seed)
 
 
 def check_same(name: str, world: World) -> None:

@@ -34,6 +34,23 @@ def prepare_devices(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(name, value)
 
 
+REPEATABLE_ENVIRONMENT = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # one of the two with which products repeat
+    "NCCL_ALGO": "Ring",  # sums in one order, whatever sizes and tuning say
+    "NCCL_PROTO": "Simple",
+    "NCCL_NVLS_ENABLE": "0",  # no sums in switches
+    "NCCL_COLLNET_ENABLE": "0",
+}
+"""What ``run.deterministic`` adds before the device is used (torch's notes on reproducibility; torchtitan's settings of NCCL)."""
+
+
+def prepare_repeatable(environment: MutableMapping[str, str]) -> None:
+    """Set what makes libraries compute the same bits again. ``ConfigError`` if the user's own setting forbids that."""
+    for name, value in REPEATABLE_ENVIRONMENT.items():
+        if environment.setdefault(name, value) != value and (name, environment[name]) != ("CUBLAS_WORKSPACE_CONFIG", ":16:8"):
+            raise ConfigError(f"run.deterministic=true needs {name}={value}, and the environment has {environment[name]}; unset it")
+
+
 def device_index(local_rank: int, found: int, environment: Mapping[str, str]) -> int:
     """The CUDA device of a rank that sees ``found`` of them. ``ConfigError`` if there is none for it.
 

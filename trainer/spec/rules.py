@@ -92,6 +92,8 @@ def check(config: TrainConfig, world_size: int) -> None:
     check_tasks(config)
     if config.command is not None and config.tune.method != "full":
         raise ConfigError(f"tune.method={config.tune.method} is that of our own trainer; leave it out for trainer={config.command.trainer}")
+    if config.command is not None and config.run.deterministic:
+        raise ConfigError(f"run.deterministic=true is for our own trainer; leave it out for trainer={config.command.trainer}")
     if config.run.warmup_steps >= config.run.steps:
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
