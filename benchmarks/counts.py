@@ -231,28 +231,30 @@ def drawn(engine: Engine, replica: int) -> Iterator[int]:
 
 def of_compiled_block() -> list[Row]:
     """Graphs of two blocks, and the kernels of one in forward and backward of one micro-batch, in the code that the compiler writes."""
-    found: list[tuple[int, int]] = []
-    for ours in (False, True):
-        kernels = []
+    graphs, kernels = [], []
+    for make in (plain_compiled, ours_compiled):
         torch.compiler.reset()
         counters.clear()
-        for layers in (1, 2):
-            compute, config = None, configured(SMALL | {"layers": layers}, compile=True)
-            if ours:
-                engine = engine_of(config)
-                batch = engine.batch_of(engine.dataset, 0)
-                compute = partial(engine._gradients, batch)
-            else:
-                model, compute = plain_parts(config)
-                compile_blocks(model.blocks, True, False, torch.device("cpu"))
-            compute()
-            kernels.append(kernels_of(compute))
-        found.append((counters["stats"]["unique_graphs"], (kernels[1] - kernels[0]) // 2))
-    return [Row("graphs of all blocks", *(graphs for graphs, _ in found)), Row("kernels of a block, compiled", *(n for _, n in found))]
+        one, two = (kernels_of(make(configured(SMALL | {"layers": layers}, compile=True))) for layers in (1, 2))
+        graphs.append(counters["stats"]["unique_graphs"])
+        kernels.append((two - one) // 2)
+    return [Row("graphs of all blocks", graphs[0], graphs[1]), Row("kernels of a block (gpt), compiled", kernels[0], kernels[1])]
+
+
+def plain_compiled(config: ResolvedTrainConfig) -> Callable[[], Any]:
+    model, gradients = plain_parts(config)
+    compile_blocks(model.blocks, True, False, torch.device("cpu"))
+    return gradients
+
+
+def ours_compiled(config: ResolvedTrainConfig) -> Callable[[], Any]:
+    engine = engine_of(config)
+    return partial(engine._gradients, engine.batch_of(engine.dataset, 0))
 
 
 def kernels_of(compute: Callable[[], Any]) -> int:
-    """Kernels that ran: compiled ones, and operations that have no other one inside."""
+    """Kernels that run, once all is compiled: compiled ones, and operations that have no other one inside."""
+    compute()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         compute()
     return sum(_kernels(event) for event in seen.events() if event.cpu_parent is None)

@@ -22,7 +22,7 @@ TRAINER = {
     "models": ("spec",),
     "comm": ("spec", "launch"),
     "state": ("spec", "comm", "models"),
-    "tensor": ("comm", "models", "state"),
+    "tensor": ("spec", "comm", "models", "state"),
     "measure": ("spec", "launch", "comm"),
     "pipeline": ("spec", "comm", "models", "state", "tensor", "measure"),
     "checkpoint": ("spec", "launch", "comm", "state"),

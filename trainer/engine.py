@@ -26,7 +26,7 @@ from trainer.pipeline.compile import compile_blocks
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
-from trainer.spec import LOSS_CHUNK_MB, ConfigError, Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches
+from trainer.spec import LOSS_CHUNK_MB, ConfigError, Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches, vocabulary_rows
 from trainer.spec.flops import recomputed_flops
 from trainer.spec.tuning import PROMPTS
 from trainer.state.bucket import Common, Precision
@@ -316,7 +316,7 @@ class Engine:
 
     def _vocabulary_width(self) -> int:
         """Columns of this tensor rank's logits that are not padding."""
-        local = -(-self.config.model.vocab // self.groups.tensor.size)
+        local = vocabulary_rows(self.config.model.vocab, self.groups.tensor.size)
         return max(0, min(local, self.config.model.vocab - local * self.groups.tensor.index))
 
     def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> tuple[float, Tensor]:

@@ -30,7 +30,7 @@ from trainer.spec.schema import (
     TuneConfig,
     field_docs,
 )
-from trainer.spec.shards import Bucket, Factors, Level, Piece, Slot, plan_buckets
+from trainer.spec.shards import Bucket, Factors, Level, Piece, Slot, plan_buckets, vocabulary_rows
 from trainer.spec.simulate import Deadlock, Span, Times, idle_fraction, makespan, simulate
 
 __all__ = [
@@ -84,5 +84,6 @@ __all__ = [
     "save",
     "simulate",
     "to_dict",
+    "vocabulary_rows",
     "world_size_of",
 ]

@@ -54,8 +54,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Run fewer ranks per node, ask for more memory (cluster.mem_gb under Slurm), or use a smaller vocabulary or model.",
     ),
     Reason.COMMUNICATION: (
-        "A collective failed or did not complete in time, and no rank knew a better reason.",
-        "Look at the network and at the logs of the ranks named; raise run.timeout_s if steps are that long.",
+        "A collective failed or did not complete in time, and no rank knew a better reason: a rank died (no word from it for 15 s), hangs "
+        "(it waits in no collective, and says where its program was), or computes more slowly than run.timeout_s allows.",
+        "Look at the ranks that the detail names, first at those that wait in no collective; then at the network. Raise run.timeout_s if "
+        "steps are that long.",
     ),
     Reason.NODE: (
         "A node died, was drained, or lost its network; or the job is no longer known.",

@@ -25,11 +25,22 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.spec.schema import LayoutConfig
 
 ALIGNMENT = 64
 """Elements to whose multiple each parameter's start and each shard's length is rounded up (256 bytes in fp32)."""
+WHOLE_TILES = 128
+"""Rows of a vocabulary that fill the tiles of a GPU's matrix units (Megatron-LM's --make-vocab-size-divisible-by)."""
+
+
+def vocabulary_rows(vocab: Any, tensor: Any) -> Any:
+    """Rows of embedding and head on each of ``tensor`` ranks, numbers or arrays: padded to whole tiles, unless that adds more than an
+    eighth."""
+    rows = -(-vocab // tensor)
+    padding = -rows % WHOLE_TILES
+    return rows + padding * (8 * padding <= rows)
 
 
 @dataclass(frozen=True, slots=True)

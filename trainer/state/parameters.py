@@ -1,7 +1,7 @@
 """One record per parameter, which drives initial weights, gradient sums, the norm, sharding and checkpoints.
 
 A parameter has a *global* name and shape that no layout changes (``blocks.3.attention.qkv.weight``). A rank holds a box of it,
-its *region*. The local tensor may be larger than its region: a vocabulary that is not divisible by the tensor ranks is padded at
+its *region*. The local tensor may be larger than its region: a vocabulary (``vocabulary_rows``) is padded at
 the end of dimension 0 with rows that stay zero. Data-parallel sharding is not described here: it divides the flattened local
 tensor (``Owned``).
 

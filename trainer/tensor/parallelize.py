@@ -14,6 +14,7 @@ from trainer.models.attention import AttentionCore
 from trainer.models.layers import Dropout, Linear, Part, PositionEmbedding
 from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
+from trainer.spec import vocabulary_rows
 from trainer.state.parameters import Member, ParameterRecord
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.layers import ColumnLinear, Gradients, LowRank, Region, RowLinear, ShardedPositionEmbedding, VocabularyEmbedding
@@ -127,7 +128,8 @@ class Parallelizer:
         group = self.region.group
         box, local, partial = [(0, n) for n in shape], list(shape), set()
         if dimension is not None:
-            width = math.ceil(shape[dimension] / group.size)
+            vocabulary = name in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
+            width = vocabulary_rows(shape[0], group.size) if vocabulary else math.ceil(shape[dimension] / group.size)
             start = min(width * group.index, shape[dimension])
             box[dimension], local[dimension] = (start, min(start + width, shape[dimension])), width
         elif group.size > 1 and (self.region.sequence_sharded or (isinstance(part, LowRankLinear) and key in ("lora_a", "lora_b"))):

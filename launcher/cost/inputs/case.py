@@ -16,6 +16,7 @@ from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import BYTES, Device
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array, Shape
+from trainer.spec import vocabulary_rows
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 
@@ -40,6 +41,13 @@ class Case:
     @cached_property
     def tensor(self) -> np.ndarray:
         return self.field("tensor")
+
+    @cached_property
+    def vocabulary(self) -> Array:
+        """Rows of embedding and head on a tensor rank."""
+        padded = self.trainer.memory.padded_vocabulary
+        rows: Array = vocabulary_rows(self.shape.vocab, self.tensor) if padded else self.shape.vocab / self.tensor
+        return rows
 
     @cached_property
     def pipeline(self) -> np.ndarray:

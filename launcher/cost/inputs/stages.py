@@ -111,8 +111,8 @@ def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
     routed = sparse * s.expert_parameters / (t * case.expert)
     matrices = (s.block_parameters - s.small_parameters - sparse * s.expert_parameters) / t
     dense = matrices + s.small_parameters  # norms and row biases are whole on every tensor rank
-    embedding = s.vocab * s.hidden / t + s.positions * s.hidden
-    head = s.vocab * s.hidden / t + s.norm_parameters
+    embedding = case.vocabulary * s.hidden + s.positions * s.hidden
+    head = case.vocabulary * s.hidden + s.norm_parameters
     single = counts.first * dense + embedding + np.where(s.tied, s.norm_parameters, head)
     alone = p == 1
     shared = (embedding + head) / p

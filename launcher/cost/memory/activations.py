@@ -192,7 +192,7 @@ def logits(case: Case) -> Array:
     tokens = _together(case)
     each = f.memory.logit_copies * case.width + f.memory.logit_copies_fp32 * max(case.width, 4)
     if f.memory.sharded_logits:
-        return tokens * s.vocab / case.tensor * each
+        return tokens * case.vocabulary * each
     gathered = np.where(case.tensor > 1, case.constants.gathered_logits, 0.0)
     return tokens * s.vocab * (each + gathered)
 
@@ -202,5 +202,5 @@ def _together(case: Case) -> Array:
     most = case.trainer.memory.logit_chunk_bytes
     if most is None:
         return case.tokens
-    width = case.shape.vocab / (case.tensor if case.trainer.memory.sharded_logits else 1)
+    width = case.vocabulary if case.trainer.memory.sharded_logits else case.shape.vocab
     return case.tokens / np.ceil(case.tokens / np.maximum(np.floor(most / (4 * width)), 1))

@@ -119,7 +119,7 @@ def _filling(case: Case, parameters: Array, block: Array, ends: Array) -> Array:
 def _ends(case: Case, kind: str) -> Array:
     """Parameters of embedding and head on a rank of this kind."""
     s, alone = case.shape, case.pipeline == 1
-    matrix = s.vocab * s.hidden / case.tensor
+    matrix = case.vocabulary * s.hidden
     first = np.where(alone | (kind == "first"), matrix + s.positions * s.hidden, 0.0)
     return first + np.where(alone & ~np.asarray(s.tied) | ~alone & (kind == "last"), matrix, 0.0)
 

@@ -69,7 +69,7 @@ def _expert_replicas(case: Case, holders: Array) -> PlacedGroup:
 
 def tied_embedding(case: Case, sent: Array) -> Array:
     """The first and the last stage sum the gradients of the matrix that both hold."""
-    payload = case.shape.vocab * case.shape.hidden / case.tensor * sent
+    payload = case.vocabulary * case.shape.hidden * sent
     pair = PlacedGroup(2, np.where(case.stages_apart, 1, 2), 1)
     both = collectives.all_reduce(case.device, case.constants, pair, payload)
     return np.where((case.pipeline > 1) & case.shape.tied, both, 0.0)

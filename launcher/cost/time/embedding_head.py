@@ -50,7 +50,7 @@ def head(case: Case) -> ForwardBackward:
     """Forward and backward seconds of final norm, head and loss."""
     s, c, device = case.shape, case.constants, case.device
     precision = case.vector_precision  # the head stays in 16 bits
-    mine = s.vocab / case.tensor
+    mine = case.vocabulary
     forward = matmul.seconds(device, precision, c, case.tokens, mine, s.hidden)
     backward = matmul.seconds(device, precision, c, case.tokens, s.hidden, mine) + matmul.seconds(
         device, precision, c, mine, s.hidden, case.tokens
