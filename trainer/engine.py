@@ -131,7 +131,7 @@ class Engine:
         if self.device.type == "cuda":
             PROCESS.enter_context(kernels_by_preference(torch.cuda.get_device_capability(self.device)))
         self.trains = config.run.task not in FORWARD_TASKS
-        self.precision = Precision.of(config.run.precision, self.trains)
+        self.precision = Precision.of(config.run.precision, self.trains, config.run.moments)
         self.clock = world.ledger.clock
         self.recorder = Recorder(self.clock, world.ledger)
         self.micro_batches = micro_batches(config)

@@ -127,7 +127,8 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerPr
     kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager")
     chunk = run.loss_chunk_mb or LOSS_CHUNK_MB["cpu" if device.host else "cuda"]
     memory = replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20, logit_chunk_bytes=chunk * 2**20)
-    return replace(trainer, kernels=kernels, memory=memory)
+    numbers = replace(trainer.numbers, optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0))
+    return replace(trainer, numbers=numbers, kernels=kernels, memory=memory)
 
 
 def explain(result: Estimate, row: int, case: Case, widths: Widths) -> Prediction:

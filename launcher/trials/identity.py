@@ -28,8 +28,9 @@ def trial_id(config: Config) -> str:
     for name, default in defaults.items():
         if content[name] == default:
             del content[name]
-    if not content["run"]["deterministic"]:
-        del content["run"]["deterministic"]
+    for name, usual in {"deterministic": False, "moments": "fp32"}.items():
+        if content["run"][name] == usual:
+            del content["run"][name]
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
     return digest({**content, "cluster": place})

@@ -47,12 +47,12 @@ def snapshot(state: Iterable[Owned]) -> list[PieceSnapshot]:
 
 def _snapshot(owned: Owned) -> PieceSnapshot:
     piece = piece_of(owned)
-    return PieceSnapshot(piece, {name: _copy(getattr(owned, name)[: piece.numel]) for name in STATES})
+    return PieceSnapshot(piece, {name: _copy(getattr(owned, name)[: piece.numel], owned.weight.dtype) for name in STATES})
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     on_cuda = tensor.is_cuda
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_cuda)
+    copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=on_cuda)
     return copy.copy_(tensor, non_blocking=on_cuda)
 
 

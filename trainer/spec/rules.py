@@ -87,6 +87,7 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_sharding(config.layout)
     check_tracking_uri(config.tracking.uri)
     _check_validation(config)
+    _check_moments(config)
     _check_packing(config)
     check_tune(config.tune, config.model)
     check_tasks(config)
@@ -240,6 +241,21 @@ def _check_packing(config: TrainConfig) -> None:
         raise ConfigError(
             "run.compile=true compiles blocks for which all rows are alike, and those of data.pack=true are not; use one of them"
         )
+
+
+def _check_moments(config: TrainConfig) -> None:
+    """bf16 has 8 significant bits: an average that moves by less than a part in 256 would stand still."""
+    run, optimizer = config.run, config.optimizer
+    if run.moments == "fp32":
+        return
+    if run.precision not in ("bf16", "fp16"):
+        raise ConfigError(f"run.moments=bf16 is for run.precision=bf16 or fp16, and it is {run.precision}; leave one of them out")
+    for name in ("beta1", "beta2"):
+        if 1 - getattr(optimizer, name) < 2**-8:
+            raise ConfigError(
+                f"optimizer.{name}={getattr(optimizer, name):g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or "
+                "run.moments=fp32"
+            )
 
 
 def _check_sharding(layout: LayoutConfig) -> None:

@@ -185,6 +185,8 @@ class RunConfig:
     eval_batches: int = key(8, "a validation reads this many batches of global_batch sequences, or all there are", minimum=1)
     seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
     precision: str = key("fp32", "fp32, fp64, bf16 or fp16 (the last two with fp32 master weights and reductions)", choices=PRECISIONS)
+    moments: str = key("fp32", "AdamW's two moments: fp32 (fp64 in fp64 runs), or bf16, which halves their bytes and rounds them",
+        choices=("fp32", "bf16"))
     device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
     compile: Optional[bool] = key(None, "torch.compile each transformer block, as one graph; null = on CUDA")
     compile_fallback: bool = key(False, "a block that cannot be compiled is computed eagerly, with a warning; false: it ends the run")

@@ -28,17 +28,18 @@ from trainer.state.parameters import Member, Owned, initial_part
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of a run: of computation, and of gradients, master weights and moments."""
+    """The dtypes of a run: of computation, of gradients and master weights, and of the optimizer's moments."""
 
     compute: torch.dtype
     master: torch.dtype
+    moments: torch.dtype
 
     @classmethod
-    def of(cls, name: str, trains: bool = True) -> Precision:
+    def of(cls, name: str, trains: bool = True, moments: str = "fp32") -> Precision:
         """Where nothing trains there is no master copy: the weights themselves are it."""
         wide = torch.float64 if name == "fp64" else torch.float32
         compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, wide)
-        return cls(compute, wide if trains else compute)
+        return cls(compute, wide if trains else compute, torch.bfloat16 if moments == "bf16" else wide)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Common:
         """For parameters that nothing changes: only the parameters' own sharding applies, in the type of computation."""
         params, compute = self.factors.params, self.precision.compute
         return replace(
-            self, factors=Factors(params, params, params, self.factors.data), precision=Precision(compute, compute), trains=False
+            self, factors=Factors(params, params, params, self.factors.data), precision=Precision(compute, compute, compute), trains=False
         )
 
 
@@ -107,7 +108,7 @@ class FlatBucket:
         own = _within(self.ranges["optimizer"], self.ranges["params"])
         self.weight = self.shard[own] if aliased else self._zeros("optimizer", self.precision.master)
         moments = self.weight if self.trains else self.weight[:0]
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(moments), torch.zeros_like(moments)
+        self.exp_avg, self.exp_avg_sq = (torch.zeros_like(moments, dtype=self.precision.moments) for _ in range(2))
         self.gradient = self.accumulated[_within(self.ranges["optimizer"], self.ranges["grads"])]
 
     def _zeros(self, state: str, dtype: torch.dtype) -> Tensor:
@@ -265,12 +266,8 @@ class FlatBucket:
         factors, compute, master = common.factors, common.precision.compute.itemsize, common.precision.master.itemsize
         if not common.trains:
             return plan.numel // factors.params * compute
-        states = 2 if common.precision.compute == common.precision.master else 3
-        return (
-            plan.numel // factors.params * compute
-            + plan.numel // factors.grads * master
-            + plan.numel // factors.optimizer * states * master
-        )
+        states = 2 * common.precision.moments.itemsize + (0 if common.precision.compute == common.precision.master else master)
+        return plan.numel // factors.params * compute + plan.numel // factors.grads * master + plan.numel // factors.optimizer * states
 
     @property
     def nbytes(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torch import Tensor
 from trainer.comm.collectives import Group
 from trainer.spec import ResolvedOptimizerConfig
 from trainer.state.parameters import Owned
+
+STATES = ("weight", "gradient", "exp_avg", "exp_avg_sq")
+WIDENED = 1 << 26
+"""Elements whose moments are in fp32 at a time, where they are kept in bf16: half a gigabyte."""
 
 
 def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
@@ -67,13 +71,19 @@ class AdamW:
             wide = gradients[0].dtype == torch.float64  # the kernel's own scale has 24 bits
             if wide:
                 torch._foreach_mul_(gradients, factor)
+            self._update(pieces, lr, decay, None if wide else (1 / factor).float(), skip)
+
+    def _update(self, pieces: Sequence[Owned], lr: float, decay: float, scale: Tensor | None, skip: Tensor) -> None:
+        for part in _parts(pieces):
+            weights, gradients, *moments = ([getattr(p, name)[own] for p, own in part] for name in STATES)
+            averages, squares = ([m.to(w.dtype) for m, w in zip(each, weights)] for each in moments)
             torch._fused_adamw_(
-                [p.weight for p in pieces],
+                weights,
                 gradients,
-                [p.exp_avg for p in pieces],
-                [p.exp_avg_sq for p in pieces],
+                averages,
+                squares,
                 [],
-                [self.steps] * len(pieces),
+                [self.steps] * len(weights),
                 lr=lr,
                 beta1=self.config.beta1,
                 beta2=self.config.beta2,
@@ -81,6 +91,27 @@ class AdamW:
                 eps=self.config.eps,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=None if wide else (1 / factor).float(),
+                grad_scale=scale,
                 found_inf=skip,
             )
+            if averages[0] is not moments[0][0]:
+                torch._foreach_copy_([*moments[0], *moments[1]], [*averages, *squares])
+
+
+def _parts(pieces: Sequence[Owned]) -> Iterator[list[tuple[Owned, slice]]]:
+    """All pieces at once; where moments are narrower than weights, and widened for the update, ``WIDENED`` elements at a time."""
+    if pieces[0].exp_avg.dtype == pieces[0].weight.dtype:
+        yield [(piece, slice(None)) for piece in pieces]
+        return
+    part, room = [], WIDENED
+    for piece in pieces:
+        first = 0
+        while first < piece.numel:
+            own = slice(first, min(first + room, piece.numel))
+            part.append((piece, own))
+            first, room = own.stop, room - (own.stop - own.start)
+            if room == 0:
+                yield part
+                part, room = [], WIDENED
+    if part:
+        yield part
