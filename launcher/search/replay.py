@@ -1,7 +1,8 @@
 """A search over a table of published trials in place of a cluster: the same policy, measured times from the table. Pure.
 
 Rows of one model, sequence length, device and number of devices are one search; they may differ in everything else: layout,
-kernel, batch (times are compared per token). The cost of a trial is counted as a cluster would charge it: ``start_s``, then
+kernel, batch (times are compared per token). Rows that differ in nothing but what was measured are one trial, as they would be on a
+cluster. The cost of a trial is counted as a cluster would charge it: ``start_s``, then
 warm-up and measured steps on all devices, where a trial that cannot win is stopped as soon as the search allows it, and one
 that runs out of memory ends in its first step. The grid runs every row to the end.
 """
@@ -35,13 +36,13 @@ ATTENTION = ("unfused", "fused_softmax", "flash1", "flash2", "flash3")
 
 @dataclass(frozen=True)
 class MeasuredSweep:
-    """The rows of one search."""
+    """The trials of one search."""
 
     name: str
     cases: list[TableCase]
-    seconds: np.ndarray  # measured step time per row; inf: did not run
+    seconds: np.ndarray  # measured step time per trial; inf: did not run
     out_of_memory: np.ndarray  # true if the run failed with too little memory
-    tokens: np.ndarray  # tokens of a step and device, per row
+    tokens: np.ndarray  # tokens of a step and device, per trial
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -69,7 +70,7 @@ class Replay:
     """How a search of one table went."""
 
     name: str
-    rows: int
+    rows: int  # that differ in more than what was measured
     ran: int
     steps: list[Step]
     grid_gpu_hours: float
@@ -106,8 +107,26 @@ def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], tra
         table = _table(group, hardware, trainer)
         layouts = {q.layout.tobytes() + repr(q.trainer).encode() for q in table.cases}
         if np.isfinite(table.seconds).sum() >= MIN_ROWS and len(layouts) >= 3:
-            found.append(table)
+            found.append(without_repeats(table))
     return found
+
+
+def without_repeats(table: MeasuredSweep) -> MeasuredSweep:
+    """Every trial once: of rows that say the same of all that a prediction depends on, the median of those that ran."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for i, case in enumerate(table.cases):
+        asked = (case.shape, case.global_batch, case.device, case.constants, case.precision, case.trainer)
+        groups[case.layout.tobytes(), repr(asked)].append(i)
+    first = [members[0] for members in groups.values()]
+    seconds = np.array([_median_of_those_that_ran(table.seconds[members]) for members in groups.values()])
+    short_of_memory = np.array([table.out_of_memory[members].any() for members in groups.values()])
+    cases = [table.cases[i] for i in first]
+    return MeasuredSweep(table.name, cases, seconds, short_of_memory & np.isinf(seconds), table.tokens[first])
+
+
+def _median_of_those_that_ran(seconds: np.ndarray) -> float:
+    ran = seconds[np.isfinite(seconds)]
+    return float(np.median(ran)) if len(ran) else np.inf
 
 
 def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, widths: Widths | None = None) -> Replay:

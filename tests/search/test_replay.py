@@ -1,4 +1,4 @@
-"""Searches of published layout sweeps: 418 trials of LLaMA 13B on 32 to 128 A100 by Hagemann et al. 2023 (arXiv 2311.05610).
+"""Searches of published layout sweeps: 418 rows of LLaMA 13B on 32 to 128 A100 by Hagemann et al. 2023 (arXiv 2311.05610).
 
 ``layouts_13b.csv`` holds the facts that they published as spreadsheets: layout, kernel, step time, or that memory ran out.
 """
@@ -27,7 +27,7 @@ def replays() -> list[Replay]:
 
 
 def test_the_file_holds_four_sweeps(replays: list[Replay]) -> None:
-    assert sorted((each.rows, each.ran) for each in replays) == [(32, 16), (60, 21), (138, 72), (188, 53)]
+    assert sorted((each.rows, each.ran) for each in replays) == [(24, 13), (57, 21), (138, 72), (188, 53)]  # 11 rows are printed twice
 
 
 def test_within_2_percent_of_every_best_after_at_most_5_trials_in_the_mean(replays: list[Replay]) -> None:
@@ -57,9 +57,22 @@ def test_rows_without_a_result_do_not_change_what_is_found() -> None:
         assert found.behind is not None and found.behind <= 0.02
 
 
+def test_rows_that_say_the_same_are_one_trial() -> None:
+    """A table whose rows are all printed three times, once slower, once faster, is the same search."""
+    rows = read(CSV)
+
+    def printed(row: MeasuredRun, factor: float) -> MeasuredRun:
+        return MeasuredRun(row.number, {**row.cells, "step_time_s": row.cells["step_time_s"] and factor * row.cells["step_time_s"]})
+
+    once = tables(rows, hardware_files())
+    thrice = tables([printed(row, factor) for factor in (1.3, 1.0, 0.8) for row in rows], hardware_files())
+    assert [len(table) for table in thrice] == [len(table) for table in once]
+    assert all((a.seconds == b.seconds).all() and (a.out_of_memory == b.out_of_memory).all() for a, b in zip(once, thrice))
+
+
 def test_a_disturbed_trial_does_not_lead_the_search_far_astray() -> None:
     """The best row of a table took three times as long, as on a sick node: the search ends near the best of what is left."""
-    (table,) = (t for t in tables(read(CSV), hardware_files()) if len(t) == 60)
+    (table,) = (t for t in tables(read(CSV), hardware_files()) if len(t) == 57)
     seconds = table.seconds.copy()
     seconds[seconds.argmin()] *= 3
     behind = replay(dataclasses.replace(table, seconds=seconds), SETTINGS).behind
