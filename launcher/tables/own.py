@@ -62,4 +62,6 @@ def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:
     if cluster.hardware.peak_tflops:
         ran = as_run(profile(OWN), config.run, Device.of(cluster.hardware, cluster.gpus_per_node))
         changes += [f"kernels.pointwise={ran.kernels.pointwise}", f"memory.bucket_bytes={written(ran.memory.bucket_bytes)}"]
+        if config.run.moments == "bf16":
+            changes.append(f"numbers.optimizer_bytes={written(ran.numbers.optimizer_bytes)}")
     return " ".join(changes) or "none"

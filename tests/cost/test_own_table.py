@@ -18,6 +18,7 @@ RUNS = (
     ["recipe=llama_13b", "layout.recompute=full", "layout.recompute_every=2"],
     ["recipe=bloom_176b", "layout.stage_layers=null", "layout.balance=cost"],
     ["recipe=gpt3_1.3b", "model.attention=unfused", "run.compile=false", "run.bucket_mb=5"],
+    ["recipe=gpt3_1.3b", "run.moments=bf16"],
 )
 
 

@@ -12,7 +12,6 @@ from trainer.comm.collectives import Group
 from trainer.spec import ResolvedOptimizerConfig
 from trainer.state.parameters import Owned
 
-STATES = ("weight", "gradient", "exp_avg", "exp_avg_sq")
 WIDENED = 1 << 26
 """Elements whose moments are in fp32 at a time, where they are kept in bf16: half a gigabyte."""
 
@@ -75,7 +74,7 @@ class AdamW:
 
     def _update(self, pieces: Sequence[Owned], lr: float, decay: float, scale: Tensor | None, skip: Tensor) -> None:
         for part in _parts(pieces):
-            weights, gradients, *moments = ([getattr(p, name)[own] for p, own in part] for name in STATES)
+            weights, gradients, *moments = map(list, zip(*part, strict=True))
             averages, squares = ([m.to(w.dtype) for m, w in zip(each, weights)] for each in moments)
             torch._fused_adamw_(
                 weights,
@@ -98,18 +97,21 @@ class AdamW:
                 torch._foreach_copy_([*moments[0], *moments[1]], [*averages, *squares])
 
 
-def _parts(pieces: Sequence[Owned]) -> Iterator[list[tuple[Owned, slice]]]:
-    """All pieces at once; where moments are narrower than weights, and widened for the update, ``WIDENED`` elements at a time."""
+def _parts(pieces: Sequence[Owned]) -> Iterator[list[tuple[Tensor, ...]]]:
+    """The states of all pieces at once; where moments are narrower than weights, and widened for the update, of ``WIDENED`` elements at a
+    time."""
+    states = [(p.weight, p.gradient, p.exp_avg, p.exp_avg_sq) for p in pieces]
     if pieces[0].exp_avg.dtype == pieces[0].weight.dtype:
-        yield [(piece, slice(None)) for piece in pieces]
+        yield list(states)
         return
-    part, room = [], WIDENED
-    for piece in pieces:
+    part: list[tuple[Tensor, ...]] = []
+    room = WIDENED
+    for state, piece in zip(states, pieces, strict=True):
         first = 0
         while first < piece.numel:
-            own = slice(first, min(first + room, piece.numel))
-            part.append((piece, own))
-            first, room = own.stop, room - (own.stop - own.start)
+            stop = min(first + room, piece.numel)
+            part.append(tuple(tensor[first:stop] for tensor in state))
+            first, room = stop, room - (stop - first)
             if room == 0:
                 yield part
                 part, room = [], WIDENED
