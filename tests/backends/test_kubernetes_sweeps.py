@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.backends.kubernetes import backend
 from launcher.backends.kubernetes.client import PATIENCE
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.permissions import needed
@@ -30,9 +31,10 @@ from launcher.sweep.reconcile import catch_up, stop
 from launcher.sweep.run import run_sweep
 from launcher.trials.store import Point, Record, Store
 from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
-from tests.clusters.kubernetes.stage import Stage
+from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
+from trainer.spec.files import read_json
 
 RBAC = PROJECT / "deploy" / "kubernetes" / "rbac.yaml"
 
@@ -106,6 +108,25 @@ def test_a_hundred_trials_run_once_each_and_no_more_at_once_than_is_set_also_whe
     assert len(witness.created) <= 100 and set(witness.created.values()) == {1}
     assert witness.most <= 40
     wait_for(lambda: not stage.left(), "the namespace to be empty")
+
+
+def test_a_result_comes_home_though_the_server_dies_while_it_is_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than the ends of logs are waited for."""
+    control, gang, reached, dead = stage.kubernetes.own.control, stage.submit(), threading.Event(), threading.Event()  # type: ignore[union-attr]
+    follow = gang.backend._follow
+    wait_for(lambda: not _active(stage.kubernetes.core().list_namespaced_pod(stage.namespace).items), "the pods to end")
+    monkeypatch.setattr(gang.backend, "_follow", lambda *what: (reached.set(), dead.wait(), follow(*what)))
+    monkeypatch.setattr(backend, "_LOG_SECONDS", 0.5)
+    fetching = threading.Thread(target=gang.backend.collect, args=(gang.job, gang.handle))
+    fetching.start()
+    reached.wait()
+    control.api_server.kill()
+    dead.set()
+    fetching.join(3.0)  # twice as long as it has patience
+    monkeypatch.setattr(backend, "_LOG_SECONDS", 300.0)
+    control.start_again()
+    fetching.join()
+    assert read_json(gang.job.directory / "result.json") == RESULT
 
 
 def _launcher(folder: Path, cluster: KubernetesCluster, count: int, max_parallel: int) -> None:

@@ -362,13 +362,19 @@ class KubernetesBackend(Backend):
         return pod is None or ended(pod)
 
     def _finish_logs(self, pods: Sequence[Object]) -> None:
-        """Wait until the logs have been read to their ends, unless their node is lost."""
+        """Wait until the logs have been read to their ends, unless their node is lost. A server that has gone away is waited for: what
+        follows removes the pods, and with them what has not been read."""
         deadline = time.monotonic() + self._settings.grace_seconds + _LOG_SECONDS
         for pod in pods:
-            follower = self._followers.pop(pod["metadata"]["uid"], None)
-            if follower is not None:
-                follower.join(0.0 if lost(pod, self._client.now()) else max(0.0, deadline - time.monotonic()))
-                follower.stop()
+            follower = self._followers.get(pod["metadata"]["uid"])
+            if follower is None:
+                continue
+            if not lost(pod, self._client.now()):
+                follower.join(max(0.0, deadline - time.monotonic()))
+                if follower.is_alive():
+                    self._client.request("GET", "version")
+                    follower.join(_LOG_SECONDS)
+            self._followers.pop(pod["metadata"]["uid"]).stop()
 
     def _pod_lines(self, job: Job, handle: Handle, follow: bool) -> Iterator[str]:
         """Lines of all pods as the pods write them; of a job that has no pods yet, when it has."""
