@@ -112,11 +112,13 @@ def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], tra
 
 
 def without_repeats(table: MeasuredSweep) -> MeasuredSweep:
-    """Every trial once: of rows that say the same of all that a prediction depends on, the median of those that ran."""
+    """Every trial once: of rows that say the same of all that a prediction depends on (and of their own trainer, where another one replaces
+    it), the median of those that ran."""
     groups: dict[object, list[int]] = defaultdict(list)
     for i, case in enumerate(table.cases):
         asked = (case.shape, case.global_batch, case.device, case.constants, case.precision, case.trainer)
-        groups[case.layout.tobytes(), repr(asked)].append(i)
+        own = (case.layout.tobytes(), case.row["trainer"], case.row["trainer_changes"])
+        groups[own, repr(asked)].append(i)
     first = [members[0] for members in groups.values()]
     seconds = np.array([_median_of_those_that_ran(table.seconds[members]) for members in groups.values()])
     short_of_memory = np.array([table.out_of_memory[members].any() for members in groups.values()])

@@ -14,6 +14,7 @@ import pytest
 
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
+from launcher.config.trainers import profile
 from launcher.search.replay import Replay, replay, tables
 from launcher.tables.canonical import MeasuredRun, read
 
@@ -68,6 +69,12 @@ def test_rows_that_say_the_same_are_one_trial() -> None:
     thrice = tables([printed(row, factor) for factor in (1.3, 1.0, 0.8) for row in rows], hardware_files())
     assert [len(table) for table in thrice] == [len(table) for table in once]
     assert all((a.seconds == b.seconds).all() and (a.out_of_memory == b.out_of_memory).all() for a, b in zip(once, thrice))
+
+
+def test_rows_of_different_kernels_stay_apart_where_another_trainer_replaces_theirs() -> None:
+    rows = read(CSV)
+    own, replaced = (tables(rows, hardware_files(), trainer) for trainer in (None, profile("megatron_core")))
+    assert [len(table) for table in replaced] == [len(table) for table in own]
 
 
 def test_a_disturbed_trial_does_not_lead_the_search_far_astray() -> None:
