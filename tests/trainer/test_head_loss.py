@@ -12,7 +12,8 @@ from tests.small_runs import ranks, small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine
-from trainer.spec import TrainConfig, from_dict, resolve
+from trainer.pipeline.runtime import PipelineRuntime
+from trainer.spec import Action, TrainConfig, from_dict, resolve
 from trainer.tensor.cross_entropy import chunk_height
 from trainer.testing import Farm
 
@@ -52,6 +53,23 @@ def test_logits_are_those_of_a_chunk_and_each_product_is_computed_once(chunks: i
     seen = step_with(None if chunks == 1 else 4 * VOCAB * TOKENS / chunks / 2**20)
     assert seen.largest == 4 * VOCAB * TOKENS // chunks
     assert seen.products == 4 * chunks * 3
+
+
+@pytest.mark.parametrize(("chunks", "deferred"), [(1, 4), (4, 0)])
+def test_zero_bubble_has_the_gradient_of_the_head_later_where_one_chunk_has_all_tokens(
+    monkeypatch: pytest.MonkeyPatch, chunks: int, deferred: int
+) -> None:
+    """One of the three products of each of four micro-batches. Otherwise the last stage's way back is longer, for all to wait for."""
+    later, run = [], PipelineRuntime._weight_gradient
+
+    def watched(self: PipelineRuntime, action: Action) -> None:
+        with Logits() as seen:
+            run(self, action)
+        later.append(seen.products)
+
+    monkeypatch.setattr(PipelineRuntime, "_weight_gradient", watched)
+    seen = step_with(4 * VOCAB * TOKENS / chunks / 2**20, schedule="zero_bubble")
+    assert sum(later) == deferred and seen.products == 4 * chunks * 3
 
 
 def test_chunks_are_equal_and_within_the_limit() -> None:

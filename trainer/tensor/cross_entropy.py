@@ -1,8 +1,9 @@
 """Head and loss together, over a vocabulary that is sharded over the tensor ranks: there are never more logits than those of a chunk.
 
 Forward only keeps the head's input. Where backward starts, chunk after chunk of tokens gets its logits, its loss, their gradient in their
-place, and from that the gradients of input and weight. So no product is computed twice, a schedule that runs many forwards first
-keeps no logits of them, and the head's input is gathered once. The loss has its value once backward has begun.
+place, and from that the gradients of input and weight (the weight's later, if the schedule says so and one chunk has all tokens). So no
+product is computed twice, a schedule that runs many forwards first keeps no logits of them, and the head's input is gathered once. The loss
+has its value once backward has begun.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class Targets:
         """What each token counts in the loss, [s b]."""
         return ((self.tokens >= 0).to(dtype) * self.weight).flatten()
 
+    def height(self, head: ColumnLinear) -> int:
+        """Tokens of a chunk."""
+        return chunk_height(self.tokens.numel(), head.weight.shape[0], self.chunk_mb)
+
 
 def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
     """``weight`` times the sum of ``-log softmax(head(x))[target]``, for x [s or s/t, b, h].
@@ -52,7 +57,7 @@ def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
 def answered(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
     """Which rows [b] of x [s or s/t, b, h] have at each target no likelier token."""
     whole = ready(head.region.gather(x))
-    height = chunk_height(targets.tokens.numel(), head.weight.shape[0], targets.chunk_mb)
+    height = targets.height(head)
     parts = zip(whole.flatten(0, 1).split(height), targets.tokens.flatten().split(height))
     right = [_likeliest(rows @ head.weight.t(), wanted, targets.present, head.region.group) for rows, wanted in parts]
     return torch.cat(right).view(targets.tokens.shape).all(0)
@@ -83,7 +88,10 @@ class _HeadLoss(torch.autograd.Function):
         whole = ready(head.region.gather(x))
         dx = torch.empty_like(whole) if ctx.needs_input_grad[0] else None
         products = _products(_chunks(whole, head, ctx.targets, gradient=True), head.weight, dx, ctx.value)
-        if head.weight.requires_grad:
+        if head.weight.requires_grad and head.gradients.defers and ctx.targets.height(head) == len(whole.flatten(0, 1)):
+            (only,) = products  # nothing overwrites its logits
+            head.gradients.later(lambda: head.gradients.add_product(head.weight, *only), *only)
+        elif head.weight.requires_grad:
             head.gradients.add_products(head.weight, products)
         else:
             for _ in products:
@@ -113,7 +121,7 @@ def _products(chunks: Iterator[_Chunk], weight: Tensor, dx: Tensor | None, loss:
 def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> Iterator[_Chunk]:
     """x [s, b, h] whole. The logits of a chunk, which become their gradient if asked for, are overwritten by those of the next."""
     rows, wanted = x.flatten(0, 1), targets.tokens.flatten()
-    height = chunk_height(len(rows), head.weight.shape[0], targets.chunk_mb)
+    height = targets.height(head)
     buffer, weights = rows.new_empty(height, head.weight.shape[0]), targets.weights(_wide(rows.dtype))
     held = head.gradients.counts(buffer)  # as long as this runs
     for first in range(0, len(rows), height):
