@@ -20,6 +20,10 @@ from launcher.config.schema import Config
 from trainer.spec import TuneConfig, to_dict
 
 
+_NEWER = [("run", "deterministic", False), ("run", "moments", "fp32"), ("data", "task", None), ("data", "pack", False)]
+"""Keys that came later, with the value under which all is as before: trials of versions without them keep their id."""
+
+
 def trial_id(config: Config) -> str:
     """12 hexadecimal digits; ``config`` must be resolved, so that a value given and the same value derived agree."""
     content = to_dict(run_of(config))
@@ -28,9 +32,9 @@ def trial_id(config: Config) -> str:
     for name, default in defaults.items():
         if content[name] == default:
             del content[name]
-    for name, usual in {"deterministic": False, "moments": "fp32"}.items():
-        if content["run"][name] == usual:
-            del content["run"][name]
+    for section, name, usual in _NEWER:
+        if content[section][name] == usual:
+            del content[section][name]
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
     return digest({**content, "cluster": place})
