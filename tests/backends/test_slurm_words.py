@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain
+from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain, unanswered
 from launcher.backends.slurm.states import ENDED, EXIT_CODES, judge, read_accounts, read_queue
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import JobState
@@ -209,3 +209,9 @@ def test_every_cause_names_only_keys_that_exist() -> None:
 ])  # fmt: skip
 def test_what_a_job_complains_of_is_told_from_what_follows_from_it(log: str, words: str) -> None:
     assert complaint(log) == words
+
+
+def test_a_step_that_a_silent_node_keeps_open_is_told_from_one_whose_rank_failed() -> None:
+    failed = "job 7 on n1, attempt 0\nsrun: error: n1: task 0: Exited with exit code 1\n"
+    assert unanswered(complaint(failed + "srun: error: Timed out waiting for job step to complete\n"))
+    assert not unanswered(complaint(failed))

@@ -11,7 +11,7 @@ from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client, submission_environment
-from launcher.backends.slurm.errors import Refused, Silent, complaint
+from launcher.backends.slurm.errors import Refused, Silent, complaint, unanswered
 from launcher.backends.slurm.options import exclusive, options
 from launcher.backends.slurm.script import job_script
 from launcher.backends.slurm.submission import Submission, equal
@@ -194,7 +194,8 @@ def _with_complaint(handle: Handle, state: JobState) -> JobState:
         return state
     path = _script_log(Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt)
     words = complaint(path.read_text(errors="replace")) if path.exists() else ""
-    return replace(state, detail=f"{state.detail}: {words}") if words else state
+    reason = Reason.NODE if unanswered(words) else state.reason
+    return replace(state, reason=reason, detail=f"{state.detail}: {words}") if words else state
 
 
 def _with_bad_nodes(handle: Handle, state: JobState) -> JobState:

@@ -173,6 +173,11 @@ _CONSEQUENCE = re.compile(
 )
 
 
+def unanswered(words: str) -> bool:
+    """Whether srun gave up on ranks that it had told to end: their node does not answer, long before Slurm says so (``SlurmdTimeout``)."""
+    return "Timed out waiting for job step to complete" in words
+
+
 def complaint(log: str) -> str:
     """The first line of a job's log in which srun, slurmstepd or a container's runtime says what is wrong; empty if none does."""
     return next((plain(line) for line in log.splitlines() if _COMPLAINT.search(line) and not _CONSEQUENCE.search(line)), "")
