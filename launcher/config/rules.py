@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launcher.config.command import command_of
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
-from launcher.config.packages import need
+from launcher.config.packages import missing, need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
-from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig
+from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_model, to_dict
 from trainer.spec import resolve as resolve_run
 from trainer.spec.artifacts import checkpoint_facts
 from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.examples import check_examples
-from trainer.spec.read import SECTION
+from trainer.spec.read import SECTION, as_text
+from trainer.spec.records import CONFIG
 from trainer.spec.schema import RequestsConfig
 from trainer.spec.sources import STDLIB
+from trainer.spec.tuning import text_model
 
 TOLD_TOGETHER = 8
 """Requests that arrive at random and count as one step: a line of ``metrics.jsonl``."""
@@ -155,7 +161,27 @@ def _locate_examples(config: Config) -> Config:
         raise ConfigError(
             f"data.path={config.data.path} holds no {TOKENIZER}; give the folder of a prepared corpus, or of a checkpoint that has one"
         )
+    check_answers(config)
     return dataclasses.replace(config, data=with_paths(config.data))
+
+
+def check_answers(config: Config) -> None:
+    """``ConfigError`` for the first example of which nothing is left to learn, where this machine has tokenizers; elsewhere the ranks say
+    it."""
+    if missing("train") is None:
+        run = TrainConfig(model=text_model(resolve_model(config.model), config.tune), data=config.data)
+        _read_examples(as_text(to_dict(run)), check_examples(config.data))
+
+
+@cache  # the layouts of a sweep have the same examples
+def _read_examples(run: str, digest: str) -> None:
+    """``run``'s examples in tokens, by the trainer: its own words if they are wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, CONFIG)
+        path.write_text(run)
+        done = subprocess.run([sys.executable, "-m", "trainer.data", str(path), "--check"], capture_output=True, text=True)
+    if done.returncode == ConfigError.exit_code:
+        raise ConfigError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
 
 
 def with_paths(data: DataConfig) -> DataConfig:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
-from launcher.config.rules import check_shared, generating, with_paths
+from launcher.config.rules import check_answers, check_shared, generating, with_paths
 from launcher.stages import predicted
 from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.stages.tasks import check_tasks
@@ -171,6 +171,8 @@ def _placed(item: PlannedStage) -> Config:
         folder = item.artifact_folder / CHECKPOINTS if verb in TRAININGS else item.sources["model"]
         run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(folder)))
         data = with_paths(dataclasses.replace(data, path=str(item.sources["model" if item.stage.reads_examples else "data"])))
+        if item.stage.reads_examples and item.made is None and Path(data.path, TOKENIZER).is_file():  # else its stage will make it
+            check_answers(dataclasses.replace(config, data=data))
         if verb == "tune":
             config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, base=str(item.sources["model"])))
     elif item.stage.gives is ArtifactKind.CORPUS:

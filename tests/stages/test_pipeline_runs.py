@@ -158,6 +158,9 @@ def test_a_model_is_tuned_between_two_scores_and_goes_on_merged(folder: Path, ca
         "hf",
         "text",
     }
+    (folder / "examples.jsonl").write_text("\n".join([json.dumps({"question": "text " * 900, "answer": "text"}), *lines]))
+    assert main(["run", "pipeline=small", "--config-dir", "conf"]) == 2
+    assert "examples.jsonl line 1: of the answer nothing is left" in capsys.readouterr().err
 
 
 def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_whole(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
+from launcher.cli.main import main
 from tests.small_runs import ranks, small
 from trainer.data.dataset import open_dataset, open_held_out
 from trainer.engine import parameters
@@ -119,3 +120,18 @@ def test_examples_that_cannot_be_learnt_are_refused_in_one_line(
     with pytest.raises(ConfigError) as error:
         opened(data | change)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_answer_that_is_all_cut_away_is_refused_before_a_rank_starts(
+    data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NVIDIA's launcher: dialogues longer than the sequence mask everything out, and the loss is NaN. Virtual tokens leave less room."""
+    asked = {**data, "truncate": "null", "template": "'{context}{answer}'", "source": tmp_path / "long.jsonl"}
+    words = ["train", f"sweep.dir={tmp_path}/runs", "model.seq=64", "model.vocab=300", "tune.method=prompt", "cluster.gpus_per_node=1"]
+    command = [*words, *(f"data.{key}={value}" for key, value in asked.items())]
+    (tmp_path / "long.jsonl").write_text(json.dumps({"context": "z" * 60, "answer": "no"}))
+    assert main([*command, "tune.virtual_tokens=10"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("error: ") and "long.jsonl line 1: of the answer nothing is left" in said and "raise model.seq" in said
+    assert "prompt of 60 tokens in the 54 that model.seq leaves" in said and not list(tmp_path.glob("runs/trials/*/logs"))
+    assert main([*command, "tune.virtual_tokens=2", "--dry-run"]) == 0

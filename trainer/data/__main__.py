@@ -1,4 +1,7 @@
-"""``python -m trainer.data CONFIG.yaml``: prepare the corpus of a run. Behind ``trireme prepare``; usable by itself in a container."""
+"""``python -m trainer.data CONFIG.yaml``: prepare the corpus of a run. Behind ``trireme prepare``; usable by itself in a container.
+
+With ``--check`` it reads the examples of a run as its ranks will, and makes nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from trainer.data.dataset import open_dataset
 from trainer.data.prepare import Prepared, prepare
 from trainer.spec import ConfigError, DataConfig, load
 
@@ -17,8 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("config", help="the run's configuration (YAML)")
     parser.add_argument("--force", action="store_true", help="prepare again even if the folder is there")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a sentence")
+    parser.add_argument("--check", action="store_true", help="prepare nothing: read the run's examples as its ranks will")
     arguments = parser.parse_args(argv)
     try:
+        if arguments.check:
+            return _check(arguments.config)
         done = _prepare(arguments.config, arguments.force)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -36,6 +43,12 @@ def describe(done: Prepared) -> str:
     if done.skipped:
         lines.append(f"left out {len(done.skipped)} files that are not UTF-8 text, such as {done.skipped[0]}")
     return "\n".join(lines)
+
+
+def _check(config: str) -> int:
+    run = load(config)
+    open_dataset(run.data, run.model, run.run.seed)
+    return 0
 
 
 def _prepare(config: str, force: bool) -> Prepared:

@@ -66,9 +66,8 @@ class Examples:
         after = answer[: self.seq + 1 - len(before)]
         if not before or not after:
             raise ConfigError(
-                f"{where}: of the answer nothing is left in model.seq={self.seq} behind a prompt of {len(before)} tokens; name "
-                f"a field that "
-                "may be cut in data.truncate, raise model.seq, or take that line out"
+                f"{where}: of the answer nothing is left behind a prompt of {len(before)} tokens in the {self.seq} that model.seq leaves "
+                "for text; name a field that may be cut in data.truncate, raise model.seq, or take that line out"
             )
         return [~token for token in before] + after
 
