@@ -23,7 +23,7 @@ from scipy.special import ndtr
 from launcher.config.schema import Config
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
-from launcher.cost.thresholds import NEVER_TRIED
+from launcher.cost.thresholds import NEVER_TRIED, SURELY_FITS
 from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastest, fitting, normal_pdf
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate
@@ -144,7 +144,7 @@ class Policy:
 
     def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
         """Up to ``count`` trials to run now, the most promising first, or the reason to stop."""
-        fits, believed = self.memory.fits(), self.time.posterior()
+        fits, believed = self._fits(), self.time.posterior()
         if limit := limit_reached(self.settings, self.trials, self.gpu_hours, self.hours):
             return self._open_end(limit, believed, fits)
         if self.best_seconds() is None:  # nothing to compare with: run something
@@ -242,13 +242,22 @@ class Policy:
 
     def fastest(self) -> np.ndarray:
         """(n,) probability that each candidate is the fastest of those that fit."""
-        return fastest(self.time, self.memory.fits())
+        return fastest(self.time, self._fits())
 
     def grid_gpu_hours(self, steps: int, world_size: int) -> float:
         """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model and the starts measured."""
         start = median(self.starts) if self.starts else self.settings.start_s
         seconds = np.exp(self.time.posterior().mean) * self.memory.fits() * steps + start
         return float(seconds.sum() * world_size / 3600)
+
+    def _fits(self) -> np.ndarray:
+        """(n,) probability that each candidate fits and is of use. To recompute only adds work: it is of no use while the same layout
+        without it surely fits, and of use again once that one did not run."""
+        fits, plain = self.memory.fits(), self.candidates.plain
+        if plain is None:
+            return fits
+        failed = np.isin(plain, [i for i, seconds in self.tried.items() if math.isinf(seconds)])
+        return np.where((plain >= 0) & (fits[plain] >= SURELY_FITS) & ~failed, 0.0, fits)
 
     def _is_full(self, trial: SearchTrial) -> bool:
         return trial.full or self.small.parts is self.candidates.parts

@@ -21,6 +21,7 @@ from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
 from launcher.cost.uncertainty import columns, coordinates
+from launcher.search.candidates import plain
 from launcher.search.policy import FEW_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation
 from launcher.search.surrogate import Candidates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
@@ -175,7 +176,8 @@ def _candidates(table: MeasuredSweep) -> Candidates:
     ]
     memory = np.array([a.memory_bytes for a in predicted])
     features = np.concatenate([coordinates(layouts), np.array(kernels)], axis=1)
-    return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory)
+    rest = np.unique([repr((case.global_batch, case.trainer, case.constants)) for case in table.cases], return_inverse=True)[1]
+    return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory, plain(layouts, rest))
 
 
 def _measure(

@@ -24,6 +24,7 @@ class Candidates:
     memory: np.ndarray  # (n,) predicted peak in bytes
     features: np.ndarray  # (n, f) coordinates of the layout
     capacity: float  # bytes of the device
+    plain: np.ndarray | None = None  # (n,) which one is the same layout without recomputation; -1: none is, or it is that itself
 
     def __post_init__(self) -> None:
         n = len(self.parts)

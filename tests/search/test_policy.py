@@ -79,6 +79,19 @@ def test_a_borderline_layout_that_would_win_is_tried() -> None:
     assert policy.ranking()[0] == 0 and policy.trials <= 2
 
 
+@pytest.mark.parametrize("need, runs, tried", [(50.0, True, False), (50.0, False, True), (95.0, True, True)])
+def test_a_layout_that_recomputes_is_tried_only_where_the_same_without_may_not_fit_or_did_not_run(
+    need: float, runs: bool, tried: bool
+) -> None:
+    parts = np.array([[1.0], [1.001], [1.2]])  # the second one recomputes what the first one keeps; a third one is slower
+    some = Candidates(parts, np.array([need, 40.0, 40.0]), np.arange(3.0)[:, None], 100.0, np.array([-1, 0, -1]))
+    policy = Policy(some, dataclasses.replace(SETTINGS, doubt=1e-6))
+    while not isinstance(proposed := policy.ask(), Stop):
+        index = proposed[0].index
+        policy.tell(proposed[0], TrialObservation(parts[index, 0]) if index or runs else TrialObservation(reason=Reason.ERROR))
+    assert (1 in policy.tried) is tried
+
+
 def test_failed_and_missing_trials_do_not_hide_the_best_nor_enter_the_ranking() -> None:
     planted = Planted(4)
     broken = {i for i in range(200) if i % 3 == 0 and planted.seconds[i] > planted.best}
