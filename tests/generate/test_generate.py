@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.convert import export_weights
-from trainer.generate.generate import Completion, PromptRequest, generate
+from trainer.generate.generate import Completion, Decoder, News, PromptRequest, generate
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling, choose, uniform
 from trainer.generate.session import Session
@@ -100,6 +100,24 @@ def test_rows_are_completed_as_each_alone_whoever_joins_and_leaves_meanwhile(
         for one, made in zip(alone, completed(checkpoints[name], PROMPTS, sampling, stop=3, slots=slots)):
             assert (made.tokens, made.ended) == (one.tokens, one.ended)
             assert made.log_probabilities == pytest.approx(one.log_probabilities, abs=1e-9)
+
+
+@pytest.mark.parametrize(("turn", "exchanges"), [(0, 1), (3, 2)])
+def test_ranks_exchange_news_only_in_turns_that_have_some(turn: int, exchanges: int, checkpoints: dict[str, Path]) -> None:
+    """One request at once; another one, and that it is the last, in a later turn."""
+    told, made = [], []
+    requests = [PromptRequest(number, prompt, 6, name=number) for number, prompt in enumerate(PROMPTS[:2])]
+    heard = [News(requests[:1]), *[News()] * (turn - 1), News(requests[1:], over=True)] if turn else [News(requests, over=True)]
+    news = iter(heard)
+    with alone(checkpoints["gpt"], "fp64") as (config, world):
+        gather = world.group.gather_objects
+        world.group.gather_objects = lambda value: told.append(value) or gather(value)  # type: ignore[method-assign,func-returns-value]
+        session = Session(config, world, open_weights(checkpoints["gpt"]).load)
+        told.clear()
+        Decoder(session, 4).run(lambda idle: next(news, News()), lambda row: made.append(row.made) if row.made.ended else None)
+    assert len(told) == exchanges and [one.tokens for one in made] == [
+        one.tokens for one in completed(checkpoints["gpt"], PROMPTS[:2], Sampling())
+    ]
 
 
 def test_a_seed_gives_the_same_text_again_and_another_seed_another(checkpoints: dict[str, Path]) -> None:

@@ -20,7 +20,9 @@ import pytest
 
 from tests.convert.test_logits import SMALL, checkpoint, ours
 from trainer.data.prepare import prepare
+from trainer.generate.command import parser as command_line
 from trainer.generate.generate import PromptRequest, generate
+from trainer.generate.job import complete
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
@@ -130,6 +132,26 @@ def test_a_stop_text_ends_a_completion_and_is_no_part_of_it(server: Server) -> N
     text = server.ask(body)[1]["choices"][0]["text"]
     stop = text[8:11]
     assert server.stream(body | {"stop": stop})[:2] == (text[: text.index(stop)], "stop")
+
+
+def test_a_stop_text_ends_a_completion_of_the_command_with_its_last_token(folder: Path) -> None:
+    """Beside one that goes on: the row is dropped a turn later, and what it grew by until then is no part of the answer."""
+
+    def completions(*words: str) -> list[dict[str, Any]]:
+        arguments = command_line().parse_args(
+            [str(folder), "--prompt", "the quick", "--prompt", "fox", "--tokens", "20", "--dtype", "float64", *words]
+        )
+        with alone(folder, "fp64") as (config, world):
+            return complete(arguments, arguments.prompt, config, world, None)
+
+    whole, other = completions()
+    stop = whole["text"][8:11]
+    cut, beside = completions("--stop", stop)
+    assert cut["ended"] == "stop" and cut["text"] == whole["text"][: whole["text"].index(stop)] and len(cut["tokens"]) < 20
+    assert cut["tokens"] == whole["tokens"][: len(cut["tokens"])] and len(cut["log_probabilities"]) == len(cut["tokens"])
+    tokenizer = read_tokenizer(None, folder, 300)
+    assert stop in tokenizer.decode(cut["tokens"]) and stop not in tokenizer.decode(cut["tokens"][:-1])
+    assert stop in other["text"] or beside["tokens"] == other["tokens"]
 
 
 def test_log_probabilities_are_those_of_the_tokens(server: Server) -> None:

@@ -1,7 +1,8 @@
 """Prompts in, completions out: rows join and leave while others go on (continuous batching, Yu et al. 2022), over all ranks of a layout.
 
-Every rank keeps the same list of rows, so only two things are told: what rank 0 hears (new requests, rows that are dropped), and after each
-turn the token that was chosen for each row. A row belongs to one replica; replicas take a turn together.
+Every rank keeps the same list of rows, so only two things are told: after each turn the token that was chosen for each row, in one sum
+over all ranks, and what rank 0 hears (new requests, rows that are dropped). That sum says whether it has heard anything, so that nothing
+else is exchanged in a turn without news. A row belongs to one replica; replicas take a turn together.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class News:
 
 
 Hear = Callable[[bool], News]
-"""Called on rank 0 before each turn, with whether there is nothing to do but to wait; it may then wait for up to a minute."""
+"""Called on rank 0 in each turn, and where rows have ended, with whether there is nothing to do but to wait; it may then wait for up to a
+minute. What it drops may still grow by a token."""
 Tell = Callable[[TextRow], object]
 """Called on rank 0 with every row that has grown or ended."""
 
@@ -88,19 +90,27 @@ class Decoder:
         self.waiting: deque[PromptRequest] = deque()
         self.memory: Memory | None = None  # of this replica's rows, in their order
         self.most_cached = 0  # bytes of keys and values, so far
+        self.heard: News | None = None  # on rank 0: what is not told yet
+        self.over = False
 
     def run(self, hear: Hear, tell: Tell) -> None:
         """Turn after turn, until there is no more to do and none to come."""
-        world, over = self.session.world, False
-        while self.rows or self.waiting or not over:
-            leads = world.rank == 0
-            news: News = world.group.gather_objects(hear(not self.rows and not self.waiting) if leads else None)[0]
-            over = over or news.over
-            self.waiting.extend(news.requests)
-            self._drop(news.dropped)
-            for row in self._turn(self._admit()):
-                if leads:
-                    tell(row)
+        leads, news = self.session.world.rank == 0, True
+        while self.rows or self.waiting or not self.over:
+            if news or not (self.rows or self.waiting):
+                self._learn(hear)
+            grown, news = self._turn(self._admit(), hear)
+            news = news or (not self.over and any(row.made.ended for row in grown))
+            for row in grown if leads else ():
+                tell(row)
+
+    def _learn(self, hear: Hear) -> None:
+        """Rank 0 tells all ranks what it hears."""
+        world, idle = self.session.world, not self.rows and not self.waiting
+        news: News = world.group.gather_objects((self.heard or hear(idle)) if world.rank == 0 else None)[0]
+        self.heard, self.over = None, self.over or news.over
+        self.waiting.extend(news.requests)
+        self._drop(news.dropped)
 
     def _drop(self, names: frozenset[int]) -> None:
         if names:
@@ -129,23 +139,28 @@ class Decoder:
         return joining
 
     @torch.no_grad()
-    def _turn(self, joining: list[TextRow]) -> list[TextRow]:
-        """A token for every row, those that join among them; all rows that were there."""
+    def _turn(self, joining: list[TextRow], hear: Hear) -> tuple[list[TextRow], bool]:
+        """A token for every row, those that join among them; all rows that were there, and whether rank 0 has heard something."""
         everyone = self.rows + joining
         if not everyone:
-            return []
+            return [], False
         logits = self._read(self._own(self.rows), self._own(joining))
         self.rows = everyone
-        told = torch.zeros(len(everyone), 2, dtype=torch.float64)
+        told = torch.zeros(len(everyone) + 1, 2, dtype=torch.float64)
         for index, row in enumerate(everyone):
             if row.replica == self.here and self.session.answers:
                 told[index] = _answer(row, logits.pop(0))
+        if self.session.world.rank == 0:
+            heard = hear(False)
+            told[-1, 0] = bool(heard.requests or heard.dropped or heard.over > self.over)
+            self.heard = heard if told[-1, 0] else None
         told = told.to(self.session.world.device)
         self.session.world.group.all_reduce(told).wait()
-        for row, (token, log_probability) in zip(everyone, told.tolist()):
+        *chosen, (news, _) = told.tolist()
+        for row, (token, log_probability) in zip(everyone, chosen):
             row.add(int(token), log_probability)
         self._keep([row for row in everyone if not row.made.ended])
-        return everyone
+        return everyone, bool(news)
 
     def _read(self, old: list[TextRow], new: list[TextRow]) -> list[Tensor]:
         """Logits [V] of each row on the ranks of the last stage: one more token of the old ones, the prompts of the new ones."""

@@ -99,10 +99,12 @@ class Front:
     def tell(self, row: TextRow) -> None:
         number, made = row.request.number, row.made
         telling = self.tellings[number]
+        if telling.stopped:
+            return
         piece = telling.hear(made.tokens, bool(made.ended))
         if telling.stopped and not made.ended:
             self.dropped.add(row.request.name)
-            made.ended = "stop"
+            made = Completion(made.prompt, list(made.tokens), list(made.log_probabilities), "stop")
         self.made[number] = made
         if self.printer is not None:
             self.printer.tell(number, piece, bool(made.ended))
