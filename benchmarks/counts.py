@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine
-from trainer.models.attention import Alibi, slopes
+from trainer.models.attention import Alibi, AttentionCore, slopes
 from trainer.models.transformer import Transformer
 from trainer.pipeline.compile import compile_blocks
 from trainer.spec import LOSS_CHUNK_MB, Factors, ResolvedTrainConfig, TrainConfig, from_dict, resolve
@@ -39,6 +39,8 @@ from trainer.state.bucket import FlatBucket
 from trainer.state.parameters import Member
 from trainer.state.sharding import ShardedState
 from trainer.tensor import cross_entropy
+from trainer.tensor.block_attention import BlockAttention
+from trainer.tensor.dropout import Noise, ShardedAttentionDropout
 
 WIDE: dict[str, Any] = {"layers": 2, "hidden": 2048, "heads": 16, "vocab": 50257, "seq": 2048}
 SMALL: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 101, "seq": 16}
@@ -200,6 +202,29 @@ def of_alibi() -> list[Row]:
     ]
 
 
+def of_attention_dropout() -> list[Row]:
+    """Bytes of attention with dropout in one block of GPT 1.3B, bf16, where scores are spelled out and in blocks of queries."""
+    heads, seq = WIDE["heads"], WIDE["seq"]
+    plain, ours = (AttentionCore(heads, fused, 0.1) for fused in (False, True))
+    ours.dropout = ShardedAttentionDropout(0.1, "core", Noise(1), ours.heads, heads)
+    ours.in_blocks = BlockAttention(ours.dropout)
+    found = []
+    for core in (plain, ours):
+        kept: dict[int, int] = {}
+        triple = [torch.empty(seq, 1, heads, WIDE["hidden"] // heads, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+        with Seen() as seen, torch.autograd.graph.saved_tensors_hooks(partial(_note, kept), lambda tensor: tensor):
+            core(*(each.requires_grad_() for each in triple)).sum().backward()
+        found.append((sum(kept.values()), max(seen.largest.values())))
+    what = ("kept for backward by attention with dropout in a block", "largest tensor of attention with dropout")
+    return [Row(each, *pair, "bytes") for each, pair in zip(what, zip(*found))]
+
+
+def _note(kept: dict[int, int], tensor: Tensor) -> Tensor:
+    """Count the bytes of a storage that autograd keeps."""
+    kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return tensor
+
+
 def of_start() -> list[Row]:
     """Elements that the rank draws which draws most, of 8 replicas that share the optimizer state."""
     config = configured(DRAWN)
@@ -286,7 +311,7 @@ def main() -> int:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     compiler.cpp.enable_kernel_profile = True
-    rows = [*of_a_step(), *of_a_block({}), *of_a_block({"family": "llama"}), *of_alibi(), *of_start()]
+    rows = [*of_a_step(), *of_a_block({}), *of_a_block({"family": "llama"}), *of_alibi(), *of_attention_dropout(), *of_start()]
     print(table(rows + ([] if quick else of_compiled_block())))
     return 0
 

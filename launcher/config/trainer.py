@@ -25,6 +25,7 @@ class KernelProfile:
 
     attention: str = key("flash2", "attention kernel; fused_softmax: scale, mask and softmax in one", choices=ATTENTION_KERNELS)
     attention_dropout: bool = key(True, "the attention kernel applies dropout; false: with dropout the scores are written to memory")
+    dropout_in_blocks: bool = key(False, "and if false, scores are computed a block of queries at a time, again in backward, and none is kept")
     causal_skip: bool = key(True, "the attention kernel skips the scores above the diagonal")
     newest_attention: bool = key(False, "attention kernels for the newest devices (cuDNN, flash 3), not hardware.legacy_kernel_factor of the peak")
     fused_norm: bool = key(True, "a norm is one kernel")

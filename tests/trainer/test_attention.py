@@ -12,6 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.models import attention
 from trainer.models.attention import Alibi, AttentionCore, Rotary, slopes
+from trainer.tensor import block_attention
+from trainer.tensor.block_attention import BlockAttention
+from trainer.tensor.dropout import Noise, ShardedAttentionDropout
 
 
 class Sizes(TorchDispatchMode):
@@ -73,6 +76,35 @@ def test_fused_alibi_makes_nothing_of_sequence_by_sequence() -> None:
             )
         )
     assert 0 < max(sizes.made) <= s * heads * (8 + 8) < s * s * heads
+
+
+def dropping(heads: int, fused: bool, alibi: bool, visible: Tensor | None) -> AttentionCore:
+    core = AttentionCore(heads, fused, 0.3, alibi)
+    core.dropout = ShardedAttentionDropout(0.3, "core", Noise(3), core.heads, heads)
+    core.in_blocks = BlockAttention(core.dropout)
+    core.visible = None if visible is None else lambda: visible
+    return core
+
+
+@pytest.mark.parametrize(("groups", "alibi", "texts"), [(4, False, False), (2, False, True), (4, True, False)])
+def test_dropout_in_blocks_of_queries_drops_the_same_weights(
+    groups: int, alibi: bool, texts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients are those of scores that are spelled out: six blocks, the last of them shorter."""
+    s, batch, heads = 40, 2, 4
+    monkeypatch.setitem(block_attention.SCORES, "cpu", batch * heads * s * 7)
+    torch.manual_seed(groups)
+    place = torch.arange(s)
+    visible = ((place <= place[:, None]) & (place // 13 == place[:, None] // 13)).expand(batch, 1, s, s) if texts else None
+    inputs = [torch.randn(s, batch, n, 8, dtype=torch.float64) for n in (heads, groups, groups)]
+    found = []
+    for fused in (True, False):
+        leaves = [each.clone().requires_grad_() for each in inputs]
+        output = dropping(heads, fused, alibi, visible)(*leaves)
+        output.backward(torch.sin(torch.arange(output.numel(), dtype=torch.float64)).view(output.shape))
+        found.append([output.detach(), *(leaf.grad for leaf in leaves)])
+    for blocked, plain in zip(*found):
+        torch.testing.assert_close(blocked, plain, rtol=0, atol=1e-12)
 
 
 def test_rotary_tables_are_made_once_for_all_layers() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import counts
 from trainer.state.parameters import BLOCK
+from trainer.tensor.block_attention import SCORES
 
 
 def test_the_host_waits_for_nothing_in_a_step_and_logits_are_those_of_a_chunk() -> None:
@@ -27,6 +28,14 @@ def test_alibi_adds_columns_and_no_bias() -> None:
     (bias,) = counts.of_alibi()
     heads, seq, _ = counts.BLOOM_7B
     assert bias.plain == heads * seq * seq * 2 and bias.now == heads * seq * 8 * 2 * 2
+
+
+def test_attention_with_dropout_keeps_no_scores_and_makes_those_of_a_block() -> None:
+    kept, largest = counts.of_attention_dropout()
+    heads, seq, hidden = (counts.WIDE[name] for name in ("heads", "seq", "hidden"))
+    assert kept.plain > 2 * heads * seq * seq * 2, "weights before and after dropout"
+    assert 3 * seq * hidden * 2 <= kept.now < 3 * seq * hidden * 2 + 100, "queries, keys and values"
+    assert largest.plain >= heads * seq * seq * 2 and largest.now <= 8 * SCORES["cuda"] < heads * seq * seq
 
 
 def test_a_replica_draws_its_share_of_the_weights() -> None:

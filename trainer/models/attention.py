@@ -16,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from trainer.models.layers import Dropout, Linear
 
 P = ParamSpec("P")
+InBlocks = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+"""Attention with dropout, of query, key, value, visible keys and scale (``trainer.tensor.block_attention``)."""
 
 
 class Attention(nn.Module):
@@ -54,15 +56,17 @@ class Attention(nn.Module):
 class AttentionCore(nn.Module):
     """softmax(q k^T / sqrt(d)) v, causal. q [s, b, heads, d], k and v [s, b, kv_heads, d] -> [s, b, heads d].
 
-    ``heads`` are the global indices of the heads in q. The fused kernel is used unless attention weights have dropout.
+    ``heads`` are the global indices of the heads in q. No fused kernel has dropout of attention weights that is the same in every layout:
+    in training with dropout, ``in_blocks`` takes its place.
     """
 
     def __init__(self, heads: int, fused: bool, dropout: float, alibi: bool = False):
         super().__init__()
         self.heads = range(heads)
         self.alibi = Alibi(heads) if alibi else None
-        self.fused = fused and dropout == 0.0
+        self.fused = fused
         self.dropout: nn.Module = AttentionDropout(dropout)
+        self.in_blocks: InBlocks | None = None
         self.visible: Callable[[], Tensor] | None = None  # which keys a query sees, [b, 1, s, s], where that is not all up to itself
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -70,8 +74,15 @@ class AttentionCore(nn.Module):
         scale = 1 / math.sqrt(query.shape[-1])
         if self.alibi is not None:
             query, key = self.alibi(query, key, self.heads)
-        attend = self._fused if self.fused else self._unfused
-        return attend(query, key, value, scale).permute(2, 0, 1, 3).flatten(2)
+        return self._attend(query, key, value, scale).permute(2, 0, 1, 3).flatten(2)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        drops = self.training and self.dropout.p
+        if self.fused and not drops:
+            return self._fused(query, key, value, scale)
+        if self.fused and self.in_blocks is not None:
+            return self.in_blocks(query, key, value, None if self.visible is None else self.visible(), scale)
+        return self._unfused(query, key, value, scale)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         grouped, head = query.shape[1] != key.shape[1], value.shape[-1]

@@ -60,7 +60,8 @@ class ModelConfig:
     tied: Optional[bool] = key(None, "share input embedding and output head; null = by family (llama: no)")
     activation: Optional[str] = key(None, "MLP non-linearity; null = by family (llama: swiglu, else gelu)", choices=ACTIVATIONS)
     dropout: float = key(0.0, "dropout of embeddings, attention and residuals", minimum=0)
-    attention: str = key("fused", "fused (scaled_dot_product_attention) or unfused (matmul, softmax, matmul)", choices=("fused", "unfused"))
+    attention: str = key("fused", "fused (scaled_dot_product_attention; with dropout a block of queries at a time) or unfused (matmul, "
+        "softmax, matmul)", choices=("fused", "unfused"))
     rope_theta: float = key(10000.0, "base of the rotary position embedding (llama)", minimum=1)
     norm_eps: float = key(1e-5, "epsilon of the normalisation layers", minimum=0)
     init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden)", minimum=0)

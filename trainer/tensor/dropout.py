@@ -76,19 +76,19 @@ class Noise:
             index = index * size + positions.view(shape)
         assert isinstance(index, Tensor)
         key = hash_of(self.seed, self.key.step, site)
-        return (scramble(index * GOLDEN + key) & (2**31 - 1)) >= int(p * 2**31)
+        return scramble((index * GOLDEN).add_(key)).bitwise_and_(2**31 - 1) >= int(p * 2**31)
 
 
 def scramble(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64, whose products wrap around."""
-    x = (x ^ _shifted(x, 30)) * FIRST
-    x = (x ^ _shifted(x, 27)) * SECOND
-    return x ^ _shifted(x, 31)
+    """The finaliser of splitmix64 on int64, whose products wrap around, in the place of x."""
+    _mix(x, 30).mul_(FIRST)
+    _mix(x, 27).mul_(SECOND)
+    return _mix(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Right shift that fills with zeros."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def _mix(x: Tensor, bits: int) -> Tensor:
+    """x xor its right shift, which fills with zeros; in the place of x."""
+    return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (64 - bits)) - 1))
 
 
 class HiddenDropout(nn.Module):
@@ -140,11 +140,14 @@ class ShardedAttentionDropout(nn.Module):
         return dropped(self, weights) if self.training else weights
 
     def kept(self, weights: Tensor) -> Tensor:
-        device, length = weights.device, weights.shape[-1]
-        heads = torch.arange(self.heads.start, self.heads.stop, device=device)
-        along = torch.arange(length, device=device)
-        batch = rows(self.noise, weights.shape[0], device)
-        return self.noise.kept(self.site, self.p, ((batch, 1), (heads, self.total), (along, length), (along, length)))
+        return self.kept_among(weights.shape[0], range(weights.shape[-1]), weights.shape[-1], weights.device)
+
+    def kept_among(self, batch: int, queries: range, length: int, device: torch.device) -> Tensor:
+        """Of weights [b, heads, queries, keys], of some queries of a sequence for all keys up to the last of them."""
+        heads, places = (torch.arange(r.start, r.stop, device=device) for r in (self.heads, queries))
+        keys = torch.arange(queries.stop, device=device)
+        axes = ((rows(self.noise, batch, device), 1), (heads, self.total), (places, length), (keys, length))
+        return self.noise.kept(self.site, self.p, axes)
 
 
 def rows(noise: Noise, count: int, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transforme
 from trainer.models.tuned import LowRankLinear, Prompts
 from trainer.spec import vocabulary_rows
 from trainer.state.parameters import Member, ParameterRecord
+from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.layers import ColumnLinear, Gradients, LowRank, Region, RowLinear, ShardedPositionEmbedding, VocabularyEmbedding
 
@@ -156,6 +157,7 @@ class Parallelizer:
         core.heads = range(width * group.index, width * (group.index + 1))
         if isinstance(dropout, Dropout) and dropout.p:
             core.dropout = ShardedAttentionDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
+            core.in_blocks = BlockAttention(core.dropout)
 
 
 def _set(model: nn.Module, path: str, layer: nn.Module) -> None:

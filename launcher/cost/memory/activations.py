@@ -12,7 +12,7 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
-from launcher.cost.time.attention import FLASH, kernel, score_count
+from launcher.cost.time.attention import FLASH, in_blocks, kernel, score_count
 from launcher.cost.time.pointwise import inner_width
 
 COLUMNS = 8
@@ -120,10 +120,12 @@ def rotary_tables(case: Case) -> Array:
 
 
 def attention_core(case: Case) -> Array:
-    """Between the projections: a number per row with a flash kernel, else copies of the scores."""
+    """Between the projections: a number per row with a flash kernel, nothing where scores are computed again, else copies of them."""
     s, w, name = case.shape, case.width, kernel(case)
     if name in FLASH:
         return case.tokens * s.heads / case.tensor * 4 + bias_columns(case)
+    if in_blocks(case):
+        return bias_columns(case)
     copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies
     dropped = w + 1 if s.dropout else 0  # dropped weights and the mask
     return score_count(case) * (copies * w + dropped) + bias_columns(case)

@@ -30,6 +30,12 @@ def kernel(case: Case) -> str:
     return f.kernels.attention
 
 
+def in_blocks(case: Case) -> bool:
+    """Whether scores are computed a block of queries at a time, for the keys before them, and again in backward."""
+    kernels = case.trainer.kernels
+    return bool(case.shape.fused_attention and case.shape.dropout and kernels.dropout_in_blocks and not kernels.attention_dropout)
+
+
 def seconds(case: Case) -> ForwardBackward:
     """Forward and backward seconds of one block's attention core."""
     name = kernel(case)
@@ -68,4 +74,5 @@ def _scores(case: Case, name: str) -> ForwardBackward:
     product = (product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)) * matmul.aligned(s.head_width)
     passes = np.asarray(SCORE_PASSES[name]) + (np.asarray(DROPOUT_PASSES) if s.dropout else 0)
     move = score_count(case) * case.width / (device.bandwidth * constants.bandwidth)
-    return product + passes[0] * move, 2 * product + passes[1] * move
+    forward, backward = product + passes[0] * move, 2 * product + passes[1] * move
+    return (forward / 2, (backward + forward) / 2) if in_blocks(case) else (forward, backward)

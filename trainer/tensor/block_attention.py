@@ -1,0 +1,160 @@
+"""Attention with dropout of its weights, a block of queries at a time: there are never more scores than those of a block.
+
+Forward keeps queries, keys and values alone. Backward computes the scores of a block again, and draws its mask again: which weights are
+dropped depends on their positions, not on what was drawn before. Each row of scores is whole in its block, so its softmax is plain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.tensor.dropout import ShardedAttentionDropout
+from trainer.tensor.traced import LAYERS, numbered
+
+SCORES = {"cpu": 1 << 20, "cuda": 1 << 22}
+"""Scores of a block, over all heads: what a cache holds in the 8-byte numbers that masks are made of."""
+
+
+class BlockAttention:
+    """softmax(q k^T scale) v with dropout. q [b, heads, s, d], k [b, groups, s, d], v [b, groups, s, e] -> [b, heads, s, e].
+
+    ``visible`` [b, 1, s, s] says which keys a query sees, if that is not all up to itself.
+    """
+
+    def __init__(self, dropout: ShardedAttentionDropout):
+        self.dropout = dropout
+        self.number = numbered(self)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+        stamp = self.dropout.noise.stamp
+        if torch.compiler.is_compiling():
+            found: Tensor = attend(query, key, value, visible, self.number, stamp, scale)
+            return found
+        result: Tensor = _Attend.apply(query, key, value, visible, stamp, scale, self)
+        return result
+
+    def compute(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float) -> Tensor:
+        """The output, which lies in memory as [s, b, heads, e]."""
+        output = output_like(query, value)
+        keep = 1 / (1 - self.dropout.p)
+        for block in blocks(query):
+            seen = value[..., : block.stop, :]
+            weights = weights_of(block, query, key, visible, scale)
+            dropped = weights.mul_(keep).masked_fill_(~self._kept(block, weights, query.shape[-2], stamp), 0)
+            output[..., block.start : block.stop, :] = (dropped @ seen.unsqueeze(2)).flatten(1, 2)
+        return output
+
+    def differentiate(
+        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of queries, keys and values; the last two are summed over blocks in at least 4 bytes."""
+        dq, groups, keep = query.new_empty(query.shape), key.shape[1], 1 / (1 - self.dropout.p)
+        dk, dv = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device) for x in (key, value))
+        for block in blocks(query):
+            rows, past = slice(block.start, block.stop), slice(0, block.stop)
+            asked, flow = (x[..., rows, :].unflatten(1, (groups, -1)) for x in (query, dy))
+            weights = weights_of(block, query, key, visible, scale)
+            lost = ~self._kept(block, weights, query.shape[-2], stamp)
+            dv[..., past, :] += _summed((weights * keep).masked_fill_(lost, 0), flow)
+            d_weights = (flow @ value[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(keep).masked_fill_(lost, 0)
+            d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
+            dq[..., rows, :] = (d_scores @ key[..., past, :].unsqueeze(2)).flatten(1, 2)
+            dk[..., past, :] += _summed(d_scores, asked)
+        return dq, dk.to(key.dtype), dv.to(value.dtype)
+
+    def _kept(self, block: range, weights: Tensor, length: int, stamp: Tensor) -> Tensor:
+        """Which of the weights [b, groups, heads / groups, rows, keys] of a block stay."""
+        with self.dropout.noise.at_stamp(stamp):
+            kept = self.dropout.kept_among(weights.shape[0], block, length, weights.device)
+        return kept.view(weights.shape)
+
+
+def blocks(query: Tensor) -> Iterator[range]:
+    """Consecutive queries whose scores are few enough."""
+    batch, heads, length, _ = query.shape
+    most = SCORES.get(query.device.type, SCORES["cuda"])
+    height = max(1, most // (batch * heads * length))
+    for first in range(0, length, height):
+        yield range(first, min(first + height, length))
+
+
+def weights_of(block: range, query: Tensor, key: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+    """Weights before dropout, [b, groups, heads / groups, rows, keys], of a block's queries for all keys up to its last query."""
+    rows, past = slice(block.start, block.stop), slice(0, block.stop)
+    asked = query[..., rows, :].unflatten(1, (key.shape[1], -1))
+    scores = (asked @ key[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(scale)
+    if visible is None:
+        place = torch.arange(block.stop, device=query.device)
+        hidden = place > place[rows, None]
+    else:
+        hidden = ~visible[:, None, :, rows, past]
+    return torch.softmax(scores.masked_fill_(hidden, -math.inf), -1)
+
+
+def _summed(left: Tensor, right: Tensor) -> Tensor:
+    """``left^T right`` summed over the heads of a group: [b, groups, n, rows, keys], [b, groups, n, rows, d] -> [b, groups, keys, d]."""
+    return left.flatten(2, 3).transpose(-1, -2) @ right.flatten(2, 3)
+
+
+def output_like(query: Tensor, value: Tensor) -> Tensor:
+    """An empty [b, heads, s, e] that lies as [s, b, heads, e]: what the next product reads."""
+    batch, heads, length, _ = query.shape
+    return value.new_empty(length, batch, heads, value.shape[-1]).permute(1, 2, 0, 3)
+
+
+class _Attend(torch.autograd.Function):
+    """``BlockAttention`` outside of compiled code."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+        visible, stamp, ctx.scale, ctx.layer = others
+        ctx.save_for_backward(query, key, value, visible, stamp)
+        output: Tensor = ctx.layer.compute(query, key, value, visible, stamp, ctx.scale)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return *ctx.layer.differentiate(gradients[0], *ctx.saved_tensors, ctx.scale), None, None, None, None
+
+
+@torch.library.custom_op("trireme::attend", mutates_args=())
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float) -> Tensor:
+    """``BlockAttention`` number ``number`` in a traced block."""
+    return LAYERS[int(number)].compute(query, key, value, visible, stamp, scale)  # type: ignore[no-any-return]
+
+
+@attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float) -> Tensor:
+    return output_like(query, value)
+
+
+@torch.library.custom_op("trireme::attend_backward", mutates_args=())
+def attend_backward(
+    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values."""
+    return LAYERS[int(number)].differentiate(dy, query, key, value, visible, stamp, scale)  # type: ignore[no-any-return]
+
+
+@attend_backward.register_fake
+def _(
+    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:-1])
+    ctx.scale = inputs[-1]
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return *attend_backward(dy, *ctx.saved_tensors, ctx.scale), None, None, None, None
+
+
+torch.library.register_autograd("trireme::attend", _differentiate, setup_context=_save)
