@@ -71,6 +71,12 @@ TURNS = 8
 """Minimum repetitions of a step."""
 TOKENS = 16
 """Tokens of a generation that is timed."""
+SMALL = 4 << 10
+"""Bytes of a message that holds next to nothing."""
+PAUSE_S = 5e-4
+"""Seconds that ranks compute before they are woken: about a block of a small model."""
+WAKINGS = 20
+"""Wakings per reading of the clock: as many as a request waits for one after the other, of which some take long."""
 
 
 def probe(config: TrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
@@ -111,12 +117,14 @@ class Probe:
         groups = self.groups()
         for group, near in groups:
             parts += [(f"{name} over {group.size} ranks", lambda *_, g=group, n=near, o=name: self.exchange(g, n, o)) for name in OPERATION]
+        if not self.clock.on_device:  # what a GPU waits with does not sleep
+            parts += [("waking", lambda: self.waking(groups))]
         parts += [(f"send {where}", lambda *_, w=where: self.send(w)) for where in self.pairs()]
         found: dict[str, Any] = {"exchanges": []}
         for number, (name, measure) in enumerate(parts):
             self.tell(number, len(parts), name)
             figures = measure()
-            if name in ("products", "copy", "block", "turn"):
+            if name in ("products", "copy", "block", "turn", "waking"):
                 found[name] = figures
             else:
                 found["exchanges"] += figures
@@ -264,6 +272,49 @@ class Probe:
             found.append(about | {name: seconds / 2 for name, seconds in both.items()})
         return found
 
+    def waking(self, groups: Sequence[tuple[Group, int]]) -> list[Figures]:
+        """A small message between ranks that compute in between, as in generation. What waits has fallen asleep by then: waking it takes
+        longer than the same in a burst. Only the first group of each size is at work; medians, as of ``turn``."""
+        work, found = self._pause(), []
+        for group, near in groups:
+            for operation in ("all_reduce", "all_gather", "send")[: 3 if group.size == 2 else 2]:
+                own = self._woken(group, operation, work) if group.ranks[0] == 0 else None
+                seconds = max(self.world.group.gather_objects(own)[0], 1e-7)
+                found.append({"operation": operation, "size": group.size, "near": near, "bytes": SMALL, "seconds": seconds})
+        return found
+
+    def _pause(self) -> Callable[[], None]:
+        """A computation of ``PAUSE_S``, as many products on every rank."""
+        left, right = torch.ones(64, 64), torch.zeros(64, 64)
+        (once,) = self._typical([self._best(lambda: torch.mm(left, right), self.extent.product_s)])
+        times = range(round(PAUSE_S / once))
+
+        def work() -> None:
+            for _ in times:
+                torch.mm(left, right)
+
+        return work
+
+    def _woken(self, group: Group, operation: str, work: Callable[[], None]) -> float:
+        """Seconds of ``operation`` between computations of ``work``: with them, less without. A message is answered, each side computes in
+        turn."""
+        shard, ways = torch.ones(SMALL // 4 // group.size), 2 if operation == "send" else 1
+        whole = torch.ones(shard.numel() * group.size)
+
+        def exchange() -> None:
+            work()
+            _collective(group, operation, whole, shard)()
+
+        both = exchange if ways == 1 else _there_and_back(group, whole, work)
+        times: list[tuple[float, float]] = []
+        for _ in range(TURNS):
+            group.all_reduce(torch.zeros(1)).wait()
+            alone = self._once(work, WAKINGS)[0]
+            group.all_reduce(torch.zeros(1)).wait()
+            times.append((alone, self._once(both, WAKINGS)[0]))
+        alone, together = (statistics.median(each) for each in zip(*times))
+        return together / ways - alone
+
     def _together(self, work: Callable[[], Any]) -> Figures:
         """Seconds of one call that all ranks make: the fastest burst of the slowest rank, and the CPU seconds that it takes."""
         work()
@@ -287,11 +338,14 @@ def _collective(group: Group, operation: str, whole: Tensor, shard: Tensor) -> C
     return lambda: calls[operation]().wait()
 
 
-def _there_and_back(group: Group, message: Tensor) -> Callable[[], None]:
+def _there_and_back(group: Group, message: Tensor, work: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """A message and one back, after ``work`` of the one that sends."""
     lower = group.index == 0
 
     def turn() -> None:
         for sends in (lower, not lower):
+            if sends:
+                work()
             (group.send(message, 1 - group.index) if sends else group.receive(message, 1 - group.index)).wait()
 
     return turn

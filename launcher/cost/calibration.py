@@ -49,8 +49,8 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
     exchanges = [{**one, "seconds": _unshared(one, figures)} for one in figures["exchanges"]]
     config = _links(config, exchanges, figures["per_node"], constants)
     kept = ("nodes", "per_node", "hosts", "device", "torch", "products", "copy", "block")
-    turn = {"turn": figures["turn"]} if "turn" in figures else {}
-    return dataclasses.replace(config, calibration={key: figures[key] for key in kept} | turn | {"exchanges": exchanges})
+    of_requests = {key: figures[key] for key in ("turn", "waking") if key in figures}
+    return dataclasses.replace(config, calibration={key: figures[key] for key in kept} | of_requests | {"exchanges": exchanges})
 
 
 def measured(config: HardwareConfig, device: Device, constants: Constants = SHIPPED) -> Measured:

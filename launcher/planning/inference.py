@@ -168,7 +168,7 @@ def plan_inference(config: Config) -> InferencePlan:
     device, costs = Device.of(hardware, config.cluster.gpus_per_node), None
     if hardware.calibration:
         device = replace(device, measured=measured(hardware, device))
-        costs = HostCosts(**hardware.calibration["turn"]) if config.engine.own and "turn" in hardware.calibration else None
+        costs = HostCosts.of(hardware.calibration) if config.engine.own else None
     table, dropped = serving_space(config)
     lengths, formats = (float(work.input), float(work.output)), (config.serving.weights, config.serving.kv)
     case = InferenceCase(Shape.of(model), table, *lengths, device, config.engine, *formats, costs=costs)

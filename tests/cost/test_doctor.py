@@ -179,6 +179,7 @@ def test_doctor_measures_this_machine_into_a_file_that_plan_reads(
     assert found.peak_tflops["fp32"] > 1e-4 and found.sustained_tflops["fp32"] <= found.peak_tflops["fp32"]
     assert found.memory_bandwidth_gbs and found.cores == len(os.sched_getaffinity(0))
     assert {one["operation"] for one in found.calibration["exchanges"]} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert {one["operation"] for one in found.calibration["waking"]} == {"all_reduce", "all_gather", "send"}
     assert compose(["hardware=here"]).cluster.hardware == found
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == ["runs/hardware/here.yaml"]
 

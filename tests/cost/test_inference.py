@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from launcher.config.engines import engine, engine_names
 from launcher.config.hardware import shipped_hardware
 from launcher.config.inference_constants import inference_entries
-from launcher.cost.inference import SERVING_DTYPE, InferenceCase, closed, opened, static
+from launcher.config.schema import HardwareConfig
+from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, closed, opened, static
 from launcher.cost.inference import memory as bytes_of
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
@@ -66,6 +69,37 @@ def test_no_part_is_faster_than_the_speed_of_light(name: str) -> None:
 def test_more_requests_in_flight_give_more_throughput_and_slower_tokens(name: str) -> None:
     found = (static if engine(name).batching == "static" else closed)(asked(*((2, 1, 1, b) for b in (1, 2, 8, 32, 64)), name=name))
     assert np.all(np.diff(found.tpot) > 0) and np.all(np.diff(found.throughput) > 0)
+
+
+def on_host(*layouts: tuple[int, int, int, int], cores: int = 2, waking: float = 1e-3) -> InferenceCase:
+    """Our generator on a node of four ranks, of which every exchange that was waited for takes ``waking`` times the ranks."""
+    turn = dict.fromkeys(("turn", "block", "row", "logit"), 1e-4)
+    woken = [
+        {"operation": name, "size": size, "near": size, "seconds": waking * size}
+        for name, size in (("all_reduce", 2), ("all_reduce", 4), ("all_gather", 2), ("all_gather", 4), ("send", 2))
+    ]
+    machine = HardwareConfig(name="mine", host=True, cores=cores, peak_tflops={"fp32": 0.1}, link_gbs=2.0, link_latency_us=50.0)
+    case = asked(*layouts, shape=dataclasses.replace(LLAMA_8B, hidden=64, heads=4, vocab=64, layers=3), name="trireme", weights="fp32")
+    return dataclasses.replace(case, device=Device.of(machine, 4), costs=HostCosts.of({"turn": turn, "waking": woken if waking else []}))
+
+
+def test_every_exchange_of_the_host_takes_what_waking_its_ranks_takes_and_ranks_on_shared_cores_count_once() -> None:
+    """Two sums a layer and one of the embedding, a message to each further stage, a sum of what was chosen; the gather of the logits is in
+    the head. With a batch the news come on top."""
+    layouts = (1, 1, 1, 1), (2, 1, 1, 1), (4, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1)
+    slow, quick = static(on_host(*layouts)), static(on_host(*layouts, waking=1e-9))
+    more = {part: 1e3 * (np.asarray(slow.step[part]) - np.asarray(quick.step[part])) for part in slow.step}
+    assert more["tensor-parallel communication"] == pytest.approx([0, 7 * 2, 7 * 4, 0, 7 * 2], abs=1e-3)
+    assert more["head"] == pytest.approx([0, 2, 4, 0, 2], abs=1e-3)
+    assert more["pipeline transfers"] == pytest.approx([0, 0, 0, 2, 2], abs=1e-3)
+    assert more["scheduling"] == pytest.approx([0, 2, 4, 2, 4], abs=1e-3)
+    news = 1e3 * (np.asarray(slow.prompt["scheduling"]) - np.asarray(quick.prompt["scheduling"])) - more["scheduling"]
+    assert news == pytest.approx([0, 2 * 2, 2 * 4, 2 * 2, 2 * 4], abs=1e-3)
+
+
+def test_a_file_in_which_no_waking_was_measured_takes_exchanges_as_in_a_burst() -> None:
+    burst, woken = static(on_host((2, 2, 1, 4), waking=0.0)), static(on_host((2, 2, 1, 4)))
+    assert 0 < burst.step["tensor-parallel communication"] < woken.step["tensor-parallel communication"]
 
 
 def test_weights_in_8_bits_take_half_the_memory_and_less_time_per_token() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +24,33 @@ SERVING_DTYPE = np.dtype([("tensor", "i4"), ("pipeline", "i4"), ("replicas", "i4
 @dataclass(frozen=True)
 class HostCosts:
     """Seconds of the host in our generator, as ``trireme doctor`` measured them: of a turn on each stage, of a block, of choosing a token,
-    and of that per entry of the vocabulary."""
+    and of that per entry of the vocabulary; and of a small message of ranks that computed before (``waking``), by operation and by whether
+    it crosses the network: log2 of group sizes, and seconds."""
 
     turn: float
     block: float
     row: float
     logit: float
+    waking: Mapping[tuple[str, bool], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, calibration: Mapping[str, Any]) -> HostCosts | None:
+        """What a hardware file knows of it."""
+        if "turn" not in calibration:
+            return None
+        found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+        for one in calibration.get("waking", ()):
+            found.setdefault((one["operation"], one["near"] < one["size"]), []).append((np.log2(one["size"]), one["seconds"]))
+        tables = {kind: np.array(sorted(points)).T for kind, points in found.items()}
+        return cls(**calibration["turn"], waking={kind: (sizes, seconds) for kind, (sizes, seconds) in tables.items()})
+
+    def woken(self, operation: str, size: Array, far: Array) -> Array | None:
+        """Seconds of a small message over ``size`` ranks; None where that was not measured. Outside of what was measured as at its edge."""
+        near, between = (self.waking.get((operation, crosses)) for crosses in (False, True))
+        if (first := near or between) is None:
+            return None
+        inside, outside = (np.interp(np.log2(size), *(known or first)) for known in (near, between))
+        return np.where(far, outside, inside)
 
 
 @dataclass(frozen=True)
@@ -75,11 +98,19 @@ class InferenceCase:
     @cached_property
     def crowding(self) -> np.ndarray:
         """Slow-down of ranks that share the cores of the host: of a replica's stages one is busy at a time."""
+        ranks = np.minimum(self.tensor * self.pipeline * self.replicas, self.device.domain)
+        return self._slower(ranks / self.pipeline)
+
+    @cached_property
+    def sharing(self) -> np.ndarray:
+        """That of the ranks of one stage by each other alone."""
+        return self._slower(np.minimum(self.tensor, self.device.domain))
+
+    def _slower(self, busy: np.ndarray) -> np.ndarray:
+        """Slow-down of so many ranks of a node that are busy at once."""
         if not self.device.ranks_per_core:
             return np.ones_like(self.tensor)
-        cores = self.device.domain / self.device.ranks_per_core
-        ranks = np.minimum(self.tensor * self.pipeline * self.replicas, self.device.domain)
-        return np.maximum(ranks / self.pipeline / cores, 1.0)
+        return np.maximum(busy * self.device.ranks_per_core / self.device.domain, 1.0)
 
     @property
     def width(self) -> float:

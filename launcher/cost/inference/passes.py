@@ -7,6 +7,7 @@ ranks, and the launching of its kernels. A product of few rows computes on a who
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,10 @@ def forward(case: InferenceCase, load: Load) -> Parts:
         TENSOR: np.where(load.tokens > 0, 2 * all_reduce(case, load.tokens), 0.0),
         HOST: np.where(load.tokens > 0, launching(case), 0.0),
     }
-    return scale(one, case.shape.layers) | {TRANSFERS: transfers(case, load.tokens)}
+    parts = scale(one, case.shape.layers) | {TRANSFERS: transfers(case, load.tokens)}
+    if case.engine.own:  # rows of the embedding are those of all ranks (trainer/tensor)
+        parts[TENSOR] = parts[TENSOR] + one[TENSOR] / 2
+    return parts
 
 
 def products(case: InferenceCase, tokens: Array) -> np.ndarray:
@@ -112,7 +116,7 @@ def all_reduce(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds to sum the activations of ``tokens`` over the tensor ranks: a start, a tree of hops, and the ring's volume at its rate."""
     group, device, c = case.tensor_group, case.device, case.constants
     if device.host:
-        return np.asarray(collectives.all_reduce(device, case.network, group, tokens * case.shape.hidden * case.width))
+        return exchange(case, "all_reduce", group, tokens * case.shape.hidden * case.width)
     start = c.one_shot if case.engine.all_reduce == "one_shot" else c.library
     tree = np.log2(np.maximum(group.near, 1)) * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
     volume = 2 * (group.size - 1) / group.size * tokens * case.shape.hidden * case.width
@@ -130,7 +134,9 @@ def launching(case: InferenceCase) -> float:
 def transfers(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds to hand activations from stage to stage, through all of them."""
     payload = tokens * case.shape.hidden * case.width
-    one = collectives.send(case.device, case.network, case.stages_apart, payload)
+    one = woken(
+        case, "send", 2.0, case.stages_apart, lambda size: collectives.send(case.device, case.network, case.stages_apart, size), payload
+    )
     return np.where((case.pipeline > 1) & (np.asarray(tokens) > 0), (case.pipeline - 1) * one, 0.0)
 
 
@@ -151,7 +157,7 @@ def _choosing_on_host(case: InferenceCase, sequences: Array) -> Parts:
     each = (
         case.constants.token + s.vocab * 4 * case.constants.logit_passes / case.device.bandwidth if k is None else k.row + s.vocab * k.logit
     )
-    gathered = collectives.all_gather(case.device, case.network, case.tensor_group, sequences * s.vocab * case.width)
+    gathered = exchange(case, "all_gather", case.tensor_group, sequences * s.vocab * case.width)
     return {HEAD: product(case, sequences, s.vocab / case.tensor, s.hidden) + gathered, SAMPLING: sequences * each}
 
 
@@ -159,13 +165,26 @@ SMALL = 4096.0
 """Bytes of a message that holds next to nothing."""
 
 
-def telling(case: InferenceCase) -> Array:
-    """Seconds of a turn besides its passes, where that was measured: the host's own on every stage, and what all ranks of a replica tell
-    each other: two gathers of what was asked, one sum of what was chosen (generate.py, Decoder.run and _turn)."""
+def exchange(case: InferenceCase, operation: str, group: PlacedGroup, payload: Array) -> np.ndarray:
+    """Seconds of a collective of the host's ranks between computations."""
+    burst = lambda size: getattr(collectives, operation)(case.device, case.network, group, size)  # noqa: E731
+    return np.where(np.asarray(group.size) > 1, woken(case, operation, group.size, group.far > 1, burst, payload), 0.0)
+
+
+def woken(case: InferenceCase, operation: str, size: Array, far: Array, burst: Callable[[Array], Array], payload: Array) -> Array:
+    """Seconds of a message, by those that it takes in a ``burst``. Where it was measured, what a small one takes of ranks that computed
+    before, and what a larger one takes longer. That holds the turns of a replica's ranks on cores that they share, so they count once."""
+    small = None if case.costs is None else case.costs.woken(operation, size, far)
+    if small is None:
+        return burst(payload)
+    return (small + np.maximum(burst(payload) - burst(SMALL), 0.0)) / case.sharing
+
+
+def telling(case: InferenceCase, news: Array) -> Array:
+    """Seconds of a turn besides its passes, where that was measured: the host's own on every stage, and what all ranks tell each other:
+    one sum of what was chosen, and where there is news (a share of the turns) two gathers (generate.py, Decoder._turn and _learn)."""
     if case.costs is None:
         return np.zeros_like(case.tensor)
-    everyone = PlacedGroup.of(case.device, case.tensor * case.pipeline, 1)
-    gather, reduce = (
-        operation(case.device, case.network, everyone, SMALL) for operation in (collectives.all_gather, collectives.all_reduce)
-    )
-    return case.costs.turn * case.pipeline + 2 * gather + reduce
+    everyone = PlacedGroup.of(case.device, case.tensor * case.pipeline * case.replicas, 1)
+    gather, reduce = (exchange(case, operation, everyone, SMALL) for operation in ("all_gather", "all_reduce"))
+    return case.costs.turn * case.pipeline + reduce + 2 * news * gather

@@ -77,10 +77,8 @@ def _static(case: InferenceCase) -> tuple[Parts, Parts]:
     decoded = forward(case, Load(running=of_tokens, context=case.context))
     step = through(decoded, b / of_tokens, p, case.engine.pipeline_drains)
     chosen, once = choosing(case, b), 0.0 if case.costs else case.constants.request
-    told = {SCHEDULING: telling(case)}
-    return scale(add(prompt, chosen, told, {SCHEDULING: once + np.zeros_like(b)}), case.crowding), scale(
-        add(step, chosen, told), case.crowding
-    )
+    begun = {SCHEDULING: telling(case, 1.0) + once}
+    return scale(add(prompt, chosen, begun), case.crowding), scale(add(step, chosen, {SCHEDULING: telling(case, 0.0)}), case.crowding)
 
 
 def through(one: Parts, groups: Array, stages: np.ndarray, drains: bool) -> Parts:
@@ -135,7 +133,11 @@ def _running(case: InferenceCase, running: np.ndarray) -> tuple[Parts, Parts]:
         further, share = total(forward(case, prompts)), c.staggered * c.waves
     further = further + total(choosing(case, together))
     begun = running / together / case.output * np.maximum(1 - together / np.maximum(running, 1.0), 0.0)
-    host = telling(case) if case.costs else c.step * (1 - c.step_hidden if engine.asynchronous else 1.0) + np.zeros_like(p)
+    host = (
+        telling(case, np.minimum(running / case.output, 1.0))
+        if case.costs
+        else c.step * (1 - c.step_hidden if engine.asynchronous else 1.0) + np.zeros_like(p)
+    )
     step |= {OTHERS: share * begun * further / p, SCHEDULING: host}
     first = add(forward(case, Load(np.ones_like(p), case.input)), choosing(case, np.ones_like(p)))
     first |= {SCHEDULING: host + total(step) / 2, QUEUE: np.zeros_like(host)}
