@@ -71,8 +71,8 @@ def test_more_requests_in_flight_give_more_throughput_and_slower_tokens(name: st
     assert np.all(np.diff(found.tpot) > 0) and np.all(np.diff(found.throughput) > 0)
 
 
-def on_host(*layouts: tuple[int, int, int, int], cores: int = 2, waking: float = 1e-3) -> InferenceCase:
-    """Our generator on a node of four ranks, of which every exchange that was waited for takes ``waking`` times the ranks."""
+def on_host(*layouts: tuple[int, int, int, int], cores: int = 2, waking: float = 1.0) -> InferenceCase:
+    """Our generator on a node of four ranks, of which every exchange that was waited for takes ``waking`` seconds times the ranks."""
     turn = dict.fromkeys(("turn", "block", "row", "logit"), 1e-4)
     woken = [
         {"operation": name, "size": size, "near": size, "seconds": waking * size}
@@ -88,13 +88,13 @@ def test_every_exchange_of_the_host_takes_what_waking_its_ranks_takes_and_ranks_
     the head. With a batch the news come on top."""
     layouts = (1, 1, 1, 1), (2, 1, 1, 1), (4, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1)
     slow, quick = static(on_host(*layouts)), static(on_host(*layouts, waking=1e-9))
-    more = {part: 1e3 * (np.asarray(slow.step[part]) - np.asarray(quick.step[part])) for part in slow.step}
-    assert more["tensor-parallel communication"] == pytest.approx([0, 7 * 2, 7 * 4, 0, 7 * 2], abs=1e-3)
-    assert more["head"] == pytest.approx([0, 2, 4, 0, 2], abs=1e-3)
-    assert more["pipeline transfers"] == pytest.approx([0, 0, 0, 2, 2], abs=1e-3)
-    assert more["scheduling"] == pytest.approx([0, 2, 4, 2, 4], abs=1e-3)
-    news = 1e3 * (np.asarray(slow.prompt["scheduling"]) - np.asarray(quick.prompt["scheduling"])) - more["scheduling"]
-    assert news == pytest.approx([0, 2 * 2, 2 * 4, 2 * 2, 2 * 4], abs=1e-3)
+    more = {part: np.asarray(slow.step[part]) - np.asarray(quick.step[part]) for part in slow.step}
+    assert more["tensor-parallel communication"] == pytest.approx([0, 7 * 2, 7 * 4, 0, 7 * 2], abs=0.01)
+    assert more["head"] == pytest.approx([0, 2, 4, 0, 2], abs=0.01)
+    assert more["pipeline transfers"] == pytest.approx([0, 0, 0, 2, 2], abs=0.01)
+    assert more["scheduling"] == pytest.approx([0, 2, 4, 2, 4], abs=0.01)
+    news = np.asarray(slow.prompt["scheduling"]) - np.asarray(quick.prompt["scheduling"]) - more["scheduling"]
+    assert news == pytest.approx([0, 2 * 2, 2 * 4, 2 * 2, 2 * 4], abs=0.01)
 
 
 def test_a_file_in_which_no_waking_was_measured_takes_exchanges_as_in_a_burst() -> None:

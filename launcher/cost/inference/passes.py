@@ -177,7 +177,7 @@ def woken(case: InferenceCase, operation: str, size: Array, far: Array, burst: C
     small = None if case.costs is None else case.costs.woken(operation, size, far)
     if small is None:
         return burst(payload)
-    return (small + np.maximum(burst(payload) - burst(SMALL), 0.0)) / case.sharing
+    return (np.maximum(small, burst(SMALL)) + np.maximum(burst(payload) - burst(SMALL), 0.0)) / case.sharing
 
 
 def telling(case: InferenceCase, news: Array) -> Array:
