@@ -21,7 +21,7 @@ settings.load_profile("any machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--layouts", type=int, default=60, help="layouts that the matrix draws (tests/numerics/test_matrix.py)")
     parser.addoption("--long", action="store_true", help="also the tests that download a model")
-    parser.addoption("--tuned-layouts", type=int, default=16, help="layouts that tuning draws (tests/tuning/test_tuned_layouts.py)")
+    parser.addoption("--tuned-layouts", type=int, default=40, help="layouts that tuning draws (tests/tuning/test_tuned_layouts.py)")
     parser.addoption(
         "--kills", type=int, default=0, help="launchers of pipelines that are killed at random moments, on each backend (tests/stages)"
     )

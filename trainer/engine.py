@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -394,20 +396,31 @@ class Engine:
         return recomputed_flops(model, layout, blocks, self.config.run.global_batch)
 
 
-def parameters(engine: Engine) -> dict[str, Tensor]:
-    """All parameters in full, frozen ones too, on every rank: for tests and exports of small models. Collective."""
+Saved = tuple[str, tuple[int, ...], Any, tuple[int, ...], int, Tensor]
+"""Part of a parameter: its name and shape; the region of it that is this rank's, its shape here; where in that the part begins; values."""
+
+
+def parts(engine: Engine) -> list[Saved]:
+    """What this rank has of the parameters, frozen ones too, less what another rank has as well."""
     engine.state.settle()
-    pieces = [
+    return [
         (p.record.name, p.record.shape, p.record.region, p.record.local_shape, p.offset, p.weight.cpu()) for p in engine.held if p.saves
     ]
+
+
+def joined(ranks: Iterable[list[Saved]]) -> dict[str, Tensor]:
+    """All parameters in full, of the ``parts`` of all ranks."""
     whole: dict[str, Tensor] = {}
     flats: dict[tuple, Tensor] = {}
-    for rank_pieces in engine.groups.world.gather_objects(pieces):
-        for name, shape, region, local_shape, offset, values in rank_pieces:
-            flat = flats.setdefault((name, shape, region), values.new_zeros(local_shape).flatten())
-            flat[offset : offset + len(values)] = values
-            local = flat.view(local_shape)
-            target = whole.setdefault(name, values.new_zeros(shape))
-            size = tuple(slice(0, stop - start) for start, stop in region)
-            target[tuple(slice(start, stop) for start, stop in region)] = local[size]
+    for name, shape, region, local_shape, offset, values in itertools.chain.from_iterable(ranks):
+        flat = flats.setdefault((name, shape, region), values.new_zeros(local_shape).flatten())
+        flat[offset : offset + len(values)] = values
+        target = whole.setdefault(name, values.new_zeros(shape))
+        size = tuple(slice(0, stop - start) for start, stop in region)
+        target[tuple(slice(start, stop) for start, stop in region)] = flat.view(local_shape)[size]
     return whole
+
+
+def parameters(engine: Engine) -> dict[str, Tensor]:
+    """All parameters in full, on every rank: for small models. Collective."""
+    return joined(engine.groups.world.gather_objects(parts(engine)))

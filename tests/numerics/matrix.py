@@ -15,18 +15,23 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tests.small_runs import ranks
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.spec import ConfigError, ResolvedTrainConfig, TrainConfig, from_dict, resolve
 from trainer.spec.schema import TARGETS
 from trainer.spec.tuning import text_model
 from trainer.testing import Farm
+
+if TYPE_CHECKING:
+    from trainer.comm.collectives import World
+    from trainer.engine import Saved
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 MOST_RANKS = 8
@@ -83,13 +88,13 @@ def draw(seed: int, index: int) -> Case:
             return case
 
 
-def draw_tuned(seed: int, index: int) -> Case:
-    """Case number ``index`` of tuning: any layout and any method that trains a part."""
+def draw_tuned(seed: int, index: int, ranks: int | None = None) -> Case:
+    """Case number ``index`` of tuning: any layout, or one on ``ranks`` ranks, and any method that trains a part."""
     dice = random.Random(f"tuned/{seed}/{index}")
     while True:
         case = draw(seed, dice.randrange(10**9))
         case = replace(case, tune=_draw_tuning(dice), precision="fp64", steps=TUNED_STEPS)
-        if case.valid:
+        if case.valid and ranks in (None, case.ranks):
             return case
 
 
@@ -161,27 +166,36 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=layout, model=model, batch=batch, precision="fp64")
 
 
-def trained(env: RankEnv, out: str | Path, config: dict[str, Any]) -> None:
-    """Run in every rank: train, and leave losses, norms and all final parameters in ``out``."""
+def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]]) -> None:
+    """Run in every rank: train each of ``configs``, and leave losses, norms and this rank's part of the final parameters in ``out``."""
     from trainer.comm.collectives import World
-    from trainer.data import open_dataset
-    from trainer.engine import Engine, parameters
 
-    run = resolve(from_dict(TrainConfig, config), env.world_size)
     world = World(env.rank, env.world_size, torch.device("cpu"), env.address, env.port, 60.0)
+    for number, config in enumerate(configs):
+        print(json.dumps(config), flush=True)  # the last one in the log is the one that failed
+        torch.save(_trained(world, resolve(from_dict(TrainConfig, config), env.world_size)), Path(out) / f"{number}.{env.rank}.pt")
+    world.close()
+
+
+def _trained(world: World, run: ResolvedTrainConfig) -> tuple[torch.Tensor, torch.Tensor, list[Saved]]:
+    """Losses and norms of all steps, and parts of parameters."""
+    from trainer.data import open_dataset
+    from trainer.engine import Engine, parts
+
     dataset = open_dataset(run.data, text_model(run.model, run.tune), run.run.seed)
     engine = Engine(run, world, dataset)
     frozen = [piece.weight.clone() for piece in engine.held if not piece.record.trainable]
     results = [engine.step(step) for step in range(run.run.steps)]
     still = [piece.weight for piece in engine.held if not piece.record.trainable]
     assert all(map(torch.equal, frozen, still)), "what is frozen has changed"
-    found = {
-        "losses": torch.tensor([r.loss for r in results], dtype=torch.float64),
-        "norms": torch.tensor([r.grad_norm for r in results], dtype=torch.float64),
-    } | parameters(engine)
-    if env.rank == 0:
-        torch.save(found, Path(out) / "trained.pt")
-    world.close()
+    losses = torch.tensor([r.loss for r in results], dtype=torch.float64)
+    return losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), parts(engine)
+
+
+def train_all(farm: Farm, ranks: int, configs: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
+    """Losses, norms and final parameters of each of ``configs``, which the same ranks train one after the other."""
+    folder = farm.call(trained, ranks, configs=configs).directory
+    return [_whole([torch.load(folder / f"{number}.{rank}.pt") for rank in range(ranks)]) for number in range(len(configs))]
 
 
 class Matrix:
@@ -191,21 +205,28 @@ class Matrix:
         self.farm = farm
         self.references: dict[str, dict[str, torch.Tensor]] = {}
 
-    def run(self, case: Case) -> dict[str, torch.Tensor]:
-        finished = self.farm.call(trained, case.ranks, config=case.config())
-        return torch.load(finished.directory / "trained.pt")
+    def run(self, cases: Sequence[Case]) -> list[dict[str, torch.Tensor]]:
+        """What becomes of each of ``cases``, which take as many ranks as each other."""
+        return train_all(self.farm, cases[0].ranks, [case.config() for case in cases])
+
+    def remember(self, cases: Sequence[Case]) -> None:
+        """The references of all ``cases`` by one process."""
+        wanted = [replace(case, layout={}) for case in cases]
+        if missing := [one for one in wanted if str(one) not in self.references]:
+            self.references |= zip(map(str, missing), self.run(missing))
 
     def reference(self, case: Case) -> dict[str, torch.Tensor]:
-        one = replace(case, layout={})
-        if str(one) not in self.references:
-            self.references[str(one)] = self.run(one)
-        return self.references[str(one)]
+        self.remember([case])
+        return self.references[str(replace(case, layout={}))]
 
     def worst(self, case: Case) -> tuple[str, float]:
         """What differs most from one process, and by how much, relative to its largest element."""
-        expected, found = self.reference(case), self.run(case)
-        assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
-        return max(((name, _difference(found[name], value)) for name, value in expected.items()), key=lambda pair: pair[1])
+        return self.worst_of([case])[0]
+
+    def worst_of(self, cases: Sequence[Case]) -> list[tuple[str, float]]:
+        """The same of each of ``cases``, which take as many ranks as each other."""
+        self.remember(cases)
+        return [_worst(found, self.reference(case)) for case, found in zip(cases, self.run(cases))]
 
     def fails(self, case: Case) -> bool:
         try:
@@ -222,6 +243,20 @@ class Matrix:
                 if plainer.valid and self.fails(plainer):
                     case = plainer
         return case
+
+
+def _whole(ranks: list[tuple[torch.Tensor, torch.Tensor, list[Saved]]]) -> dict[str, torch.Tensor]:
+    """What all ranks left of a case. The loss and the norm are the same on each."""
+    from trainer.engine import joined
+
+    losses, norms, _ = ranks[0]
+    assert all(torch.equal(losses, other) and torch.equal(norms, again) for other, again, _ in ranks), "ranks differ in losses or norms"
+    return {"losses": losses, "norms": norms} | joined(parts for _, _, parts in ranks)
+
+
+def _worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[str, float]:
+    assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
+    return max(((name, _difference(found[name], value)) for name, value in expected.items()), key=lambda pair: pair[1])
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics.matrix import trained
+from numerics.matrix import train_all
 from torch import Tensor
 from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
@@ -46,9 +46,8 @@ def run_of(examples: dict[str, Any], pack: bool, model: dict[str, Any], **layout
 def test_packed_examples_train_what_single_ones_train_under_any_layout(
     farm: Farm, data: dict[str, Any], model: dict[str, Any], layout: dict[str, Any], tune: dict[str, Any]
 ) -> None:
-    one = farm.call(trained, 1, config=run_of(data, False, model, micro_batch=6) | {"tune": tune})
-    many = farm.call(trained, ranks(layout), config=run_of(data, True, model, **layout) | {"tune": tune})
-    expected, found = (torch.load(run.directory / "trained.pt") for run in (one, many))
+    [expected] = train_all(farm, 1, [run_of(data, False, model, micro_batch=6) | {"tune": tune}])
+    [found] = train_all(farm, ranks(layout), [run_of(data, True, model, **layout) | {"tune": tune}])
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         torch.testing.assert_close(found[name], values, rtol=0, atol=1e-10 * float(values.abs().max()), msg=name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numerics.matrix import trained
+from numerics.matrix import train_all
 from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
@@ -43,9 +43,8 @@ def run_of(examples: dict[str, Any], folder: Path, method: str, only: int | None
 def test_two_tasks_trained_at_once_equal_two_runs(
     farm: Farm, data: dict[str, Any], tmp_path: Path, method: str, layout: dict[str, Any]
 ) -> None:
-    both = farm.call(trained, ranks(layout), config=run_of(data, tmp_path, method, **layout))
-    alone = [farm.call(trained, 1, config=run_of(data, tmp_path, method, only=task)) for task in range(2)]
-    found, *expected = (torch.load(run.directory / "trained.pt") for run in (both, *alone))
+    [found] = train_all(farm, ranks(layout), [run_of(data, tmp_path, method, **layout)])
+    expected = train_all(farm, 1, [run_of(data, tmp_path, method, only=task) for task in range(2)])
     torch.testing.assert_close(found["losses"], (expected[0]["losses"] + expected[1]["losses"]) / 2, rtol=1e-10, atol=0)
     own = [name for name in found if name.startswith("embedding.prompts")]
     assert len(own) == (2 if method == "prompt" else 10)
