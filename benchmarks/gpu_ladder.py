@@ -43,6 +43,7 @@ RUNGS: dict[str, dict[str, Any]] = {
     "eager bf16": {"run": {"precision": "bf16", "compile": False}},
     "eager bf16, unfused attention": {"run": {"precision": "bf16", "compile": False}, "model": {"attention": "unfused"}},
     "compiled bf16": {"run": {"precision": "bf16", "compile": True}},
+    "compiled fp8": {"run": {"precision": "fp8", "compile": True}},
     "compiled bf16, recomputed": {"run": {"precision": "bf16", "compile": True}, "layout": {"recompute": "full"}},
 }
 LAYOUTS: list[dict[str, Any]] = [

@@ -24,7 +24,7 @@ from trainer.measure.meter import Recorder
 from trainer.models.attention import kernels_by_preference
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning, task_of
-from trainer.pipeline.compile import compile_blocks
+from trainer.pipeline.compile import compile_blocks, compiles
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
@@ -39,6 +39,7 @@ from trainer.state.optimizer import AdamW, learning_rate, squared_norm, sum_part
 from trainer.state.sharding import ShardedState
 from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey, Noise
+from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.layers import ColumnLinear, Region
 from trainer.tensor.parallelize import Parallelizer
 from trainer.tensor.placed import Texts, separate_texts
@@ -189,6 +190,8 @@ class Engine:
             apart=tied and stages > 1,
             first=at.pipeline == 0,
         )
+        if self.config.run.precision == "fp8":
+            parallelizer.eight_bits = EightBitProduct.on(self.device, compiles(self.config.run.compile, self.device))
         models, members = [], []
         for chunk in range(layout.virtual_pipeline):
             stage = chunk * stages + at.pipeline

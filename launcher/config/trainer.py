@@ -51,6 +51,7 @@ class NumberProfile:
     reduce_bytes: float = key(4, "gradients on the wire", minimum=0)
     optimizer_bytes: float = key(12, "optimizer states: master weights and two moments", minimum=0)
     block_scaled: bool = key(False, "8-bit operands have a scale per row or block, so both orientations are cast; false: one per tensor")
+    wide_weight_gradients: bool = key(False, "weight gradients of 8-bit training are products of 16-bit numbers")
     saves_low_precision: bool = key(False, "8-bit training keeps the 8-bit inputs of products for backward")
 
 

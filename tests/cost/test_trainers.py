@@ -329,6 +329,17 @@ def test_more_gathers_per_block_pay_their_way_through_the_network_more_often() -
     assert many - few == pytest.approx(2 * 3 * GPT_22B.layers * (way + SHIPPED.launch), rel=0.3)
 
 
+def test_weight_gradients_of_16_bits_take_the_time_of_16_bits() -> None:
+    one = layout(8, 1, 8, micro_batch=1)
+    found = [
+        block.matrix_seconds(cases(one, changed(BASE, {"numbers.wide_weight_gradients": wide}), 64, precision))
+        for wide, precision in ((True, "fp8"), (False, "fp8"), (True, "bf16"))
+    ]
+    (ahead, back, weights), (all_ahead, all_back, all_weights), (_, _, sixteen) = ([float(x[0]) for x in each] for each in found)
+    assert (ahead, back) == (all_ahead, all_back)
+    assert weights == pytest.approx(sixteen) and all_weights < 0.8 * weights
+
+
 def test_casts_in_tensor_operations_move_six_times_the_bytes() -> None:
     one = layout(8, 1, 8, micro_batch=1)
     kernel, eager = (block.casts(cases(one, changed(BASE, {"kernels.eager_casts": e}), 64, "fp8"))[0] for e in (False, True))

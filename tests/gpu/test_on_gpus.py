@@ -9,6 +9,7 @@ import torch
 
 from tests.small_runs import ranks, small
 from trainer.state.sharding import sums_wide
+from trainer.tensor.eight_bits import OLDEST
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU here")
@@ -22,6 +23,15 @@ def losses(farm: Farm, device: str, precision: str, **layout: Any) -> list[float
 @pytest.mark.parametrize(("precision", "off"), [("fp64", 1e-9), ("fp32", 1e-3), ("bf16", 3e-2)])
 def test_a_gpu_trains_the_model_that_a_cpu_trains(farm: Farm, precision: str, off: float) -> None:
     assert losses(farm, "cuda", precision) == pytest.approx(losses(farm, "cpu", "fp64"), rel=off)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_eight_bit_products_train_beside_16_bits(farm: Farm, compiled: bool) -> None:
+    if torch.cuda.get_device_capability() < OLDEST:
+        pytest.skip("this GPU has no such products")
+    config = small(precision="fp8", run={"device": "cuda", "compile": compiled})
+    found = farm.train(config, 1).checked().result["losses"]
+    assert found == pytest.approx(losses(farm, "cpu", "fp64"), rel=3e-2)
 
 
 @pytest.mark.parametrize("layout", [{"data": 2}, {"tensor": 2, "sequence_parallel": True}, {"pipeline": 2, "schedule": "zero_bubble"}])

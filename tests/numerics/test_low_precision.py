@@ -17,7 +17,7 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("precision, loss, norm", [("bf16", 4e-3, 0.05), ("fp16", 1e-3, 0.01)])
+@pytest.mark.parametrize("precision, loss, norm", [("bf16", 4e-3, 0.05), ("fp16", 1e-3, 0.01), ("fp8", 4e-3, 0.05)])
 def test_a_layout_follows_one_process_within_the_precision(
     farm: Farm, precision: str, loss: float, norm: float, layout: dict[str, Any]
 ) -> None:
@@ -25,6 +25,13 @@ def test_a_layout_follows_one_process_within_the_precision(
     many = farm.train(small(steps=8, precision=precision, **layout), ranks(layout)).checked().result
     assert many["losses"] == pytest.approx(one["losses"], rel=loss)
     assert many["grad_norms"] == pytest.approx(one["grad_norms"], rel=norm)
+
+
+def test_eight_bit_products_train_the_model_of_16_bits_nearly(farm: Farm) -> None:
+    """And not exactly: then they were not used."""
+    sixteen, eight = (farm.train(small(steps=8, precision=each), 1).checked().result["losses"] for each in ("bf16", "fp8"))
+    assert eight == pytest.approx(sixteen, rel=4e-3) and eight[-1] < eight[0]
+    assert not any(one == other for one, other in zip(sixteen, eight))
 
 
 def test_one_ranks_overflow_lowers_every_ranks_loss_scale_and_no_step_of_the_schedule_is_lost(farm: Farm) -> None:

@@ -8,13 +8,18 @@ from torch import nn
 from trainer.pipeline.recompute import Recomputed
 
 
+def compiles(enabled: bool | None, device: torch.device) -> bool:
+    """What ``run.compile`` says for ``device``."""
+    return device.type == "cuda" if enabled is None else enabled
+
+
 def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool, device: torch.device) -> None:
     """Compile the forward of each block in place; hooks on the block are not compiled. Blocks of one kind share their code.
 
     By default (``enabled`` is None) blocks are compiled on CUDA. A block that cannot be compiled ends the run, unless it ``falls_back``:
     then it is computed eagerly, as far as necessary, with torch's warning.
     """
-    if not (device.type == "cuda" if enabled is None else enabled):
+    if not compiles(enabled, device):
         return
     torch._dynamo.config.suppress_errors = falls_back
     for block in blocks.values():

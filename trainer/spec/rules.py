@@ -88,6 +88,7 @@ def check(config: TrainConfig, world_size: int) -> None:
     check_tracking_uri(config.tracking.uri)
     _check_validation(config)
     _check_moments(config)
+    _check_eight_bits(config)
     _check_packing(config)
     check_tune(config.tune, config.model)
     check_tasks(config)
@@ -248,13 +249,28 @@ def _check_moments(config: TrainConfig) -> None:
     run, optimizer = config.run, config.optimizer
     if run.moments == "fp32":
         return
-    if run.precision not in ("bf16", "fp16"):
-        raise ConfigError(f"run.moments=bf16 is for run.precision=bf16 or fp16, and it is {run.precision}; leave one of them out")
+    if run.precision not in ("bf16", "fp16", "fp8"):
+        raise ConfigError(f"run.moments=bf16 is for run.precision=bf16, fp16 or fp8, and it is {run.precision}; leave one of them out")
     for name in ("beta1", "beta2"):
         if 1 - getattr(optimizer, name) < 2**-8:
             raise ConfigError(
                 f"optimizer.{name}={getattr(optimizer, name):g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or "
                 "run.moments=fp32"
+            )
+
+
+def _check_eight_bits(config: TrainConfig) -> None:
+    """Products of 8-bit numbers take sixteen of them at a time (torch._scaled_mm)."""
+    model, layout = config.model, config.layout
+    if config.run.precision != "fp8" or config.command is not None:
+        return
+    assert model.ffn is not None and model.kv_heads is not None
+    triples = model.hidden + 2 * model.kv_heads * (model.hidden // model.heads)
+    for name, width in (("model.hidden", model.hidden), ("queries, keys and values", triples), ("model.ffn", model.ffn)):
+        if width % (16 * layout.tensor):
+            raise ConfigError(
+                f"run.precision=fp8 wants widths of a multiple of 16 on each tensor rank, and {name} has {width} on {layout.tensor}; use "
+                "another width, fewer tensor ranks or run.precision=bf16"
             )
 
 

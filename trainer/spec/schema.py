@@ -14,8 +14,8 @@ FAMILIES = ("gpt", "llama", "bloom")
 ACTIVATIONS = ("gelu", "swiglu", "squared_relu")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "selective", "full")
-PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
-RATED = (*PRECISIONS, "fp8", "fp4")
+PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
+RATED = (*PRECISIONS, "fp4")
 """Precisions that a device may have a rate for."""
 TASKS = ("train", "evaluate", "generate", "inference", "probe")
 METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
@@ -185,7 +185,8 @@ class RunConfig:
     eval_every: int = key(0, "steps between validations on the text that data.held_out keeps back; 0 = none", minimum=0)
     eval_batches: int = key(8, "a validation reads this many batches of global_batch sequences, or all there are", minimum=1)
     seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
-    precision: str = key("fp32", "fp32, fp64, bf16 or fp16 (the last two with fp32 master weights and reductions)", choices=PRECISIONS)
+    precision: str = key("fp32", "fp32, fp64, or with fp32 master weights and reductions bf16, fp16 or fp8 (bf16, and 8 bits in products of "
+        "the blocks' matrices but for their gradients)", choices=PRECISIONS)
     moments: str = key("fp32", "AdamW's two moments: fp32 (fp64 in fp64 runs), or bf16, which halves their bytes and rounds them",
         choices=("fp32", "bf16"))
     device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))

@@ -38,7 +38,7 @@ class Precision:
     def of(cls, name: str, trains: bool = True, moments: str = "fp32") -> Precision:
         """Where nothing trains there is no master copy: the weights themselves are it."""
         wide = torch.float64 if name == "fp64" else torch.float32
-        compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, wide)
+        compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(name, wide)
         return cls(compute, wide if trains else compute, torch.bfloat16 if moments == "bf16" else wide)
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.collectives import Group, Pending
+from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.traced import NO_STAMP, due, multiply, numbered
 
 
@@ -142,6 +143,7 @@ class ShardedLinear(nn.Module):
         super().__init__()
         self.weight, self.bias, self.low = weight, bias, low
         self.region, self.gradients = region, gradients
+        self.eight_bits: EightBitProduct | None = None
         self.number = numbered(self)
 
     def multiplied(self, x: Tensor) -> Tensor:
@@ -155,6 +157,13 @@ class ShardedLinear(nn.Module):
         stamp = NO_STAMP if self.low is None else self.low.stamp
         found: Tensor = multiply(x, due(self), self.number, stamp, shape, inner)[0]
         return found
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [s, b, in] times this rank's matrix, plus ``bias``: [s, b, out]."""
+        if self.eight_bits is None:
+            return torch.nn.functional.linear(x, _matrix(self.weight), bias)
+        y = self.eight_bits(x.flatten(0, 1), _matrix(self.weight), fast=True).view(*x.shape[:2], -1)
+        return y if bias is None else y.add_(bias)
 
     def rows(self, x: Tensor) -> int:
         """Length of the sequence that x is multiplied with."""
@@ -178,7 +187,8 @@ class ShardedLinear(nn.Module):
         """Gradient of what was multiplied, for dy [s b, out]."""
         if shape is None:
             return None
-        dx = (dy @ _matrix(self.weight)).view(-1, *shape[1:])
+        weight = _matrix(self.weight)
+        dx = (dy @ weight if self.eight_bits is None else self.eight_bits(dy, weight.t(), fast=False)).view(-1, *shape[1:])
         if self.low is not None and d_inner is not None:
             self.low.add_input_gradient(dx, d_inner, stamp)
         return dx
@@ -198,7 +208,7 @@ class ColumnLinear(ShardedLinear):
 
     def compute(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         whole = ready(self.region.gather(x))
-        y = torch.nn.functional.linear(whole, _matrix(self.weight), None if self.bias is None else self.bias.flatten())
+        y = self.product(whole, None if self.bias is None else self.bias.flatten())
         inner = None
         if self.low is not None:
             inner = self.low.inner(whole)
@@ -246,7 +256,7 @@ class RowLinear(ShardedLinear):
         inner = None if self.low is None else self.low.inner(x)
         if self.skip_output:
             return x.new_zeros(self.shape_of(x)), inner
-        y = x @ self.weight.t()
+        y = self.product(x)
         if self.low is not None and inner is not None:
             self.low.add_to(y, inner)
         return ready(self.region.sum(y)), inner

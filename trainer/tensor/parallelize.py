@@ -18,6 +18,7 @@ from trainer.spec import vocabulary_rows
 from trainer.state.parameters import Member, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
+from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.layers import ColumnLinear, Gradients, LowRank, Region, RowLinear, ShardedPositionEmbedding, VocabularyEmbedding
 
 
@@ -70,6 +71,7 @@ class Parallelizer:
     apart: bool
     first: bool
     added: frozenset[str] | None = None
+    eight_bits: EightBitProduct | None = None  # of the blocks' matrices
     members: dict[nn.Parameter, Member] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[Member]:
@@ -94,7 +96,9 @@ class Parallelizer:
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
         elif split is not None and split.layer is not None:
             low = self._low_rank(path, part, made, split) if isinstance(part, LowRankLinear) else None
-            _set(model, path, split.layer(made["weight"], made.get("bias"), self.region, self.gradients, low))
+            layer = split.layer(made["weight"], made.get("bias"), self.region, self.gradients, low)
+            layer.eight_bits = self.eight_bits if unit.startswith("blocks.") else None
+            _set(model, path, layer)
         elif isinstance(part, PositionEmbedding):
             _set(model, path, ShardedPositionEmbedding(made["weight"], self.region))
         elif isinstance(part, Linear):  # torch's own would keep a view of gathered weights, whose storage has another use by backward

@@ -29,6 +29,7 @@ class BlockTimes:
 def matrix_seconds(case: Case) -> tuple[Array, Array, Array]:
     """Seconds of the weight products: forward, input gradient, weight gradient."""
     device, precision, constants = case.device, case.precision, case.constants
+    wide = case.vector_precision if case.trainer.numbers.wide_weight_gradients else precision
     forward: Array = 0.0
     inputs: Array = 0.0
     weights: Array = 0.0
@@ -38,7 +39,7 @@ def matrix_seconds(case: Case) -> tuple[Array, Array, Array]:
         inputs = inputs + slow * matmul.seconds(device, precision, constants, m, k, n, batch)
         if case.shape.frozen:
             continue
-        weights = weights + slow * (matmul.seconds(device, precision, constants, k, n, m, batch) + _accumulate(case, batch * n * k))
+        weights = weights + slow * (matmul.seconds(device, wide, constants, k, n, m, batch) + _accumulate(case, batch * n * k))
     return forward, inputs, weights
 
 

@@ -1,0 +1,46 @@
+"""Matrix products of 8-bit numbers (``run.precision=fp8``): forward, and the gradient of the input. Weight gradients stay in 16 bits.
+
+Each row of a factor has a scale of its own along the sum, so that its largest element is the largest number of float8 e4m3. A token's
+scale depends on no other token: it is rounded alike in any micro-batch, replica or stage. Tensor ranks with a part of the sum see the
+largest element of their part alone, and round otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trainer.spec import ConfigError
+
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+OLDEST = (8, 9)
+"""Compute capability of the first GPUs that multiply such numbers."""
+Rounding = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [n, k] in 8 bits, each row by its scale [n, 1]."""
+    scale = x.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / LARGEST
+    return (x.float() / scale).to(torch.float8_e4m3fn).contiguous(), scale
+
+
+class EightBitProduct:
+    """``a b^T`` for a [n, k] and b [m, k], both in 16 bits, as the result. k and m are multiples of 16."""
+
+    def __init__(self, rounding: Rounding = rounded):
+        self.rounding = rounding
+
+    @classmethod
+    def on(cls, device: torch.device, compiled: bool) -> EightBitProduct:
+        """For ``device``; ``compiled``: a factor is rounded by one kernel. ``ConfigError`` if the device has no such products."""
+        if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < OLDEST:
+            least, this = (".".join(map(str, each)) for each in (OLDEST, found))
+            raise ConfigError(f"run.precision=fp8 needs a GPU of compute capability {least} or more, and this one has {this}; use bf16")
+        return cls(torch.compile(rounded, fullgraph=True, dynamic=True) if compiled else rounded)
+
+    def __call__(self, a: Tensor, b: Tensor, fast: bool) -> Tensor:
+        """``fast``: sums of a GPU have fewer bits, as is usual for outputs and not for gradients."""
+        (left, by_row), (right, by_column) = (self.rounding(x.detach()) for x in (a, b))  # one code for weights and activations
+        return torch._scaled_mm(left, right.t(), by_row, by_column.t(), out_dtype=a.dtype, use_fast_accum=fast)
