@@ -10,7 +10,7 @@ import numpy as np
 from launcher.cost import model
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
-from launcher.cost.time import block, pipeline
+from launcher.cost.time import block, embedding_head, pipeline
 from trainer.spec.schedule import build
 from trainer.spec.schema import SCHEDULES
 from trainer.spec.simulate import Span, Times, simulate
@@ -36,13 +36,21 @@ def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SP
     shown = min(m, max(2, most // (2 * p * v) // p) * p)  # whole rounds of the pipeline, so that its end looks as it does
     times = model.stage_times(case, stages.held(case, split), block.times(case))
     schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown)
-    return SimulatedTimeline(simulate(schedule, _per_stage(times, p, v)), v, shown, m)
+    return SimulatedTimeline(simulate(schedule, _per_stage(times, p, v, _head_at_once(case))), v, shown, m)
 
 
-def _per_stage(times: pipeline.StageTimes, p: int, v: int) -> Times:
-    """Seconds of each global stage: a rank's blocks are spread evenly over its chunks; embedding and head are in the outermost stages."""
+def _head_at_once(case: Case) -> float:
+    """Seconds of the head's backward, if its weight gradient cannot be put off: each chunk of logits overwrites the one before
+    (trainer/tensor/cross_entropy.py)."""
+    late = case.trainer.kernels.late_loss and _number(case.chunk_tokens) < _number(case.tokens)
+    return _number(embedding_head.head(case)[1]) if late else 0.0
+
+
+def _per_stage(times: pipeline.StageTimes, p: int, v: int, at_once: float) -> Times:
+    """Seconds of each global stage: a rank's blocks are spread evenly over its chunks; embedding and head are in the outermost stages. Of
+    the last stage's backward ``at_once`` has no weight gradient that could wait."""
     forward, backward = (_column(_number(times.first[w]), _number(times.middle[w]), _number(times.last[w]), p, v) for w in (0, 1))
-    weight = [times.weight_share * seconds for seconds in backward]
+    weight = [times.weight_share * seconds for seconds in (*backward[:-1], backward[-1] - at_once)]
     rest = [whole - part for whole, part in zip(backward, weight)]
     return Times(forward, backward, rest, weight, [_number(times.send)] * (p * v))
 

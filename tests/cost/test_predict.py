@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,8 @@ from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.timeline import timeline
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
 from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
-from trainer.spec.simulate import makespan
+from trainer.spec.actions import Kind
+from trainer.spec.simulate import Span, makespan
 
 PLAIN = ShardingConfig(1, 1, 1)
 DAY = 86400
@@ -135,3 +138,20 @@ def test_an_even_split_by_hand_is_the_even_split() -> None:
     case = CostModel(cluster(2)).case(GPT_22B, to_table([one]), mixed(8))
     drawn, split = timeline(case), timeline(case, [12, 12, 12, 12])
     assert makespan(split.ranks) == pytest.approx(makespan(drawn.ranks))
+
+
+def test_the_heads_weight_gradient_waits_only_where_one_chunk_has_all_logits() -> None:
+    """Of the last stage; the trainer has the rule (trainer/tensor/cross_entropy.py)."""
+    one, found = layout(1, 4, 1, schedule="zero_bubble"), []
+    for chunk in (1e6, 100.0):
+        model = CostModel(cluster(4), profile("trireme"))
+        drawn = timeline(model.case(GPT_22B, to_table([one]), replace(mixed(8), loss_chunk_mb=chunk)))
+        found.append([{kind: _seconds(rank, kind) for kind in (Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)} for rank in drawn.ranks])
+    (*others, last), (*same, chunked) = found
+    for shown, again in zip(others, same):
+        assert shown == pytest.approx(again)
+    assert chunked[Kind.WEIGHT_GRAD] < last[Kind.WEIGHT_GRAD] and sum(chunked.values()) == pytest.approx(sum(last.values()))
+
+
+def _seconds(spans: list[Span], kind: Kind) -> float:
+    return sum(span.end - span.start for span in spans if span.action.kind is kind)

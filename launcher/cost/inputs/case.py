@@ -138,6 +138,15 @@ class Case:
         return self.micro_batch * self.shape.seq / self.context
 
     @cached_property
+    def chunk_tokens(self) -> Array:
+        """Tokens of a chunk of head and loss; chunks are equal."""
+        most = self.trainer.memory.logit_chunk_bytes
+        if most is None:
+            return self.tokens
+        width = self.vocabulary if self.trainer.memory.sharded_logits else self.shape.vocab
+        return self.tokens / np.ceil(self.tokens / np.maximum(np.floor(most / (4 * width)), 1))
+
+    @cached_property
     def sequence_split(self) -> np.ndarray:
         """Over how many tensor ranks norms, residuals and dropout are spread."""
         return np.where(self.table["sequence_parallel"], self.tensor, 1.0)

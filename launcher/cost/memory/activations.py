@@ -191,18 +191,9 @@ def embedding(case: Case) -> Array:
 def logits(case: Case) -> Array:
     """Logits and the loss's copies of them, of as many tokens as have them at once."""
     s, f = case.shape, case.trainer
-    tokens = _together(case)
+    tokens = case.chunk_tokens
     each = f.memory.logit_copies * case.width + f.memory.logit_copies_fp32 * max(case.width, 4)
     if f.memory.sharded_logits:
         return tokens * case.vocabulary * each
     gathered = np.where(case.tensor > 1, case.constants.gathered_logits, 0.0)
     return tokens * s.vocab * (each + gathered)
-
-
-def _together(case: Case) -> Array:
-    """Tokens of a chunk of head and loss; chunks are equal."""
-    most = case.trainer.memory.logit_chunk_bytes
-    if most is None:
-        return case.tokens
-    width = case.vocabulary if case.trainer.memory.sharded_logits else case.shape.vocab
-    return case.tokens / np.ceil(case.tokens / np.maximum(np.floor(most / (4 * width)), 1))
