@@ -346,6 +346,15 @@ def test_casts_in_tensor_operations_move_six_times_the_bytes() -> None:
     assert eager / kernel == pytest.approx(35 / 6)
 
 
+@pytest.mark.parametrize(("scaled", "left"), [(False, 5 / 6), (True, 5 / 12)], ids=["tensors", "blocks"])
+def test_copies_that_only_a_weight_gradient_reads_are_not_made_beside_frozen_weights(scaled: bool, left: float) -> None:
+    """Weights are cast for both products as before: here once for many micro-batches."""
+    trainer = changed(BASE, {"numbers.block_scaled": scaled, "kernels.cast_weights_once": True})
+    full = cases(layout(8, 1, 1, micro_batch=1), trainer, 4096, "fp8")
+    frozen = replace(full, shape=replace(full.shape, frozen=True))
+    assert block.casts(frozen)[0] / block.casts(full)[0] == pytest.approx(left, rel=0.01)
+
+
 @pytest.mark.parametrize(("policy", "part", "parameters"), [("but_queries", 5 / 12, 3 * 1), ("but_projections", 4 / 12, 3 + 1)])
 def test_policies_that_keep_projections_repeat_the_rest_of_the_products(policy: str, part: float, parameters: int) -> None:
     """Of a GPT block's 12 h^2: 3 for queries, keys and values, 1 behind attention, 4 and 4 of the MLP, whose last nothing in backward asks for."""

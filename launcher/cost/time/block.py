@@ -43,21 +43,25 @@ def matrix_seconds(case: Case) -> tuple[Array, Array, Array]:
     return forward, inputs, weights
 
 
-EAGER_CAST = 35 / 6
-"""Bytes that tensor operations move per element, of those that one kernel moves: 2 + 2, 2, 2 + 4, 4 + 4, 4 + 4, 4 + 1 and the copy's 1 +
-1."""
+ONE_KERNEL, EAGER = (6, 1), (35, 2)
+"""Bytes that a cast moves per element, and those of the copy for the product's transpose among them. One kernel: 2 + 2 + 1 and the copy's
+1; tensor operations: 2 + 2, 2, 2 + 4, 4 + 4, 4 + 4, 4 + 1 and the copy's 1 + 1."""
 
 
 def casts(case: Case) -> Array:
     """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the
     product's transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4
-    bytes, times the scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8)."""
+    bytes, times the scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8). Beside frozen weights the copies
+    of inputs and output gradients that only a weight gradient reads are not made (Transformer Engine, pytorch/module/linear.py:
+    ``columnwise=backward_needs_input``, which is ``weight.requires_grad``; ``not ctx.requires_wgrad: ... columnwise=False``)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
     once = 1 / case.micro_batches if case.trainer.kernels.cast_weights_once else 1.0
-    elements = sum(share * batch * (m * k + once * n * k / 2) for _, m, n, k, batch, share in products(case))
-    times = (2 if case.trainer.numbers.block_scaled else 1) * (EAGER_CAST if case.trainer.kernels.eager_casts else 1)
-    return elements * times * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
+    whole, copy = EAGER if case.trainer.kernels.eager_casts else ONE_KERNEL
+    both = whole * (2 if case.trainer.numbers.block_scaled else 1)
+    read = whole - copy if case.shape.frozen else both
+    moved = sum(share * batch * (read * m * k + both * once * n * k / 2) for _, m, n, k, batch, share in products(case))
+    return moved / ONE_KERNEL[0] * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
 
 
 def _accumulate(case: Case, elements: Array) -> Array:
