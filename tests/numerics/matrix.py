@@ -10,6 +10,7 @@ vocabulary that leaves tensor ranks without a row, and models with fewer element
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
 import random
@@ -275,4 +276,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(importlib.import_module("tests.numerics.matrix").main())  # ranks find functions by the name of their module
