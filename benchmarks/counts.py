@@ -215,8 +215,11 @@ def of_attention_dropout() -> list[Row]:
         with Seen() as seen, torch.autograd.graph.saved_tensors_hooks(partial(_note, kept), lambda tensor: tensor):
             core(*(each.requires_grad_() for each in triple)).sum().backward()
         found.append((sum(kept.values()), max(seen.largest.values())))
-    what = ("kept for backward by attention with dropout in a block", "largest tensor of attention with dropout")
-    return [Row(each, *pair, "bytes") for each, pair in zip(what, zip(*found))]
+    (kept_plain, largest_plain), (kept_ours, largest_ours) = found
+    return [
+        Row("kept for backward by attention with dropout in a block", kept_plain, kept_ours, "bytes"),
+        Row("largest tensor of attention with dropout", largest_plain, largest_ours, "bytes"),
+    ]
 
 
 def _note(kept: dict[int, int], tensor: Tensor) -> Tensor:

@@ -19,7 +19,16 @@ from trainer.state.parameters import Member, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
-from trainer.tensor.layers import ColumnLinear, Gradients, LowRank, Region, RowLinear, ShardedPositionEmbedding, VocabularyEmbedding
+from trainer.tensor.layers import (
+    ColumnLinear,
+    Gradients,
+    LowRank,
+    Region,
+    RowLinear,
+    ShardedLinear,
+    ShardedPositionEmbedding,
+    VocabularyEmbedding,
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class Parallelizer:
         made = {key: self._member(path, key, plain, part, split, unit).parameter for key, plain in part.named_parameters(recurse=False)}
         if split is not None and split.layer is VocabularyEmbedding:
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
-        elif split is not None and split.layer is not None:
+        elif split is not None and split.layer is not None and issubclass(split.layer, ShardedLinear):
             low = self._low_rank(path, part, made, split) if isinstance(part, LowRankLinear) else None
             layer = split.layer(made["weight"], made.get("bias"), self.region, self.gradients, low)
             layer.eight_bits = self.eight_bits if unit.startswith("blocks.") else None
