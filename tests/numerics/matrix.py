@@ -28,7 +28,7 @@ from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, ResolvedTrainConfig, TrainConfig, from_dict, resolve
 from trainer.spec.schema import TARGETS
 from trainer.spec.tuning import text_model
-from trainer.testing import Farm
+from trainer.testing import Farm, free_port
 
 if TYPE_CHECKING:
     from trainer.comm.collectives import World
@@ -168,17 +168,20 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
 
 
 def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]]) -> None:
-    """Run in every rank: train each of ``configs``, and leave losses, norms and this rank's part of the final parameters in ``out``."""
+    """Run in every rank: train each of ``configs``, and leave losses, norms and this rank's part of the final parameters in ``out``. Each has
+    a world of its own: torch names groups by how many a rank has made, and layouts give ranks different numbers of them."""
     from trainer.comm.collectives import World
 
-    world = World(env.rank, env.world_size, torch.device("cpu"), env.address, env.port, 60.0)
+    port = env.port
     for number, config in enumerate(configs):
         print(json.dumps(config), flush=True)  # the last one in the log is the one that failed
-        torch.save(_trained(world, resolve(from_dict(TrainConfig, config), env.world_size)), Path(out) / f"{number}.{env.rank}.pt")
-    world.close()
+        world = World(env.rank, env.world_size, torch.device("cpu"), env.address, port, 60.0)
+        found, port = _trained(world, resolve(from_dict(TrainConfig, config), env.world_size))
+        torch.save(found, Path(out) / f"{number}.{env.rank}.pt")
+        world.close()
 
 
-def _trained(world: World, run: ResolvedTrainConfig) -> tuple[torch.Tensor, torch.Tensor, list[Saved]]:
+def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor, torch.Tensor, list[Saved]], int]:
     """Losses and norms of all steps, and parts of parameters."""
     from trainer.data import open_dataset
     from trainer.engine import Engine, parts
@@ -190,7 +193,8 @@ def _trained(world: World, run: ResolvedTrainConfig) -> tuple[torch.Tensor, torc
     still = [piece.weight for piece in engine.held if not piece.record.trainable]
     assert all(map(torch.equal, frozen, still)), "what is frozen has changed"
     losses = torch.tensor([r.loss for r in results], dtype=torch.float64)
-    return losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), parts(engine)
+    found = losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), parts(engine)
+    return found, engine.groups.world.gather_objects(free_port())[0]  # nobody leaves a world that another one still uses
 
 
 def train_all(farm: Farm, ranks: int, configs: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
