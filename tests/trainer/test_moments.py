@@ -72,7 +72,7 @@ def test_a_checkpoint_has_every_bit_of_them_and_memory_is_as_predicted(farm: Far
 @pytest.mark.parametrize(
     ("run", "adam", "words"),
     [
-        (RunConfig(moments="bf16"), OptimizerConfig(), "run.moments=bf16 is for run.precision=bf16 or fp16, and it is fp32"),
+        (RunConfig(moments="bf16"), OptimizerConfig(), "run.moments=bf16 is for run.precision=bf16, fp16 or fp8, and it is fp32"),
         (RunConfig(moments="bf16", precision="bf16"), OptimizerConfig(beta2=0.999), "optimizer.beta2=0.999 moves a moment by less than"),
     ],
 )
