@@ -4,7 +4,8 @@
 
 Tables of training, of static batches (input_len) and of served load (isl) are told apart by their columns. Rows keep their order and
 number. What a source does not say is filled with what its documentation, its notes or common use say, and listed in the column
-``assumed``; what nothing says is ``unknown``. Sources that are not known here pass with ``trainer=unknown``.
+``assumed``; what nothing says is ``unknown``, and so is the step time of a row that prints two. Sources
+that are not known here pass with ``trainer=unknown``.
 """
 
 from __future__ import annotations

@@ -242,3 +242,28 @@ def test_zb_2p_is_faster_than_zb_1p_and_holds_twice_the_micro_batches() -> None:
 def test_a_source_that_nobody_knows_had_the_trainers_of_its_time(source: str, year: str, trainer: str, attention: str) -> None:
     found = profile(source_of(RawRow(1, {"source": source, "year": year})).trainer)
     assert (found.name, found.kernels.attention) == (trainer, attention)
+
+
+PRINTED = {"source": "somebody", "gpus": "8", "gbs": "32", "seq": "8192", "step_time_s": "0.92"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "seconds"),
+    [
+        ({"tokens_per_s_total": "142469"}, None),  # half of 32 x 8192 / 0.92
+        ({"tokens_per_s_per_gpu": "17809"}, None),
+        ({"seq": "4096", "tokens_per_s_total": "569878"}, None),  # four times
+        ({"tokens_per_s_total": "142469", "notes": "tokens without padding"}, 0.92),
+        ({"tokens_per_s_total": "142469", "tokens_per_s_per_gpu": "35600"}, None),
+        ({"tokens_per_s_total": "284939"}, 0.92),
+        ({"tokens_per_s_total": "260000"}, 0.92),  # a tenth off: other windows of averaging
+        ({"step_time_s": "0.9", "tokens_per_s_per_gpu": "38000"}, 0.9),
+        ({"tokens_per_s_total": "142469", "gbs": ""}, 0.92),
+        ({"tokens_per_s_per_gpu": "17809", "gpus": ""}, 0.92),
+        ({"step_time_s": "", "tokens_per_s_total": "262144"}, 1.0),
+    ],
+)
+def test_a_row_whose_tokens_per_second_say_another_step_time_has_none(cells: dict[str, str], seconds: float | None) -> None:
+    found = canonical(row(**PRINTED | cells))
+    assert found["step_time_s"] == seconds
+    assert ("step_time_s (left out: its tokens/s say another)" in found["assumed"]) == (seconds is None)
