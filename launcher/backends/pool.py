@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from launcher.backends import backend_for
 from launcher.backends.contract import Backend
 from launcher.config.schema import ClusterConfig
+from launcher.trials.job import Job
 from trainer.spec import to_dict
 
 _OF_A_TRIAL = ("nodes", "gpus_per_node", "hardware", "start_timeout", "avoid_s", "linger_s")
@@ -26,6 +27,7 @@ class Backends:
         self._make = make
         self._open: dict[str, Backend] = {}
         self._checked: set[str] = set()
+        self._remarked: set[str] = set()
         self._keys: dict[int, tuple[ClusterConfig, str]] = {}  # by identity: the jobs of a sweep share few objects
 
     def of(self, cluster: ClusterConfig) -> Backend:
@@ -42,6 +44,12 @@ class Backends:
             backend.check()
             self._checked.add(self._key(cluster))
         return backend
+
+    def remarks(self, cluster: ClusterConfig, jobs: Sequence[Job]) -> list[str]:
+        """What a person should know of ``jobs`` and was not told before: a search submits its trials one by one."""
+        fresh = [remark for remark in self.of(cluster).remarks(jobs) if remark not in self._remarked]
+        self._remarked.update(fresh)
+        return fresh
 
     def hurry(self) -> None:
         """Let none of them wait for a place that does not answer."""

@@ -97,7 +97,7 @@ def _accepted(store: Store, name: str, points: Sequence[Point], settings: SweepC
     words: dict[str, str] = {}
     for backend, jobs in _fresh_jobs(store, name, points, settings, backends):
         refused = backend.refusals(jobs)
-        for remark in backend.remarks([job for job in jobs if job.name not in refused]):
+        for remark in backends.remarks(jobs[0].cluster, [job for job in jobs if job.name not in refused]):
             say(remark)
         words |= {job.trial: refused[job.name] for job in jobs if job.name in refused}
     if not words:

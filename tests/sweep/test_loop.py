@@ -164,6 +164,18 @@ def test_submit_and_return_leaves_trials_that_the_same_command_follows(place: Pl
     assert (record.status, starts(record)) == (Status.DONE, [0])
 
 
+def test_a_remark_is_said_once_however_many_sweeps_one_command_runs(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(PlayedQueue, "remarks", lambda self, jobs: [f"{len(jobs)} trials may be disturbed"])
+    with Backends(place.backend) as backends:
+        for seeds in ((1,), (2,), (3, 4)):
+            asked = points(*(trial(seed=seed) for seed in seeds))
+            run_sweep("demo", asked, SweepConfig(dir=str(place.runs), follow=False), backends)
+    said = [line for line in capsys.readouterr().err.splitlines() if "disturbed" in line]
+    assert said == ["1 trials may be disturbed", "2 trials may be disturbed"]
+
+
 def test_a_trial_left_in_a_queue_is_brought_up_to_date_when_somebody_asks(place: Place) -> None:
     (record,) = place.run(1, follow=False)
     catch_up(place.store, [record], Backends(place.backend))
