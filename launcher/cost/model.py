@@ -109,6 +109,7 @@ def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> p
         typical=stage(blocks.typical, middle, wait),
         last=stage(blocks.last, last, wait / 2),
         send=np.zeros_like(wait) if case.trainer.pipeline.blocking_sends else transfer(case),
+        weight_share=0.0 if case.shape.frozen else 0.5,
     )
 
 

@@ -95,6 +95,18 @@ def test_zero_bubble_is_never_slower_than_1f1b_and_within_five_per_cent_of_the_s
     assert total == pytest.approx(simulated("zero_bubble", p, 1, m, *times, send), rel=0.05)
 
 
+@pytest.mark.parametrize("head", [0.6, 3.0])
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 16), (8, 8)])
+def test_a_zero_bubble_step_takes_as_long_wherever_the_last_rank_has_the_weight_gradient_of_the_head(p: int, m: int, head: float) -> None:
+    backward = [*[2.0] * (p - 1), 2.0 + head]
+    total = closed("zero_bubble", p, 1, m, [1.0] * p, backward, 0.0)
+    for late in (backward[-1] / 2, 1.0):  # of the head's half, or of none of it
+        weight = [*[1.0] * (p - 1), late]
+        rest = [whole - part for whole, part in zip(backward, weight)]
+        times = Times([1.0] * p, backward, rest, weight, [0.0] * p)
+        assert makespan(simulate(build("zero_bubble", p, 1, m), times)) == pytest.approx(total)
+
+
 @given(p=RANKS, more=st.integers(0, 9), forward=st.floats(1, 3))
 def test_zero_bubble_with_twice_the_micro_batches_in_flight_leaves_the_bubble_of_the_paper(p: int, more: int, forward: float) -> None:
     """Qi et al. 2023, table 2: (p - 1)(F + B - 2 W), B and W being the halves of backward."""

@@ -22,7 +22,7 @@ from launcher.cost.memory import peak as memory
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import estimate
 from launcher.cost.parts import ATTENTION, BUBBLE, EXPERT, GATHER, MATRICES, OFFLOAD, REDUCE, TENSOR
-from launcher.cost.time import block, collectives
+from launcher.cost.time import block, collectives, embedding_head, matmul
 from launcher.cost.time import data_parallel as states
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
@@ -145,11 +145,37 @@ def test_stages_wait_for_the_slowest_of_them_and_a_single_one_for_none() -> None
 
 def test_frozen_weights_are_not_renewed_and_keep_no_inputs_for_their_gradients() -> None:
     trained = cases(layout(8, 1, 8, sharding=ShardingConfig(optimizer=8)), BASE)
-    adapters = replace(trained, shape=replace(trained.shape, frozen=True))
+    adapters = frozen(trained)
     one, other = (states.work(case, stages.held(case)) for case in (trained, adapters))
     assert np.all(one.refresh > 0) and np.all(one.reduce > 0)
     assert np.all(other.refresh == 0) and np.all(other.reduce == 0) and np.all(other.optimizer == 0)
     assert activations.block(adapters).everything[0] < activations.block(trained).everything[0]
+
+
+def frozen(case: Case) -> Case:
+    return replace(case, shape=replace(case.shape, frozen=True))
+
+
+def test_a_frozen_head_has_no_weight_gradient_and_a_frozen_embedding_no_backward() -> None:
+    full = cases(layout(8, 1, 8), BASE)
+    ahead, back = (part - left for part, left in zip(embedding_head.head(full), embedding_head.head(frozen(full))))
+    product = matmul.seconds(full.device, "bf16", full.constants, full.vocabulary, full.shape.hidden, full.tokens)
+    assert (ahead, back[0]) == (0, pytest.approx(product[0]))
+    assert embedding_head.embedding(full)[1][0] > 0 == embedding_head.embedding(frozen(full))[1][0]
+
+
+def test_inputs_are_gathered_again_for_weight_gradients_alone() -> None:
+    full = cases(layout(8, 1, 8, sequence_parallel=True), changed(profile("megatron_core"), {"overlap.tensor": "none"}))
+    ahead, back = (part - left for part, left in zip(*(block.tensor_seconds(case, 0.0, 0.0, 0.0) for case in (full, frozen(full)))))
+    gather = collectives.all_gather(full.device, full.constants, full.tensor_group, full.tokens * full.shape.hidden * full.width)
+    assert (ahead[0], back[0]) == (0, pytest.approx(2 * full.constants.skew * gather[0]))
+    started = [block.collectives_started(case)[1][0] for case in (full, frozen(full))]
+    assert started[0] - started[1] == 2
+
+
+def test_zero_bubble_has_nothing_to_put_off_where_weights_are_frozen() -> None:
+    late, plain = (frozen(cases(layout(1, 8, 1, schedule=name), BASE, 8)) for name in ("zero_bubble", "1f1b"))
+    assert step_of(late) == pytest.approx(step_of(plain))
 
 
 def test_shards_summed_by_all_reduce_travel_twice() -> None:

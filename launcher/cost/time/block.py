@@ -100,7 +100,7 @@ def collectives_started(case: Case) -> ForwardBackward:
     if case.device.host:
         return 0.0, 0.0
     tensor, sharded = case.tensor > 1, (case.field("params") > 1) & ~case.kept_whole
-    again = 2 if case.trainer.overlap.regathers_inputs else 0
+    again = regathers(case)
     each = np.where(case.table["sequence_parallel"], 4, 2)
     states = np.where(sharded, case.trainer.overlap.gathers_per_block, 0)
     back = each + np.where(case.table["sequence_parallel"], again, 0)
@@ -123,6 +123,12 @@ def launching(case: Case, kernels: Array, busy: Array) -> Array:
     return kernels * each if case.device.host else np.maximum(kernels * each - busy, 0.0)
 
 
+def regathers(case: Case) -> int:
+    """Inputs that backward gathers again, for weight gradients (Transformer Engine, pytorch/module/linear.py:
+    ``backward_input_needs_gather``, which is ``weight.requires_grad and ...``)."""
+    return 2 if case.trainer.overlap.regathers_inputs and not case.shape.frozen else 0
+
+
 def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) -> ForwardBackward:
     """Exposed tensor-parallel communication of a block: forward, backward.
 
@@ -136,7 +142,7 @@ def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) ->
     scatter = c.skew * collectives.reduce_scatter(device, c, case.tensor_group, payload)
     sequence = case.table["sequence_parallel"]
     ahead = np.where(sequence, 2 * (gather + scatter), 2 * reduce)
-    again = 2 if case.trainer.overlap.regathers_inputs else 0
+    again = regathers(case)
     back = np.where(sequence, (2 + again) * gather + 2 * scatter, 2 * reduce)
     overlap = case.trainer.overlap.tensor
     if overlap == "none" or not device.overlaps:

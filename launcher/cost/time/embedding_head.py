@@ -12,11 +12,13 @@ from launcher.cost.time import collectives, matmul
 
 
 def embedding(case: Case) -> ForwardBackward:
-    """Forward and backward seconds of the input embedding: a gather of rows, one reduction over the tensor ranks, a scatter."""
+    """Forward and backward seconds of the input embedding: a gather of rows, one reduction over the tensor ranks, a scatter, unless it is
+    frozen."""
     payload = case.tokens * case.shape.hidden * case.width
     move = payload / (case.device.bandwidth * case.constants.bandwidth)
     reduce = collectives.all_reduce(case.device, case.constants, case.tensor_group, payload)
-    return 3 * move + reduce + issued(case, 3 * move), 6 * move + issued(case, 6 * move)
+    scatter = 0.0 * move if case.shape.frozen else 6 * move
+    return 3 * move + reduce + issued(case, 3 * move), scatter + issued(case, scatter)
 
 
 def by_stage(case: Case) -> tuple[ForwardBackward, ForwardBackward, ForwardBackward]:
@@ -47,14 +49,15 @@ def issued(case: Case, busy: Array) -> Array:
 
 
 def head(case: Case) -> ForwardBackward:
-    """Forward and backward seconds of final norm, head and loss."""
+    """Forward and backward seconds of final norm, head and loss. A frozen head has no weight gradient (Megatron Core,
+    tensor_parallel/layers.py: ``linear_with_frozen_weight``; trainer/tensor/cross_entropy.py)."""
     s, c, device = case.shape, case.constants, case.device
     precision = case.vector_precision  # the head stays in 16 bits
     mine = case.vocabulary
     forward = matmul.seconds(device, precision, c, case.tokens, mine, s.hidden)
-    backward = matmul.seconds(device, precision, c, case.tokens, s.hidden, mine) + matmul.seconds(
-        device, precision, c, mine, s.hidden, case.tokens
-    )
+    backward = matmul.seconds(device, precision, c, case.tokens, s.hidden, mine)
+    if not s.frozen:
+        backward = backward + matmul.seconds(device, precision, c, mine, s.hidden, case.tokens)
     held = mine if case.trainer.memory.sharded_logits else s.vocab
     move = case.tokens * held * (2 if case.trainer.kernels.fused_loss else 4) / (device.bandwidth * c.bandwidth)
     spread = _communication(case)

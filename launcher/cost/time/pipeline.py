@@ -30,7 +30,7 @@ class StageTimes:
     typical: ForwardBackward  # the mean of them
     last: ForwardBackward  # with a single rank this is the whole model
     send: Array
-    weight_share: float = 0.5  # part of backward that is weight gradient, which zero-bubble splits off
+    weight_share: float = 0.5  # part of backward that is weight gradient, which zero-bubble splits off; 0: weights are frozen
 
     def traversal(self, p: Array, *ways: int) -> Array:
         """One micro-batch through all ``p`` ranks, forward (0), backward (1) or both, without transfers."""
