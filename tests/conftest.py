@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers: tables would be as narrow as its idea of a terminal
 
+from tests.clusters.kubernetes.build import built
 from trainer.testing import Farm
 
 settings.register_profile(
@@ -50,6 +51,11 @@ TAKE_LONG = (
 )
 
 
+BUILDING = 3600
+"""Seconds that a test of Kubernetes may take where its programs are yet to be built: the first one waits for that, thirteen minutes on a
+busy machine."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere."""
@@ -59,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         pure = item.path.parent.name not in TAKES_LONG and item.path.name not in TAKE_LONG
         if not pure or any(name in fixtures for name in STARTS_PROCESSES):
             item.add_marker(pytest.mark.slow)
+        if cluster == "kubernetes" and not built():
+            item.add_marker(pytest.mark.timeout(BUILDING))
         if "case_index" not in fixtures:
             item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
 
