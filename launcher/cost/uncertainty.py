@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
+from threadpoolctl import threadpool_limits
 
 from launcher.config.uncertainty import Widths
 from launcher.cost.parts import WIDTH_OF_PART, Parts
@@ -188,7 +189,8 @@ class TimeSurrogate:
             if self.seen:
                 gram, cross = self._both(factor, self._gram(), self._cross(rows))
                 covariance = covariance - cross @ np.linalg.solve(gram, cross.T)
-            root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows)))
+            with threadpool_limits(1, "blas"):  # threads that spin while they wait for a core that others use make it ten times slower
+                root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows)))
             drawn.append(mean + random.standard_normal((share, len(rows))) @ root.T)
         return np.concatenate(drawn)
 
