@@ -47,8 +47,9 @@ RUNGS: dict[str, dict[str, Any]] = {
     "compiled bf16, recomputed": {"run": {"precision": "bf16", "compile": True}, "layout": {"recompute": "full"}},
 }
 LAYOUTS: list[dict[str, Any]] = [
-    {"data": 2}, {"tensor": 2}, {"tensor": 2, "sequence_parallel": True}, {"pipeline": 2}, {"pipeline": 2, "schedule": "zero_bubble"},
-    {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}, {"data": 2, "tensor": 2}, {"tensor": 2, "pipeline": 2, "data": 2},
+    {"data": 2}, {"tensor": 2}, {"tensor": 2, "sequence_parallel": True}, {"tensor": 2, "sequence_parallel": True, "async_tensor": True},
+    {"pipeline": 2}, {"pipeline": 2, "schedule": "zero_bubble"}, {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}},
+    {"data": 2, "tensor": 2}, {"tensor": 2, "pipeline": 2, "data": 2},
 ]  # fmt: skip
 CLOSE = {"fp32": 1e-3, "bf16": 3e-2}
 """How far losses may differ, relative: sums in another order, and products in TF32 or bf16."""
@@ -72,8 +73,10 @@ class Check:
         self.lines.append(line)
 
     def losses(self, device: str, precision: str, layout: dict[str, Any]) -> list[float]:
-        """Of four steps of the small model."""
-        return [float(loss) for loss in self.train(device, SMALL, layout, {"precision": precision, "steps": 4})["losses"]]
+        """Of four steps of the small model. Beside the layout ``layout`` may have ``async_tensor``."""
+        run = {"precision": precision, "steps": 4, "async_tensor": layout.get("async_tensor", False)}
+        layout = {key: value for key, value in layout.items() if key != "async_tensor"}
+        return [float(loss) for loss in self.train(device, SMALL, layout, run)["losses"]]
 
     def train(self, device: str, model: dict[str, Any], layout: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
         """``result.json`` of a run; ``RuntimeError`` with its reason if it failed."""

@@ -40,6 +40,7 @@ from trainer.state.sharding import ShardedState
 from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey, Noise
 from trainer.tensor.eight_bits import EightBitProduct
+from trainer.tensor.fused import FusedProducts
 from trainer.tensor.layers import ColumnLinear, Region
 from trainer.tensor.parallelize import Parallelizer
 from trainer.tensor.placed import Texts, separate_texts
@@ -192,6 +193,10 @@ class Engine:
         )
         if self.config.run.precision == "fp8":
             parallelizer.eight_bits = EightBitProduct.on(self.device, compiles(self.config.run.compile, self.device))
+        if self.config.run.async_tensor:
+            rows = model.seq // layout.tensor * layout.micro_batch
+            largest = rows * model.hidden * self.precision.compute.itemsize
+            parallelizer.fused = FusedProducts.on(self.device, self.groups.tensor, self.groups.world, largest)
         models, members = [], []
         for chunk in range(layout.virtual_pipeline):
             stage = chunk * stages + at.pipeline

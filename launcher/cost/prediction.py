@@ -128,7 +128,8 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerPr
     chunk = run.loss_chunk_mb or LOSS_CHUNK_MB["cpu" if device.host else "cuda"]
     memory = replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20, logit_chunk_bytes=chunk * 2**20)
     numbers = replace(trainer.numbers, optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0))
-    return replace(trainer, numbers=numbers, kernels=kernels, memory=memory)
+    overlap = replace(trainer.overlap, tensor="all") if run.async_tensor else trainer.overlap
+    return replace(trainer, numbers=numbers, kernels=kernels, memory=memory, overlap=overlap)
 
 
 def explain(result: Estimate, row: int, case: Case, widths: Widths) -> Prediction:

@@ -27,6 +27,7 @@ from trainer.spec.errors import listed
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
 ASKED = "asked: does not have the values given for layout keys"
+SEQUENCES = "async: run.async_tensor is for layouts with sequence parallelism"
 VERDICTS = (
     "in",
     "edge: less likely than not to fit into memory",
@@ -104,6 +105,8 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     """
     found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
     found = narrowed(expressible(found, config.trainer), wanted or {})
+    if config.run.async_tensor and config.trainer.embedded:
+        found = sharding_sequences(found)
     cost = CostModel(config.cluster, config.trainer)
     case = cost.case(config.model, found.table, config.run, config.tune)
     predicted = estimate(case)
@@ -123,6 +126,14 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:
         asked = " and ".join(describe(name, values) for name, values in wanted.items())
         raise ConfigError(f"no layout that obeys the rules has {asked} at once; give more values to one of them")
     return Space(found.table[keep], found.dropped | ({ASKED: int((~keep).sum())} if not keep.all() else {}))
+
+
+def sharding_sequences(found: Space) -> Space:
+    """The layouts of ``found`` that ``run.async_tensor`` is for."""
+    keep = found.table["sequence_parallel"]
+    if not keep.any():
+        raise ConfigError("run.async_tensor=true is for layouts with layout.sequence_parallel=true, and there are none; leave it out")
+    return Space(found.table[keep], found.dropped | ({SEQUENCES: int((~keep).sum())} if not keep.all() else {}))
 
 
 def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:

@@ -64,4 +64,6 @@ def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:
         changes += [f"kernels.pointwise={ran.kernels.pointwise}", f"memory.bucket_bytes={written(ran.memory.bucket_bytes)}"]
         if config.run.moments == "bf16":
             changes.append(f"numbers.optimizer_bytes={written(ran.numbers.optimizer_bytes)}")
+        if config.run.async_tensor:
+            changes.append(f"overlap.tensor={ran.overlap.tensor}")
     return " ".join(changes) or "none"

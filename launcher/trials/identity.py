@@ -19,7 +19,10 @@ from launcher.config.rules import run_of
 from launcher.config.schema import Config
 from trainer.spec import TuneConfig, to_dict
 
-_NEWER = [("run", "deterministic", False), ("run", "moments", "fp32"), ("data", "task", None), ("data", "pack", False)]
+_NEWER = [
+    ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),
+    ("data", "pack", False),
+]  # fmt: skip
 """Keys that came later, with the value under which all is as before: trials of versions without them keep their id."""
 
 

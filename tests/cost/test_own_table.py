@@ -19,6 +19,7 @@ RUNS = (
     ["recipe=bloom_176b", "layout.stage_layers=null", "layout.balance=cost"],
     ["recipe=gpt3_1.3b", "model.attention=unfused", "run.compile=false", "run.bucket_mb=5"],
     ["recipe=gpt3_1.3b", "run.moments=bf16"],
+    ["recipe=gpt3_5b", "layout.tensor=2", "layout.sequence_parallel=true", "run.async_tensor=true"],
 )
 
 

@@ -15,8 +15,8 @@ from trainer.testing import Farm
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU here")
 
 
-def losses(farm: Farm, device: str, precision: str, **layout: Any) -> list[float]:
-    config = small(precision=precision, run={"device": device}, **layout)
+def losses(farm: Farm, device: str, precision: str, run: dict[str, Any] | None = None, **layout: Any) -> list[float]:
+    config = small(precision=precision, run={"device": device} | (run or {}), **layout)
     return [float(loss) for loss in farm.train(config, ranks(layout)).checked().result["losses"]]
 
 
@@ -39,6 +39,18 @@ def test_layouts_agree_over_nccl(farm: Farm, layout: dict[str, Any]) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU here")
     assert losses(farm, "cuda", "fp64", **layout) == pytest.approx(losses(farm, "cuda", "fp64"), rel=1e-9)
+
+
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"tensor": 2, "recompute": "full"}, {"tensor": 4}], ids=str)
+@pytest.mark.parametrize(("precision", "off"), [("fp64", 1e-9), ("bf16", 3e-2)])
+def test_fused_products_agree_with_collectives_and_products(farm: Farm, layout: dict[str, Any], precision: str, off: float) -> None:
+    """Eagerly and in compiled blocks."""
+    if torch.cuda.device_count() < layout["tensor"] or not torch.cuda.can_device_access_peer(0, 1):
+        pytest.skip("too few GPUs here that reach each other's memory")
+    plain = losses(farm, "cuda", precision, sequence_parallel=True, **layout)
+    for compiled in (False, True):
+        run = {"async_tensor": True, "compile": compiled}
+        assert losses(farm, "cuda", precision, run, sequence_parallel=True, **layout) == pytest.approx(plain, rel=off)
 
 
 def test_products_are_added_in_fp32_by_the_device() -> None:

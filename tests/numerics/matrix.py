@@ -51,6 +51,7 @@ class Case:
     batch: int = 8  # sequences of a step; 6 makes numbers of micro-batches that stages do not divide
     tune: dict[str, Any] = field(default_factory=dict)
     steps: int = STEPS
+    async_tensor: bool = False
 
     def config(self) -> dict[str, Any]:
         """Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large eps keeps that
@@ -60,9 +61,21 @@ class Case:
             "layout": {"micro_batch": 1} | self.layout,
             "data": {"kind": "synthetic"},
             "optimizer": {"lr": 0.02, "warmup_steps": 3, "eps": 1e-4, "clip": 0.5},
-            "run": {"steps": self.steps, "warmup_steps": 0, "precision": self.precision, "global_batch": self.batch, "bucket_mb": 0.03},
+            "run": {
+                "steps": self.steps,
+                "warmup_steps": 0,
+                "precision": self.precision,
+                "global_batch": self.batch,
+                "bucket_mb": 0.03,
+                "async_tensor": self.async_tensor,
+            },
             "tune": self.tune,
         }
+
+    @property
+    def alone(self) -> Case:
+        """The same training by one process."""
+        return replace(self, layout={}, async_tensor=False)
 
     @property
     def ranks(self) -> int:
@@ -86,7 +99,7 @@ def draw(seed: int, index: int) -> Case:
     while True:
         case = _draw_any(dice)
         if case.ranks <= MOST_RANKS and case.valid:
-            return case
+            return replace(case, async_tensor=case.layout["sequence_parallel"] and dice.random() < 0.5)
 
 
 def draw_tuned(seed: int, index: int, ranks: int | None = None) -> Case:
@@ -216,13 +229,13 @@ class Matrix:
 
     def remember(self, cases: Sequence[Case]) -> None:
         """The references of all ``cases`` by one process."""
-        wanted = [replace(case, layout={}) for case in cases]
+        wanted = [case.alone for case in cases]
         if missing := [one for one in wanted if str(one) not in self.references]:
             self.references |= zip(map(str, missing), self.run(missing))
 
     def reference(self, case: Case) -> dict[str, torch.Tensor]:
         self.remember([case])
-        return self.references[str(replace(case, layout={}))]
+        return self.references[str(case.alone)]
 
     def worst(self, case: Case) -> tuple[str, float]:
         """What differs most from one process, and by how much, relative to its largest element."""
@@ -241,6 +254,8 @@ class Matrix:
 
     def shrunk(self, case: Case) -> Case:
         """A failing case as plain as it gets: every setting that is not needed for the failure is left out."""
+        if case.async_tensor and self.fails(plainer := replace(case, async_tensor=False)):
+            case = plainer
         for part in ("layout", "model"):
             for name in list(getattr(case, part)):
                 plainer = copy.deepcopy(case)

@@ -11,10 +11,11 @@ from launcher.config import compose
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SearchConfig, SpaceConfig
+from launcher.config.trainers import profile
 from launcher.cost.parts import GATHER, REDUCE, STEP, UPDATE
 from launcher.cost.timeline import timeline
 from launcher.planning.layout_names import layout_of, name_of, overrides_of
-from launcher.planning.plan import AT_EDGE, DOMINATED, IN, MEMORY, VERDICTS, pareto, plan
+from launcher.planning.plan import AT_EDGE, DOMINATED, IN, MEMORY, SEQUENCES, VERDICTS, pareto, plan
 from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig
 from trainer.spec.simulate import makespan
 
@@ -24,6 +25,8 @@ CONFIG = Config(
     cluster=ClusterConfig(nodes=3, gpus_per_node=8, hardware=hardware_files()["a100_80"]),
     search=SearchConfig(space=SpaceConfig(schedules=["gpipe", "1f1b", "interleaved", "zero_bubble"], max_micro_batch=8)),
 )
+
+FUSED = dataclasses.replace(CONFIG.run, async_tensor=True)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,18 @@ def test_a_smaller_memory_moves_layouts_out_and_never_in(planned) -> None:  # ty
     assert (tight.estimate.fits <= planned.estimate.fits).all()
     assert (tight.verdict == MEMORY).sum() > (planned.verdict == MEMORY).sum()
     assert tight.estimate.step_time[tight.order[0]] >= planned.estimate.step_time[planned.order[0]]
+
+
+def test_products_that_communicate_are_for_layouts_with_sequence_parallelism_and_hide_some_of_that() -> None:
+    own = dataclasses.replace(CONFIG, trainer=profile("trireme"))
+    planned, fused = plan(own), plan(dataclasses.replace(own, run=FUSED))
+    sharded = planned.space.table["sequence_parallel"]
+    assert 0 < sharded.sum() < len(sharded) and (fused.space.table == planned.space.table[sharded]).all()
+    assert fused.space.dropped[SEQUENCES] == (~sharded).sum()
+    assert (fused.seconds < planned.seconds[sharded]).all()
+    one = dataclasses.replace(own, cluster=dataclasses.replace(own.cluster, nodes=1, gpus_per_node=1), run=FUSED)
+    with pytest.raises(ConfigError, match=r"run.async_tensor=true is for layouts with layout.sequence_parallel=true, and there are none"):
+        plan(one)
 
 
 def test_parts_of_a_prediction_add_up(planned) -> None:  # type: ignore[no-untyped-def]

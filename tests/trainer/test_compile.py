@@ -69,6 +69,18 @@ def test_all_blocks_are_one_graph_with_one_operation_per_matrix(farm: Farm, mode
     assert run.result["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-10)
 
 
+def test_fused_products_are_in_the_graph_of_their_block(farm: Farm) -> None:
+    """The compiler sees their shapes alone, so that they may wait for peers."""
+    config = small(model={"family": "llama"}, run={"async_tensor": True}, tensor=2, sequence_parallel=True)
+    plain = farm.train(config, 2).checked().result
+    run = farm.call(counted, 2, config=config | {"run": config["run"] | {"compile": True}})
+    graphs = json.loads((run.directory / "graphs.json").read_text())
+    assert graphs["breaks"] == 0 and graphs["forward"][0].count("multiply") == 4
+    assert run.result["losses"] == pytest.approx(plain["losses"], rel=1e-10)
+    assert run.result["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-10)
+    assert run.result["communication"] == plain["communication"]
+
+
 def test_low_rank_products_and_their_dropout_are_in_the_graph_of_their_block(farm: Farm) -> None:
     config = small(tensor=2) | {"tune": {"method": "lora", "rank": 2, "dropout": 0.2, "alpha": 8.0}}
     plain = farm.train(config, 2).checked().result

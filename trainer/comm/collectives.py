@@ -8,6 +8,7 @@ communication.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,31 @@ class Group:
         call = lambda: _reduce_scatter(shard, tensor, group=self.handle, async_op=True)  # noqa: E731
         return self._start("reduce_scatter", tensor, call, shard, tensor)
 
+    def computing(self, operation: str, nbytes: int, call: Callable[[], Any]) -> Any:
+        """The result of ``call``, which computes and meanwhile does ``operation`` over the group with ``nbytes``, in the order of the
+        current stream. What of that was waited for nobody can tell."""
+        self.ledger.count(self, operation, nbytes)
+        with self._blocking(operation):
+            result = call()
+        if self.ledger.clock.on_device and self.ledger.flights is not None:
+            self.ledger.flights.add(f"{operation} over {self.name}", self.ranks, self.ledger.clock.stamp().query)
+        return result
+
+    def share_memory(self, nbytes: int) -> str:
+        """Reserve memory of each rank's device that all of them reach (torch's symmetric memory). Collective. The reason if that cannot
+        be, else nothing."""
+        from torch.distributed._symmetric_memory import get_symm_mem_workspace  # registers operations, which nobody else needs
+
+        hosts = sorted(set(self.gather_objects(socket.gethostname())))
+        if len(hosts) > 1:  # torch would wait for a peer on the same host
+            return f"ranks {', '.join(map(str, self.ranks))} are on {len(hosts)} hosts"
+        try:
+            with self._blocking("share_memory"):
+                get_symm_mem_workspace(self.handle.group_name, nbytes)
+        except CommunicationError as error:
+            return str(error)
+        return ""
+
     def send(self, tensor: Tensor, peer: int) -> Pending:
         """Send to the rank at position ``peer``. It may complete only after the peer has posted its receive."""
         return self._start("send", tensor, lambda: dist.isend(tensor, group=self.handle, group_dst=peer), tensor)
@@ -206,6 +232,8 @@ class Group:
             self.ledger.flights.add(f"{operation} over {self.name}", self.ranks, lambda: bool(ended))
         try:
             yield
+        except torch.OutOfMemoryError:  # of this rank: peers are not to blame
+            raise
         except (RuntimeError, ValueError) as error:
             raise self.failed(operation, error) from error
         finally:

@@ -29,7 +29,7 @@ def for_inference(config: ResolvedTrainConfig) -> ResolvedTrainConfig:
     layout = dataclasses.replace(config.layout, micro_batch=1, sequence_parallel=False, recompute="none", sharding=ShardingConfig())
     if layout.virtual_pipeline > 1:
         layout = dataclasses.replace(layout, virtual_pipeline=1, schedule="1f1b", stage_layers=None)
-    run = dataclasses.replace(config.run, global_batch=config.layout.data, compile=False)
+    run = dataclasses.replace(config.run, global_batch=config.layout.data, compile=False, async_tensor=False)
     data = dataclasses.replace(config.data, kind="synthetic", pack=False, task=None)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0), layout=layout, run=run, data=data)
 

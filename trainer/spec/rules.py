@@ -89,13 +89,15 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_validation(config)
     _check_moments(config)
     _check_eight_bits(config)
+    _check_async_tensor(config)
     _check_packing(config)
     check_tune(config.tune, config.model)
     check_tasks(config)
     if config.command is not None and config.tune.method != "full":
         raise ConfigError(f"tune.method={config.tune.method} is that of our own trainer; leave it out for trainer={config.command.trainer}")
-    if config.command is not None and config.run.deterministic:
-        raise ConfigError(f"run.deterministic=true is for our own trainer; leave it out for trainer={config.command.trainer}")
+    for name in ("deterministic", "async_tensor"):
+        if config.command is not None and getattr(config.run, name):
+            raise ConfigError(f"run.{name}=true is for our own trainer; leave it out for trainer={config.command.trainer}")
     if config.run.warmup_steps >= config.run.steps:
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
@@ -272,6 +274,21 @@ def _check_eight_bits(config: TrainConfig) -> None:
                 f"run.precision=fp8 wants widths of a multiple of 16 on each tensor rank, and {name} has {width} on {layout.tensor}; use "
                 "another width, fewer tensor ranks or run.precision=bf16"
             )
+
+
+def _check_async_tensor(config: TrainConfig) -> None:
+    """What is fused is the gathers and reduce-scatters of sequence parallelism, with products in the format of the activations."""
+    layout, run = config.layout, config.run
+    if not run.async_tensor:
+        return
+    if layout.tensor == 1 or not layout.sequence_parallel:
+        raise ConfigError(
+            "run.async_tensor=true is for layout.sequence_parallel=true on several tensor ranks, and the layout has "
+            f"layout.tensor={layout.tensor}, layout.sequence_parallel={str(layout.sequence_parallel).lower()}; change the layout or use "
+            "run.async_tensor=false"
+        )
+    if run.precision == "fp8":
+        raise ConfigError("run.async_tensor=true has no products of run.precision=fp8; use run.precision=bf16 or run.async_tensor=false")
 
 
 def _check_sharding(layout: LayoutConfig) -> None:

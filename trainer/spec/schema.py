@@ -192,6 +192,7 @@ class RunConfig:
     device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
     compile: Optional[bool] = key(None, "torch.compile each transformer block, as one graph; null = on CUDA")
     compile_fallback: bool = key(False, "a block that cannot be compiled is computed eagerly, with a warning; false: it ends the run")
+    async_tensor: bool = key(False, "tensor ranks with sequence parallelism communicate while they multiply; GPUs need NVLink in one host")
     deterministic: bool = key(False, "the same run on the same devices gives the same bits; slower on GPUs")
     threads: int = key(1, "intra-op CPU threads per rank", minimum=1)
     timeout_s: float = key(300.0, "seconds after which a collective that does not complete ends the run", minimum=1)

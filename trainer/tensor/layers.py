@@ -9,7 +9,8 @@ Between the matrices, activations are replicated over the tensor ranks or, with 
 (replicated / sequence-sharded; Megatron's f and g, Shoeybi et al. 2019 section 3, Korthikanti et al. 2022 section 4.2). Only the
 sharded input is saved. Backward gathers it again while it computes the input gradient, and sums the input gradient over ranks
 while it computes the weight gradient. Weight gradients bypass autograd: they go directly into the flat gradient buffer through
-``Gradients``, which also lets a schedule run them later.
+``Gradients``, which also lets a schedule run them later. With ``FusedProducts`` a gather or reduce-scatter that nothing else
+hides is part of its product.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from trainer.comm.collectives import Group, Pending
 from trainer.tensor.eight_bits import EightBitProduct
+from trainer.tensor.fused import FusedProducts
 from trainer.tensor.traced import NO_STAMP, due, multiply, numbered
 
 
@@ -144,6 +146,7 @@ class ShardedLinear(nn.Module):
         self.weight, self.bias, self.low = weight, bias, low
         self.region, self.gradients = region, gradients
         self.eight_bits: EightBitProduct | None = None
+        self.fused: FusedProducts | None = None
         self.number = numbered(self)
 
     def multiplied(self, x: Tensor) -> Tensor:
@@ -183,12 +186,16 @@ class ShardedLinear(nn.Module):
         """Gradient of the input of ``shape``, if that is wanted. Weight gradients, for which x is given, go to ``gradients``."""
         raise NotImplementedError
 
-    def input_gradient(self, dy: Tensor, d_inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None) -> Tensor | None:
-        """Gradient of what was multiplied, for dy [s b, out]."""
+    def input_gradient(
+        self, dy: Tensor, d_inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None, product: Tensor | None = None
+    ) -> Tensor | None:
+        """Gradient of what was multiplied, for dy [s b, out]; ``product``: the matrix' part of it, if that is known."""
         if shape is None:
             return None
         weight = _matrix(self.weight)
-        dx = (dy @ weight if self.eight_bits is None else self.eight_bits(dy, weight.t(), fast=False)).view(-1, *shape[1:])
+        if product is None:
+            product = dy @ weight if self.eight_bits is None else self.eight_bits(dy, weight.t(), fast=False)
+        dx = product.view(-1, *shape[1:])
         if self.low is not None and d_inner is not None:
             self.low.add_input_gradient(dx, d_inner, stamp)
         return dx
@@ -207,8 +214,13 @@ class ColumnLinear(ShardedLinear):
         return [self.rows(x), x.shape[1], *self.weight.shape[:-1]]
 
     def compute(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        whole = ready(self.region.gather(x))
-        y = self.product(whole, None if self.bias is None else self.bias.flatten())
+        bias = None if self.bias is None else self.bias.flatten()
+        if self.fused is None:
+            whole = ready(self.region.gather(x))
+            y = self.product(whole, bias)
+        else:
+            whole, y = self.fused.gathered(x, _matrix(self.weight).t())
+            y = y if bias is None else y.add_(bias)
         inner = None
         if self.low is not None:
             inner = self.low.inner(whole)
@@ -218,8 +230,14 @@ class ColumnLinear(ShardedLinear):
     def differentiate(
         self, dy: Tensor, x: Tensor | None, inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None
     ) -> Tensor | None:
-        dy = dy.flatten(2).flatten(0, 1)  # [s b, out]
+        rows = dy.flatten(2)
+        dy = rows.flatten(0, 1)  # [s b, out]
         gathered = None if x is None else self.region.gather(x)
+        hidden = x is not None and not self.gradients.defers  # by the weight gradient
+        if self.fused is not None and self.low is None and shape is not None and not hidden:
+            total = self.fused.scattered(rows, _matrix(self.weight))
+            _weight_gradients(self, None if gathered is None else ready(gathered), dy, inner, None, stamp)
+            return total
         d_inner = None if self.low is None else self.low.inner_gradient(dy)
         dx = self.input_gradient(dy, d_inner, stamp, shape)
         whole = None if gathered is None else ready(gathered)
@@ -256,6 +274,8 @@ class RowLinear(ShardedLinear):
         inner = None if self.low is None else self.low.inner(x)
         if self.skip_output:
             return x.new_zeros(self.shape_of(x)), inner
+        if self.fused is not None and self.low is None:
+            return self.fused.scattered(x, _matrix(self.weight).t()), None
         y = self.product(x)
         if self.low is not None and inner is not None:
             self.low.add_to(y, inner)
@@ -264,9 +284,14 @@ class RowLinear(ShardedLinear):
     def differentiate(
         self, dy: Tensor, x: Tensor | None, inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None
     ) -> Tensor | None:
-        dy = ready(self.region.gather(dy)).flatten(0, 1)
+        product = None
+        if self.fused is None or shape is None:
+            dy = ready(self.region.gather(dy)).flatten(0, 1)
+        else:
+            whole, product = self.fused.gathered(dy, _matrix(self.weight))
+            dy = whole.flatten(0, 1)
         d_inner = None if self.low is None else self.low.inner_gradient(dy)
-        dx = self.input_gradient(dy, d_inner, stamp, shape)
+        dx = self.input_gradient(dy, d_inner, stamp, shape, product)
         _weight_gradients(self, x, dy, inner, d_inner, stamp)
         return dx
 

@@ -19,6 +19,7 @@ from trainer.state.parameters import Member, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
+from trainer.tensor.fused import FusedProducts
 from trainer.tensor.layers import (
     ColumnLinear,
     Gradients,
@@ -81,6 +82,7 @@ class Parallelizer:
     first: bool
     added: frozenset[str] | None = None
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
+    fused: FusedProducts | None = None  # likewise
     members: dict[nn.Parameter, Member] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[Member]:
@@ -106,7 +108,8 @@ class Parallelizer:
         elif split is not None and split.layer is not None and issubclass(split.layer, ShardedLinear):
             low = self._low_rank(path, part, made, split) if isinstance(part, LowRankLinear) else None
             layer = split.layer(made["weight"], made.get("bias"), self.region, self.gradients, low)
-            layer.eight_bits = self.eight_bits if unit.startswith("blocks.") else None
+            if unit.startswith("blocks."):
+                layer.eight_bits, layer.fused = self.eight_bits, self.fused
             _set(model, path, layer)
         elif isinstance(part, PositionEmbedding):
             _set(model, path, ShardedPositionEmbedding(made["weight"], self.region))
