@@ -6,7 +6,7 @@
 products, is off on this machine. Priors are the shipped values with the widths of ``launcher.config.uncertainty`` (a constant is one reason
 for a time part to be off, so its width is ``part``), or what an earlier calibration left of them. The errors of layouts are those of
 ``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The model is linearised where it is (Gauss-Newton), three times,
-and the posterior is the Gaussian there (Laplace; MacKay 2003, chapter 27).
+and the posterior there is a mixture of Gaussians, one per node (Laplace; MacKay 2003, chapter 27), of which mean and variance are kept.
 """
 
 from __future__ import annotations
@@ -163,8 +163,11 @@ class Update:
         shares = np.exp(evidence - logsumexp(evidence))
         self.size = float(np.exp(before.scale * shares @ nodes))
         self.sureness = float(before.scale * np.sqrt(max(shares @ nodes**2 - (shares @ nodes) ** 2, 0.0)))
-        self.prior = self._prior(self.size**2)
-        _, self.mean, self.covariance = self._at(self.size**2, targets)
+        # what is known of the parameters is a mixture over the sizes: its variance has the spread of their means, too
+        means, covariances = (np.stack([each[place] for each in found]) for place in (1, 2))
+        self.mean = shares @ means
+        self.prior = np.tensordot(shares, np.stack([self._prior(np.exp(2 * before.scale * node)) for node in nodes]), 1)
+        self.covariance = np.tensordot(shares, covariances, 1) + (means - self.mean).T * shares @ (means - self.mean)
 
     @property
     def spreads(self) -> np.ndarray:
