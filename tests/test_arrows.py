@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "gguf", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers")
+HEAVY = ("torch", "gguf", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers", "scipy")
 
 TRAINER = {
     "spec": (),
@@ -76,7 +76,8 @@ COST = {
     "calibration": ("inputs", "time"),
     "inference": ("inputs", "time", "parts"),
     "model": ("inputs", "time", "memory", "parts"),
-    "uncertainty": ("parts",),
+    "normal": (),
+    "uncertainty": ("parts", "normal"),
     "known": ("inputs", "uncertainty"),
     "prediction": ("inputs", "memory", "model", "calibration", "known", "uncertainty"),
     "timeline": ("inputs", "time", "model"),
@@ -248,3 +249,13 @@ def test_no_verb_loads_a_heavy_library_before_it_is_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_a_plan_loads_no_heavy_library() -> None:
+    code = (
+        "import sys; from launcher.cli.main import main\n"
+        "code = main(['plan', 'recipe=gpt3_175b', 'trainer=megatron_core'])\n"
+        f"print(code, sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr

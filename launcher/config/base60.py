@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from launcher.config.yaml_text import LOADER, read_yaml
 from trainer.spec import ConfigError
 
 
@@ -29,15 +30,15 @@ def _read(path: Path, group: str, name: str) -> Any:
     """The content of a file in which no number is in base 60."""
     try:
         text = path.read_text()
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=LOADER)
+        content = read_yaml(text)
     except yaml.YAMLError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
     for key, node in _scalars(root, ""):
         if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in node.value:
-            number = yaml.safe_load(node.value)
+            number = read_yaml(node.value)
             raise ConfigError(
                 f"{path}, line {node.start_mark.line + 1}: YAML reads {key}: {node.value} as the number {number}; "
                 f"write it in quotes, {key}: '{node.value}'"

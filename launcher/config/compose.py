@@ -19,6 +19,7 @@ from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_fro
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
 from launcher.config.secrets import refuse_secret_address, refuse_secrets
+from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError, from_dict, to_dict
 from trainer.spec.errors import listed, nearest
 from trainer.spec.model_files import read_model
@@ -242,12 +243,10 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> N
 
 def _backend_of(cluster_option: str, own: Path | None) -> str:
     """The backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports what is wrong)."""
-    import yaml
-
     for root in group_folders(own):
         path = root / "cluster" / f"{cluster_option}.yaml"
         if path.is_file():
-            read = yaml.safe_load(path.read_text())
+            read = read_yaml(path.read_text())
             for item in read.get("defaults", []) if isinstance(read, dict) else []:
                 if isinstance(item, str) and item.removeprefix("_") in CLUSTER_CLASSES:
                     return item.removeprefix("_")

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from launcher.config.compose import conf_dir
+from launcher.config.yaml_text import read_yaml
 
 KINDS = ("pinned", "fitted", "set")
 
@@ -13,9 +14,7 @@ KINDS = ("pinned", "fitted", "set")
 @cache
 def constant_entries() -> dict[str, dict[str, Any]]:
     """By name: value, spread, kind (of ``KINDS``) and source."""
-    import yaml
-
-    entries: dict[str, dict[str, Any]] = yaml.safe_load((conf_dir() / "constants.yaml").read_text())
+    entries: dict[str, dict[str, Any]] = read_yaml((conf_dir() / "constants.yaml").read_text())
     return entries
 
 

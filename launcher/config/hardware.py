@@ -7,6 +7,7 @@ from pathlib import Path
 from launcher.config.compose import conf_dir
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import HardwareConfig
+from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError, from_dict
 
 
@@ -44,7 +45,7 @@ def _read(path: Path) -> HardwareConfig:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text()) or {}
+        data = read_yaml(path.read_text()) or {}
         if isinstance(data, dict):
             refuse_renamed(data, f"{path}: ")
         return from_dict(HardwareConfig, data, f"{path}: ")

@@ -6,14 +6,13 @@ from functools import cache
 from typing import Any
 
 from launcher.config.compose import conf_dir
+from launcher.config.yaml_text import read_yaml
 
 
 @cache
 def inference_entries() -> dict[str, dict[str, Any]]:
     """The constants of inference as they ship (conf/inference.yaml), by name: value, default, spread, kind and source."""
-    import yaml
-
-    entries: dict[str, dict[str, Any]] = yaml.safe_load((conf_dir() / "inference.yaml").read_text())
+    entries: dict[str, dict[str, Any]] = read_yaml((conf_dir() / "inference.yaml").read_text())
     return entries
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.config.compose import group_folders
 from launcher.config.trainer import TrainerProfile
+from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.errors import listed, nearest
 
@@ -60,7 +61,7 @@ def read_keys(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text()) or {}
+        data = read_yaml(path.read_text()) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
     except yaml.YAMLError as error:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from launcher.config.compose import conf_dir
+from launcher.config.yaml_text import read_yaml
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ OF_PARTS = ("part", "host", "communication", "bubble")
 @cache
 def uncertainty_file() -> dict[str, Any]:
     """conf/uncertainty.yaml: ``widths``, and ``parts``: the largest share of a step that each time part had in known runs."""
-    import yaml
-
-    return dict(yaml.safe_load((conf_dir() / "uncertainty.yaml").read_text()))
+    return dict(read_yaml((conf_dir() / "uncertainty.yaml").read_text()))
 
 
 @cache

@@ -78,11 +78,14 @@ class Places:
 
     def apart(self, other: Places, with_layouts: bool = False) -> np.ndarray:
         """(n, m) distances in doublings; without layouts those of machine, trainer and model alone."""
-        from scipy.spatial.distance import cdist
-
-        squares = cdist(self.machines, other.machines) ** 2
+        squares = _squares(self.machines, other.machines)
         squares += OTHER**2 * (self.words[:, None, :] != other.words[None, :, :]).sum(axis=2)
-        return np.sqrt(squares + (cdist(self.layouts, other.layouts) ** 2 if with_layouts else 0.0))
+        return np.sqrt(squares + (_squares(self.layouts, other.layouts) if with_layouts else 0.0))
+
+
+def _squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """(n, m) squared distances between places (n, f) and (m, f)."""
+    return np.asarray(((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=2))
 
 
 def distance_of(case: Case) -> float:

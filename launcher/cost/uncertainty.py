@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import logsumexp, ndtr, ndtri
 from threadpoolctl import threadpool_limits
 
 from launcher.config.uncertainty import Widths
+from launcher.cost.normal import ndtr, ndtri, normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART, Parts
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
@@ -125,9 +125,10 @@ class Mixture:
 
     def quantile(self, probability: float) -> np.ndarray:
         """(n,) seconds below which a layout stays with ``probability``: by Newton's method, held inside of what the widest node allows."""
-        widest = abs(ndtri(probability)) * self.spreads.max(axis=0) + np.ptp(self.means, axis=0)
+        deviate = float(ndtri(np.array(probability)))
+        widest = abs(deviate) * self.spreads.max(axis=0) + np.ptp(self.means, axis=0)
         low, high = self.mean - widest, self.mean + widest
-        value = self.mean + ndtri(probability) * self.spread
+        value = self.mean + deviate * self.spread
         for _ in range(12):
             z = (value - self.means) / self.spreads
             density = self.weights @ (normal_pdf(z) / self.spreads)
@@ -174,7 +175,9 @@ class TimeSurrogate:
         gram, cross, ratios = self._gram(), self._cross(np.arange(len(self.traits))), self._ratios()
         found = [self._node(factor, gram, cross, own, ratios) for factor in factors]
         evidence = np.log(weights) + [one[0] for one in found]
-        return Mixture(np.exp(evidence - logsumexp(evidence)), log + np.stack([m for _, m, _ in found]), np.stack([s for *_, s in found]))
+        return Mixture(
+            np.exp(evidence - np.logaddexp.reduce(evidence)), log + np.stack([m for _, m, _ in found]), np.stack([s for *_, s in found])
+        )
 
     def draws(self, rows: np.ndarray, count: int = DRAWS) -> np.ndarray:
         """(count, rows) joint draws of the true log step times of some layouts, always the same."""
@@ -183,15 +186,15 @@ class TimeSurrogate:
         some = self.traits.rows(rows)
         prior = between(self.widths, some, some) + np.diag(np.full(len(rows), self.widths.rough**2))
         drawn = []
-        for node, share, mean in zip(nodes, _counts(believed.weights, count), believed.means[:, rows], strict=True):
-            factor = np.exp(2 * self.widths.scale * node)
-            covariance = self.widths.common**2 + factor * prior
-            if self.seen:
-                gram, cross = self._both(factor, self._gram(), self._cross(rows))
-                covariance = covariance - cross @ np.linalg.solve(gram, cross.T)
-            with threadpool_limits(1, "blas"):  # threads that spin while they wait for a core that others use make it ten times slower
+        with threadpool_limits(1, "blas"):  # threads that spin while they wait for a core that others use make it ten times slower
+            for node, share, mean in zip(nodes, _counts(believed.weights, count), believed.means[:, rows], strict=True):
+                factor = np.exp(2 * self.widths.scale * node)
+                covariance = self.widths.common**2 + factor * prior
+                if self.seen:
+                    gram, cross = self._both(factor, self._gram(), self._cross(rows))
+                    covariance = covariance - cross @ np.linalg.solve(gram, cross.T)
                 root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows)))
-            drawn.append(mean + random.standard_normal((share, len(rows))) @ root.T)
+                drawn.append(mean + random.standard_normal((share, len(rows))) @ root.T)
         return np.concatenate(drawn)
 
     def _node(
@@ -251,8 +254,3 @@ def fastest(surrogate: TimeSurrogate, fits: np.ndarray) -> np.ndarray:
     out = np.zeros(len(fits))
     out[rows] = won
     return out
-
-
-def normal_pdf(z: np.ndarray) -> np.ndarray:
-    """Standard normal density."""
-    return np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)

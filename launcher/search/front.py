@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from scipy.special import ndtr
 
-from launcher.cost.uncertainty import normal_pdf
+from launcher.cost.normal import ndtr, normal_pdf
 from launcher.planning.inference import front
 
 COMMON = 1.0

@@ -18,13 +18,13 @@ from statistics import median
 from typing import Protocol, TypeVar
 
 import numpy as np
-from scipy.special import ndtr
 
 from launcher.config.schema import Config
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.cost.thresholds import NEVER_TRIED, SURELY_FITS
-from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastest, fitting, normal_pdf
+from launcher.cost.normal import ndtr, normal_pdf
+from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastest, fitting
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate
 from trainer.spec import Reason

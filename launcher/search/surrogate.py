@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
 
 from launcher.config.uncertainty import Widths
+from launcher.cost.normal import ndtr
 from launcher.cost.uncertainty import Traits
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from scipy.special import logsumexp
 
 from launcher.config.constants import constant_entries
 from launcher.config.schema import HardwareConfig
@@ -160,7 +159,7 @@ class Update:
         nodes, weights = sizes()
         found = [self._at(np.exp(2 * before.scale * node), targets) for node in nodes]
         evidence = np.log(weights) + [each[0] for each in found]
-        shares = np.exp(evidence - logsumexp(evidence))
+        shares = np.exp(evidence - np.logaddexp.reduce(evidence))
         self.size = float(np.exp(before.scale * shares @ nodes))
         self.sureness = float(before.scale * np.sqrt(max(shares @ nodes**2 - (shares @ nodes) ** 2, 0.0)))
         # what is known of the parameters is a mixture over the sizes: its variance has the spread of their means, too

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launcher.backends.kubernetes.provision import archive, digest
 from launcher.config.containers import parse_mount
 from launcher.config.kubernetes import DATA_DIR, KubernetesCluster, VolumeConfig
 from launcher.config.secrets import secrets_in
+from launcher.config.yaml_text import read_yaml
 from launcher.trials.job import Job
 from trainer.spec import ConfigError
 from trainer.spec.records import CONFIG
@@ -206,7 +205,7 @@ def _label(text: str) -> str:
 
 def _refuse_secrets(config: str) -> None:
     """A ConfigMap can be read by many: the run, too, may carry no secret, such as a password in an address."""
-    for key, what in secrets_in(yaml.load(config, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), free=()):
+    for key, what in secrets_in(read_yaml(config), free=()):
         raise ConfigError(
             f"{key} looks like {what}, which a manifest would show; take it out and give it by reference, "
             "as in cluster.secrets.MLFLOW_TRACKING_PASSWORD=SECRET/KEY"

@@ -17,6 +17,7 @@ import yaml
 
 from launcher.backends.kubernetes.manifests import CONTAINER, Manifest, config_map, merge, metadata, pod_template, pods_of, service
 from launcher.config.kubernetes import KubernetesCluster
+from launcher.config.yaml_text import LOADER
 from launcher.trials.job import Job
 from trainer.spec import ConfigError
 from trainer.spec.errors import listed, nearest
@@ -74,7 +75,7 @@ def to_text(objects: list[Manifest]) -> str:
 
 
 def from_text(text: str) -> list[Manifest]:
-    return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return list(yaml.load_all(text, Loader=LOADER))
 
 
 def check_schema(manifest: Manifest) -> None:
