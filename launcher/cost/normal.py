@@ -1,4 +1,4 @@
-"""The standard normal distribution. SciPy has it for arrays; importing it takes longer than the standard library takes for what a plan asks."""
+"""The standard normal distribution. SciPy has it; importing SciPy takes longer than the standard library takes for what a plan asks."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ import numpy as np
 from launcher.config.schema import Config
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
-from launcher.cost.thresholds import NEVER_TRIED, SURELY_FITS
 from launcher.cost.normal import ndtr, normal_pdf
+from launcher.cost.thresholds import NEVER_TRIED, SURELY_FITS
 from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastest, fitting
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate
