@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -87,16 +88,22 @@ COST = {
 ORDERS = {"trainer": TRAINER, "launcher": LAUNCHER, "launcher/cost": COST}
 
 
-def imports(path: Path) -> set[str]:
+def imports(path: Path) -> frozenset[str]:
     """Modules that a file imports, as dotted names; ``from a import b`` counts as ``a.b``."""
+    return imports_in(path.read_text())
+
+
+@cache
+def imports_in(text: str) -> frozenset[str]:
+    """By text: most tests read the same files, and parsing takes most of their time."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide the arrows"
+            assert node.level == 0, f"from {'.' * node.level}{node.module or ''} import ...: relative imports hide the arrows"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def files(*places: str, root: Path = ROOT) -> list[Path]:
