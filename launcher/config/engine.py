@@ -26,9 +26,12 @@ class EngineMemory:
     of_free: bool = key(False, "the share is of what weights and buffers leave, for keys and values alone")
     embedding_copies: int = key(1, "copies of the input embedding or head, where model.tied says that they are one", minimum=1)
     embedding_sharded: bool = key(True, "tensor ranks share the vocabulary out")
+    embedding_everywhere: bool = key(False, "every pipeline stage holds what the first and the last hold of the vocabulary")
     kv_block: int = key(1, "tokens of a block of keys and values: a sequence takes whole blocks", minimum=1)
     full_buffers: float = key(4, "buffers of a forward pass, in rows of model.hidden per token, that every tensor rank has whole", minimum=0)
     split_buffers: float = key(12, "those that tensor ranks share out", minimum=0)
+    float_scores: bool = key(False, "scores that are written to memory (attention=unfused) are kept in 32 bits too")
+    logit_buffers: float = key(0, "buffers of 4-byte entries of the vocabulary per request: logits, and what choosing a token takes", minimum=0)
     runtime_gb: float = key(1.2, "driver, libraries, communicators and the engine's own, in 1e9 bytes", minimum=0)
 
 

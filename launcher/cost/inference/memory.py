@@ -1,7 +1,7 @@
 """Bytes of one rank of a served model by part, and how many requests they leave room for.
 
-Weights: a stage's layers and, on the first and the last, the vocabulary. Keys and values: one entry per token of a request and layer.
-Buffers: activations of the largest pass. What an engine adds and how much it takes are facts of its profile.
+Weights: a stage's layers and, on the first and the last (in some engines on all), the vocabulary. Keys and values: one entry per token of a
+request and layer. Buffers: activations of the largest pass, and logits. What an engine adds and how much it takes are facts of its profile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def needed(case: InferenceCase, sequences: Array) -> Parts:
 def fixed(case: InferenceCase, sequences: Array) -> Parts:
     """Bytes that requests do not add to one by one."""
     s, m = case.shape, case.engine.memory
-    copies = np.where(case.pipeline > 1, 1, max(m.embedding_copies, 1 if s.tied else 2))
+    whole = max(m.embedding_copies, 1 if s.tied else 2)
+    copies = np.where((case.pipeline > 1) & (not m.embedding_everywhere), 1, whole)
     shards = case.tensor if m.embedding_sharded else 1.0
     return {
         WEIGHTS: layers(case) * (case.layer_parameters / case.tensor * BYTES[case.weights] + s.small_parameters * 2),
@@ -46,12 +47,19 @@ def per_sequence(case: InferenceCase) -> np.ndarray:
 
 
 def buffers(case: InferenceCase, sequences: Array) -> np.ndarray:
-    """Bytes of activations of the largest pass: prompts as many as one takes, and inside a layer those of a pipeline's group."""
+    """Bytes of buffers: those of prompts, as many as one pass takes; inside a layer of a pipeline's group; and of the vocabulary.
+
+    Of ``T`` tokens in a pass and ``G`` in a group: ``w h (T full + G split / t)``; ``4 V`` for each request and buffer of logits. Where
+    attention is not one kernel a mask ``w T i``, and scores ``G i heads / t`` of ``w`` bytes, or of ``w + 4`` in an engine that keeps both.
+    """
     s, m = case.shape, case.engine.memory
-    tokens = np.minimum(np.maximum(sequences, 1) * case.input, np.maximum(case.engine.prefill_tokens, case.input))
+    sequences = np.maximum(sequences, 1)
+    tokens = np.minimum(sequences * case.input, np.maximum(case.engine.prefill_tokens, case.input))
     together = np.minimum(tokens, np.maximum(group(case, case.input) * case.input, case.input))
-    scores = together * case.input * s.heads / case.tensor if case.engine.attention == "unfused" else 0.0
-    return case.width * (tokens * m.full_buffers * s.hidden + together * m.split_buffers * s.hidden / case.tensor + scores)
+    made = case.width * s.hidden * (tokens * m.full_buffers + together * m.split_buffers / case.tensor)
+    if case.engine.attention == "unfused":
+        made = made + case.input * (tokens * case.width + together * s.heads / case.tensor * (case.width + 4 * m.float_scores))
+    return made + sequences * m.logit_buffers * s.vocab * 4
 
 
 def room(case: InferenceCase) -> np.ndarray:
