@@ -13,6 +13,7 @@ from benchmarks.published.model import model_cells
 from benchmarks.published.raw import RawRow, read
 from benchmarks.published.sources import Source, source_of
 from benchmarks.published.step_time import step_seconds
+from benchmarks.published.tuned import tuning_of
 from launcher.cost.inputs.shape import Shape
 from launcher.tables.canonical import COLUMNS, MeasuredRun, TableColumn, Unanswerable, header, written
 from launcher.tables.cases import shape_of
@@ -64,6 +65,10 @@ def assumptions(row: RawRow, source: Source, cells: Mapping[str, Any]) -> dict[s
         found[name] = "usual of the source" if getattr(source, name) is not None else "usual of the family"
     if row.text("arch") == "moe":
         found |= {name: "model card, or notes" for name in (*BY_NAME, "ffn", "head_width") if cells[name]}
+    if tuning := tuning_of(row):
+        found |= {name: "the source's recipe" for name in ("adapter_rank", "adapter_targets", "text") if cells[name]}
+        given = {"virtual_pipeline": tuning.virtual_pipeline, "sequence_parallel": tuning.sequence_parallel}
+        found |= {name: "the source's recipe" for name, value in given.items() if name in found and value is not None}
     found["trainer"] = "by source and year"
     if source.changes:
         found["trainer_changes"] = "by model, notes, precision, container"

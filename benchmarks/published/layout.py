@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.published.raw import RawRow
 from benchmarks.published.sources import Source
+from benchmarks.published.tuned import tuning_of
 
 
 def layout_cells(row: RawRow, source: Source) -> dict[str, Any]:
@@ -20,8 +21,11 @@ def layout_cells(row: RawRow, source: Source) -> dict[str, Any]:
     data = max(gpus // (tensor * pipeline * context), 1) if gpus and tensor and pipeline else None
     batch = row.whole("gbs") or (_likely_batch(row, data, fully_sharded) if data else None)
     micro_batch = row.whole("mbs") or (_likely_micro_batch(batch, data, pipeline, source) if batch and data and pipeline else None)
-    virtual = (row.whole("virtual_pp") or 1) if pipeline and pipeline > 1 else 1
+    tuning = tuning_of(row)
+    virtual = (row.whole("virtual_pp") or (tuning and tuning.virtual_pipeline) or 1) if pipeline and pipeline > 1 else 1
     stated = row.yes("sequence_parallel")
+    if stated is None and tuning:
+        stated = tuning.sequence_parallel
     parallel = bool(tensor and tensor > 1 and (source.sequence_parallel if stated is None else stated))
     cells |= {"data": data, "global_batch": batch, "micro_batch": micro_batch, "virtual_pipeline": virtual, "sequence_parallel": parallel}
     cells |= {"schedule": _schedule(row, virtual) if pipeline and pipeline > 1 else "1f1b", "balance": source.balance}

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.published.raw import RawRow
 from benchmarks.published.sources import Source
+from benchmarks.published.tuned import tuning_of
 from launcher.cost.inputs.shape import Experts, LatentAttention
 
 EXPERTS = (
@@ -42,7 +43,9 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
     latent = LATENT if arch == "moe" and re.search("deepseek|kimi", row.text("model"), re.IGNORECASE) else LatentAttention(0, 0)
     cells["head_width"] = 128.0 if latent.query_rank else _head_width(row, hidden, cells["heads"]) if hidden else None
     cells["tied"] = not llama if source.tied is None else source.tied
-    cells |= {"dropout": source.dropout, "adapters": "lora" in row.text("model").lower()}
+    tuning = tuning_of(row)
+    cells |= {"dropout": source.dropout, "adapters": "lora" in row.text("model").lower(), "text": tuning.text if tuning else 0}
+    cells |= {"adapter_rank": tuning.rank if tuning else 0, "adapter_targets": tuning.targets if tuning else ()}
     cells |= {"latent_queries": latent.query_rank, "latent_keys": latent.kv_rank}
     sizes = (experts.count, experts.active, experts.ffn, experts.shared_ffn, experts.dense_layers) if experts else (None,) * 5
     return cells | dict(zip(("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers"), sizes))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from benchmarks.published.raw import RawRow
+from benchmarks.published.tuned import tuning_of
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def source_of(row: RawRow) -> Source:
     trainer, changes = _trainer(row, found.trainer)
     balance = "cost" if _method(row) == "redis" else found.balance
     recompute = _policy(row, trainer) or found.recompute
+    if tuning := tuning_of(row):
+        changes = {**changes, **tuning.changes}
     return replace(found, trainer=trainer, changes=changes | _as_noted(row), balance=balance, recompute=recompute)
 
 

@@ -36,6 +36,7 @@ class KernelProfile:
     late_loss: bool = key(False, "head and loss wait for backward, which makes logits and their gradients together")
     accumulate_fused: bool = key(False, "the product that computes a weight gradient adds it to the gradient buffer")
     cast_weights_once: bool = key(False, "weights are cast to 8 bits once per step, not for every micro-batch")
+    adapts_in_place: bool = key(False, "what LoRA adds goes straight into a matrix' result; false: kernels of its own scale it, add it and add gradients up")
     eager_casts: bool = key(False, "8-bit casts are made of tensor operations, not of one kernel")
     launches_per_block: float = key(40, "kernels launched by a block's forward; backward launches twice as many", minimum=0)
     launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, products", minimum=0)
@@ -52,6 +53,7 @@ class NumberProfile:
     optimizer_bytes: float = key(12, "optimizer states: master weights and two moments", minimum=0)
     block_scaled: bool = key(False, "8-bit operands have a scale per row or block, so both orientations are cast; false: one per tensor")
     wide_weight_gradients: bool = key(False, "weight gradients of 8-bit training are products of 16-bit numbers")
+    stores_low_precision: bool = key(False, "8-bit training stores its weights in 8 bits: they are not cast but transposed, for input gradients")
     saves_low_precision: bool = key(False, "8-bit training keeps the 8-bit inputs of products for backward")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from launcher.cost.inputs.layouts import BALANCES
 from trainer.spec import ConfigError
 from trainer.spec.errors import listed, nearest
-from trainer.spec.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES
+from trainer.spec.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES, TARGETS
 
 UNKNOWN = "unknown"
 MOST = 1e9
@@ -31,8 +31,11 @@ class TableColumn:
 
     name: str
     doc: str
-    kind: str = "count"  # count (1, 2, ...), size (0, 1, ...), number (above 0), flag (yes, no), word (of choices), text
+    kind: str = (
+        "count"  # count (1, 2, ...), size (0, 1, ...), number (above 0), flag (yes, no), word (of choices), words (some, or none), text
+    )
     choices: tuple[str, ...] = ()
+    absent: str | None = None  # the cell of a table without the column; None: every table has it
 
     @property
     def allowed(self) -> str:
@@ -42,6 +45,7 @@ class TableColumn:
             "number": "a number above 0",
             "flag": "yes or no",
             "word": listed(self.choices),
+            "words": f"none, or some of {', '.join(self.choices)} with blanks between",
             "text": "text",
         }[self.kind]
 
@@ -64,6 +68,11 @@ class TableColumn:
                 return {"yes": True, "no": False}[text]
             case "word":
                 return self.choices[self.choices.index(text)]
+            case "words":
+                words = [] if text == "none" else text.split()
+                if not set(words) <= set(self.choices) or not text:
+                    raise ValueError(text)
+                return tuple(word for word in self.choices if word in words)
         return text
 
 
@@ -85,6 +94,11 @@ COLUMNS = {
         TableColumn("tied", "input embedding and head share their matrix", "flag"),
         TableColumn("dropout", "dropout is on", "flag"),
         TableColumn("adapters", "only small adapters are trained (LoRA)", "flag"),
+        TableColumn("adapter_rank", "rank of the products beside its matrices; 0 = none is counted", "size", absent="0"),
+        TableColumn("adapter_targets", "matrices beside which they are", "words", TARGETS, absent="none"),
+        TableColumn(
+            "text", "tokens of one of the texts packed into a sequence, each seen alone; 0 = a sequence is one text", "size", absent="0"
+        ),
         TableColumn("experts", "experts of a block; 0 = a dense model", "size"),
         TableColumn("experts_active", "experts that a token visits", "size"),
         TableColumn("experts_ffn", "inner width of one expert", "size"),
@@ -211,6 +225,8 @@ def written(value: Any) -> str:
             return UNKNOWN
         case bool():
             return "yes" if value else "no"
+        case tuple():
+            return " ".join(value) or "none"
         case float():
             return f"{value:.12g}"
     return str(value)
@@ -232,7 +248,7 @@ def _check_columns(path: str | Path, columns: Sequence[str] | None, wanted: Mapp
         raise ConfigError(f"{path} has the column {twice[0]} more than once; keep one")
     if len(columns) == 1 and ";" in columns[0]:
         raise ConfigError(f"{path} has semicolons between its columns; use commas")
-    if missing := [name for name in wanted if name not in columns]:
+    if missing := [name for name, column in wanted.items() if name not in columns and column.absent is None]:
         hint = nearest(missing[0], [name for name in columns if name not in wanted])
         named = [*missing[:3], f"{len(missing) - 3} more"] if len(missing) > 4 else missing
         words = listed(named).replace(" or ", " and ")
@@ -244,7 +260,7 @@ def _check_columns(path: str | Path, columns: Sequence[str] | None, wanted: Mapp
 def _cells(path: str | Path, number: int, record: Mapping[str, str | None], columns: Mapping[str, TableColumn]) -> dict[str, Any]:
     cells = {}
     for name, column in columns.items():
-        text = (record[name] or "").strip()
+        text = (record.get(name, column.absent) or "").strip()
         try:
             if not text:
                 raise ValueError(name)

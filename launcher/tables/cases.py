@@ -15,7 +15,7 @@ from launcher.config.trainers import changed, profile
 from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
-from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
+from launcher.cost.inputs.shape import ADAPTED, Experts, LatentAttention, Shape
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
 from trainer.spec import RunConfig
@@ -72,7 +72,7 @@ def shape_of(row: MeasuredRun) -> Shape:
     experts = Experts(*map(row.known, ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers")))
     latent = LatentAttention(row.known("latent_queries"), row.known("latent_keys"))
     sizes = {name: row.known(name) for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "seq")}
-    return Shape(
+    shape = Shape(
         **sizes,
         gated=family == "llama",
         tied=row.known("tied"),
@@ -83,10 +83,14 @@ def shape_of(row: MeasuredRun) -> Shape:
         rotary=family == "llama",
         linear_biases=family == "bloom",
         dropout=row.known("dropout"),
+        text=row.known("text"),
         frozen=row.known("adapters"),
+        adapted=tuple(ADAPTED[target] for target in row.known("adapter_targets")),
+        rank=row.known("adapter_rank"),
         experts=experts if experts.count else None,
         latent=latent if latent.query_rank else None,
     )
+    return dataclasses.replace(shape, added=shape.low_rank_parameters)
 
 
 def layout_of(row: MeasuredRun) -> np.void:

@@ -26,6 +26,7 @@ def own_row(
     shape, layout = Shape.of(config.model), config.layout
     name = next((stem for stem, device in hardware.items() if device.name == cluster.hardware.name), cluster.hardware.name)
     plain = layout.stage_layers is None and layout.order == ORDER
+    lora = config.tune.method == "lora"
     cells: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "source": source,
         "model": f"{config.model.family} {shape.parameters / 1e9:.3g}B",
@@ -38,6 +39,9 @@ def own_row(
         "head_width": float(shape.head_width),
         "dropout": shape.dropout,
         "adapters": config.tune.method != "full",
+        "adapter_rank": config.tune.rank if lora else 0,
+        "adapter_targets": tuple(config.tune.targets) if lora else (),
+        "text": 0,  # its kernel computes all scores of a row and masks those of other texts
         "hardware": name,
         "gpus": layout.tensor * layout.pipeline * layout.context * (layout.data or 1),
         "gpus_per_node": cluster.gpus_per_node,

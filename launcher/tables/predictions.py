@@ -50,7 +50,8 @@ def grouped(rows: Sequence[TableCase]) -> list[tuple[Case, list[int]]]:
     """The rows as few cases as possible, each with the positions of its rows."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for position, row in enumerate(rows):
-        switches = tuple(value for value in dataclasses.astuple(row.shape) if isinstance(value, bool))
+        values = (getattr(row.shape, field.name) for field in dataclasses.fields(row.shape))
+        switches = tuple(value for value in values if isinstance(value, (bool, tuple)))
         mixture = (row.shape.experts is not None, row.shape.latent is not None)
         groups[(repr(row.device), row.constants, row.trainer, row.precision, switches, mixture)].append(position)
     return [(_case([rows[i] for i in members]), members) for members in groups.values()]
@@ -70,7 +71,7 @@ def stacked(shapes: Sequence[Any]) -> Shape:
         column = [getattr(shape, field.name) for shape in shapes]
         if dataclasses.is_dataclass(column[0]):
             values[field.name] = stacked(column)
-        elif isinstance(column[0], bool) or column[0] is None:
+        elif isinstance(column[0], (bool, tuple)) or column[0] is None:
             values[field.name] = column[0]
         else:
             values[field.name] = np.array(column, dtype=float)

@@ -20,6 +20,7 @@ RUNS = (
     ["recipe=gpt3_1.3b", "model.attention=unfused", "run.compile=false", "run.bucket_mb=5"],
     ["recipe=gpt3_1.3b", "run.moments=bf16"],
     ["recipe=gpt3_5b", "layout.tensor=2", "layout.sequence_parallel=true", "run.async_tensor=true"],
+    ["recipe=llama_7b_lora", "tune.targets=[qkv,down]", "tune.rank=8"],
 )
 
 
@@ -31,6 +32,6 @@ def test_a_row_of_our_own_is_predicted_as_its_trial_was(tmp_path: Path) -> None:
     judged = judge(read(tmp_path / "mine.csv"), hardware)
     assert [j.reason for j in judged] == [""] * len(RUNS)
     for j, config in zip(judged, configs, strict=True):
-        expected = predict(config.model, config.layout, config.run, config.cluster)
+        expected = predict(config.model, config.layout, config.run, config.cluster, tune=config.tune)
         assert j.prediction is not None and j.step_seconds == 1.0
         assert (j.prediction.step_time_s, j.prediction.memory_bytes) == pytest.approx((expected.step_time_s, expected.memory_bytes))

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli.validate import main
 from launcher.config.hardware import hardware_files
-from launcher.tables.canonical import read, write
+from launcher.tables.canonical import COLUMNS, MeasuredRun, read, write
 from launcher.tables.validation import Judged, Summary, by_source, judge, summary
 from trainer.spec import ConfigError
 
@@ -145,6 +145,7 @@ def test_what_no_trainer_could_run_is_not_predicted(changes: dict[str, str], rea
         ({"peak_memory_gb": "inf"}, "peak_memory_gb=inf"), ({"oom": "perhaps"}, "oom=perhaps; give yes or no"), ({"schedule": ""}, "no schedule; give gpipe"),
         ({"recompute": "some"}, "recompute=some; give none, selective or full"), ({"trainer": "megatron_cor"}, "did you mean 'megatron_core'"),
         ({"trainer_changes": "overlap.tensr=all"}, "unknown key trainer_changes: trainer.overlap.tensr"),
+        ({"adapter_targets": "qkv value"}, "adapter_targets=qkv value; give none, or some of qkv, output, up, down with blanks between"),
     ],
 )  # fmt: skip
 def test_a_cell_that_its_column_does_not_allow_is_a_plain_error(changes: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -156,6 +157,14 @@ def test_a_table_that_is_written_is_read_back_equal(tmp_path: Path) -> None:
     rows = read(TABLE)
     write(tmp_path / "again.csv", [row.cells for row in rows])
     assert read(tmp_path / "again.csv") == rows
+
+
+def test_a_table_without_the_columns_of_tuning_is_one_of_whole_sequences_and_no_adapters(tmp_path: Path) -> None:
+    new = ("adapter_rank", "adapter_targets", "text")
+    write(tmp_path / "before.csv", [row.cells for row in read(TABLE)], {n: c for n, c in COLUMNS.items() if n not in new})
+    assert read(tmp_path / "before.csv") == [
+        MeasuredRun(row.number, row.cells | {"adapter_rank": 0, "adapter_targets": (), "text": 0}) for row in read(TABLE)
+    ]
 
 
 def test_a_table_as_it_was_published_is_refused_with_the_command_that_turns_it_into_a_canonical_one(tmp_path: Path) -> None:

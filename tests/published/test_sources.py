@@ -130,6 +130,35 @@ def test_rows_say_what_their_trainer_did(cells: dict[str, str], facts: dict[str,
     assert {name: attrgetter(name)(trainer) for name in facts} == facts
 
 
+@pytest.mark.parametrize(
+    ("cells", "facts"),
+    [
+        (
+            {"source": "NVIDIA NeMo performance docs", "model": "LLAMA2-70B (LoRA)", "tp": "2", "pp": "4"},
+            {"text": 200, "adapter_rank": 32, "adapter_targets": ("qkv",), "sequence_parallel": False, "virtual_pipeline": 1},
+        ),
+        (
+            {"source": "NVIDIA NeMo performance docs", "model": "LLAMA2-70B (SFT)", "tp": "4", "pp": "4"},
+            {"text": 200, "adapter_rank": 0, "adapter_targets": (), "sequence_parallel": True, "virtual_pipeline": 20},
+        ),
+        ({"source": "NVIDIA DGX Cloud", "model": "Llama3-8b finetuning LoRA", "tp": "1", "pp": "1"}, {"text": 200, "adapter_rank": 8}),
+        (
+            {"source": "NVIDIA Megatron-Bridge", "model": "LLAMA3_70B (LoRA)", "tp": "2", "pp": "4", "virtual_pp": "20"},
+            {"text": 200, "adapter_rank": 16, "sequence_parallel": True, "virtual_pipeline": 20},
+        ),
+        ({"source": "NVIDIA Megatron-Bridge", "model": "LLAMA3_70B (SFT)", "tp": "4", "pp": "4"}, {"text": 0, "adapter_rank": 0}),
+        ({"source": "NVIDIA NeMo performance docs", "model": "LLAMA2-70B", "tp": "4", "pp": "4"}, {"text": 0, "virtual_pipeline": 1}),
+        ({"source": "somebody", "model": "7B LoRA", "tp": "1", "pp": "1"}, {"text": 0, "adapter_rank": 0, "adapters": True}),
+    ],
+)
+def test_rows_of_tuning_have_what_the_recipes_of_their_source_say(cells: dict[str, str], facts: dict[str, object]) -> None:
+    """And list it as assumed; of other rows nothing is known."""
+    found = canonical(row(**CELLS | {"layers": "80", "hidden": "8192", "seq": "4096", "gpu": "H100", "precision": "fp8"} | cells))
+    assert {name: found[name] for name in facts} == facts
+    told = {name for name in ("text", "adapter_rank", "adapter_targets") if found[name]}
+    assert told == MeasuredRun(1, found).assumed & {"text", "adapter_rank", "adapter_targets"}
+
+
 @pytest.mark.parametrize(("model", "recompute"), [("GPT 126M", "none"), ("GPT 5B", "selective"), ("GPT 175B", "full"), ("LLaMA 70B", "")])
 def test_pax_recomputes_what_its_configurations_say(model: str, recompute: str) -> None:
     assert source_of(row(source="JAX-Toolbox Pax READMEs", model=model)).recompute == recompute

@@ -18,6 +18,9 @@ from trainer.spec.tuning import added_parameters
 Array = float | np.ndarray
 """One number for all layouts, or an array (layouts,) with one number per layout; they broadcast against each other."""
 
+ADAPTED = {"qkv": "queries", "output": "output", "up": "gates", "down": "down"}
+"""The matrices of ``tune.targets`` by their names among the products of a block (launcher/cost/time/products.py)."""
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -60,9 +63,11 @@ class Shape:
     rotary: bool = False
     linear_biases: bool = False  # ALiBi
     dropout: bool = False
+    text: Array = 0  # tokens of one of the texts that a row holds, of which an attention kernel sees each alone; 0: a row is one text
     fused_attention: bool = True  # scaled_dot_product_attention or a flash kernel, not matmul-softmax-matmul
     frozen: bool = False  # only small adapters are trained (LoRA): no weight gradients, no states of the matrices
-    keeps_inputs: bool = False  # what is trained beside frozen matrices needs their inputs
+    adapted: tuple[str, ...] = ()  # products of a block beside which a low-rank one is trained (LoRA): it needs their inputs
+    rank: Array = 0  # of those
     added: Array = 0  # parameters that are trained where the others are frozen
     experts: Experts | None = None
     latent: LatentAttention | None = None
@@ -92,7 +97,8 @@ class Shape:
             dropout=model.dropout > 0,
             fused_attention=model.attention == "fused",
             frozen=tune is not None and tune.method != "full",
-            keeps_inputs=tune is not None and tune.method == "lora",
+            adapted=tuple(ADAPTED[target] for target in tune.targets) if tune is not None and tune.method == "lora" else (),
+            rank=0 if tune is None else tune.rank,
             added=0 if tune is None else added_parameters(model, tune),
         )
 
@@ -100,6 +106,17 @@ class Shape:
     def trained(self) -> Array:
         """Share of the parameters that have gradients and optimizer states."""
         return self.added / self.parameters if self.frozen else 1.0
+
+    @property
+    def low_rank_parameters(self) -> Array:
+        """Of the products beside frozen matrices: r (in + out) each."""
+        ends = {
+            "queries": self.hidden + self.query_width + 2 * self.kv_width,
+            "output": self.query_width + self.hidden,
+            "gates": self.hidden + (self.mlp_matrices - 1) * self.ffn,
+            "down": self.ffn + self.hidden,
+        }
+        return self.layers * self.rank * sum(ends[name] for name in self.adapted)
 
     @property
     def mlp_matrices(self) -> int:

@@ -66,9 +66,12 @@ def rows(case: Case) -> Array:
     return case.tokens * case.shape.hidden / case.sequence_split
 
 
-def input_bytes(case: Case) -> float:
-    """Bytes of an element that is kept for a weight gradient alone: nothing where weights are frozen, and nothing beside them needs it."""
-    return 0 if case.shape.frozen and not case.shape.keeps_inputs else narrow(case)
+def input_bytes(case: Case, product: str) -> float:
+    """Bytes of an element that is kept for a weight gradient of ``product`` alone: nothing where it is frozen, and 16 bits where a low-rank
+    product beside it needs its input."""
+    if not case.shape.frozen:
+        return narrow(case)
+    return case.width if product in case.shape.adapted else 0
 
 
 def narrow(case: Case) -> float:
@@ -99,7 +102,7 @@ def _copies_norm_inputs(case: Case) -> bool:
 
 def norms(case: Case) -> Array:
     """Of both norms; the output of the second feeds the MLP's first product alone."""
-    return 2 * one_norm(case) - rows(case) * (narrow(case) - input_bytes(case))
+    return 2 * one_norm(case) - rows(case) * (narrow(case) - input_bytes(case, "gates"))
 
 
 def projections(case: Case) -> Array:
@@ -145,7 +148,7 @@ def bias_columns(case: Case) -> Array:
 def mlp(case: Case) -> Array:
     """Inputs of the non-linearity and its output; written in tensor operations, SwiGLU keeps the gated half too."""
     s, w = case.shape, case.width
-    kept = (2 if s.gated else 1) * w + input_bytes(case) + (w if s.gated and case.trainer.kernels.pointwise == "eager" else 0)
+    kept = (2 if s.gated else 1) * w + input_bytes(case, "down") + (w if s.gated and case.trainer.kernels.pointwise == "eager" else 0)
     return case.tokens * inner_width(case) / case.tensor * kept
 
 

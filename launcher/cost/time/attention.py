@@ -50,9 +50,12 @@ def score_count(case: Case) -> Array:
 def _flash(case: Case, name: str) -> ForwardBackward:
     s, constants, device = case.shape, case.constants, case.device
     forward_rate, backward_rate = (getattr(constants, f"{name}_{way}") for way in ("forward", "backward"))
-    scores = score_count(case) * (0.5 if case.trainer.kernels.causal_skip else 1.0)
-    # short sequences leave units idle and waste the diagonal tiles
-    fill = 1 + constants.flash_ramp / s.seq
+    packed = np.asarray(s.text) > 0
+    text = np.where(packed, s.text, s.seq)
+    scores = score_count(case) * text / s.seq * (0.5 if case.trainer.kernels.causal_skip else 1.0)
+    # short sequences leave units idle and waste the diagonal tiles; a text ends anywhere, so half of its last tile is empty
+    ragged = np.where(packed, constants.flash_ramp / 2, 0.0) / text
+    fill = (1 + ragged) * (1 + ragged + constants.flash_ramp / text)
     # heads that do not fill the kernel's power-of-two tiles run as the next one
     head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
     if s.latent is not None:  # queries and keys are wider than values: the mean of both products
@@ -62,7 +65,19 @@ def _flash(case: Case, name: str) -> ForwardBackward:
     products = 4 * scores * head / peak
     forward = (products / forward_rate + exponential) * fill + constants.kernel
     backward = (2.5 * products / backward_rate + exponential) * fill + 3 * constants.kernel
-    return forward, backward
+    least_forward, least_backward = _streams(case)
+    return np.maximum(forward, least_forward), np.maximum(backward, least_backward)
+
+
+def _streams(case: Case) -> ForwardBackward:
+    """Seconds to move what a flash kernel reads and writes, which no text is too short for. Forward: Q, K, V in, O out. Backward: dO and O
+    for their row sums; Q, K, V and dO; dQ as a sum in 4 bytes, cleared, added to and made 16 bits again; dK and dV (Dao 2023, algorithm 2;
+    flash_attn, flash_bwd_kernel.h: ``dq_accum``)."""
+    queries, keys = (case.tokens * wide / case.tensor for wide in (case.shape.query_width, case.shape.kv_width))
+    rate = case.device.bandwidth * case.constants.streaming
+    return (2 * queries + 2 * keys) * case.width / rate, (
+        queries * (4 * case.width + 4 + 8 + 4 + case.width) + 4 * keys * case.width
+    ) / rate
 
 
 def _scores(case: Case, name: str) -> ForwardBackward:

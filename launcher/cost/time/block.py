@@ -13,7 +13,7 @@ import numpy as np
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ATTENTION, CONTEXT, EXPERT, HOST, MATRICES, POINTWISE, TENSOR, ForwardBackward, Parts, total
-from launcher.cost.time import attention, collectives, matmul, pointwise, recompute
+from launcher.cost.time import adapters, attention, collectives, matmul, pointwise, recompute
 from launcher.cost.time.products import products
 
 
@@ -48,19 +48,29 @@ ONE_KERNEL, EAGER = (6, 1), (35, 2)
 1; tensor operations: 2 + 2, 2, 2 + 4, 4 + 4, 4 + 4, 4 + 1 and the copy's 1 + 1."""
 
 
+TRANSPOSED = 2
+"""Bytes per element to transpose what is in 8 bits."""
+
+
 def casts(case: Case) -> Array:
     """Seconds to bring the operands of a block's products into 8 or 4 bits, each way: read for the scale, read, write twice (the
     product's transpose needs its own copy). Written in tensor operations every step of that reads and writes: absolute value, maximum, 4
     bytes, times the scale, clamp, 8 bits (torchao.float8: tensor_to_scale, hp_tensor_and_scale_to_float8). Beside frozen weights the copies
     of inputs and output gradients that only a weight gradient reads are not made (Transformer Engine, pytorch/module/linear.py:
-    ``columnwise=backward_needs_input``, which is ``weight.requires_grad``; ``not ctx.requires_wgrad: ... columnwise=False``)."""
+    ``columnwise=backward_needs_input``, which is ``weight.requires_grad``; ``not ctx.requires_wgrad: ... columnwise=False``). Weights that
+    are stored in 8 bits are only transposed, for input gradients, and frozen ones keep that copy for good (pytorch/tensor/float8_tensor.py:
+    ``update_usage`` makes it where ``_transpose_invalid``)."""
     if case.precision not in ("fp8", "fp4"):
         return np.zeros_like(case.tokens)
-    once = 1 / case.micro_batches if case.trainer.kernels.cast_weights_once else 1.0
+    kept = case.trainer.kernels.cast_weights_once
+    once = 1 / case.micro_batches if kept else 1.0
     whole, copy = EAGER if case.trainer.kernels.eager_casts else ONE_KERNEL
     both = whole * (2 if case.trainer.numbers.block_scaled else 1)
     read = whole - copy if case.shape.frozen else both
-    moved = sum(share * batch * (read * m * k + both * once * n * k / 2) for _, m, n, k, batch, share in products(case))
+    weight = both
+    if case.trainer.numbers.stores_low_precision:
+        weight = 0 if case.shape.frozen and kept else TRANSPOSED
+    moved = sum(share * batch * (read * m * k + weight * once * n * k / 2) for _, m, n, k, batch, share in products(case))
     return moved / ONE_KERNEL[0] * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
 
 
@@ -79,11 +89,14 @@ def times(case: Case) -> BlockTimes:
     attention_forward, attention_backward = attention.seconds(case)
     point_forward, point_backward = pointwise.seconds(case)
     cast = casts(case)
-    tensor_forward, tensor_backward = tensor_seconds(case, forward, inputs, weights)
+    low_forward, low_backward = adapters.seconds(case)
+    tensor_forward, tensor_backward = (
+        shared + own for shared, own in zip(tensor_seconds(case, forward, inputs, weights), adapters.tensor_seconds(case))
+    )
     context_forward, context_backward = context_seconds(case, attention_forward, attention_backward)
     expert = expert_seconds(case)
-    ahead = {MATRICES: forward, ATTENTION: attention_forward, POINTWISE: point_forward + cast}
-    back = {MATRICES: inputs + weights, ATTENTION: attention_backward, POINTWISE: point_backward + cast}
+    ahead = {MATRICES: forward + low_forward, ATTENTION: attention_forward, POINTWISE: point_forward + cast}
+    back = {MATRICES: inputs + weights + low_backward, ATTENTION: attention_backward, POINTWISE: point_backward + cast}
     ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: exposed(case, expert, forward)}
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: exposed(case, expert, inputs + weights)}
     sparse = case.shape.expert_layers / case.shape.layers
