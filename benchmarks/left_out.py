@@ -81,7 +81,7 @@ class Learner:
     @classmethod
     def of(cls, rows: Sequence[Judged], sizes: bool) -> Learner:
         cases = [one.case for one in rows if one.case]
-        parts = np.array([list(one.prediction.time.values()) for one in rows if one.prediction])
+        parts = np.array([one.prediction.causes for one in rows if one.prediction])
         layouts = np.array([case.layout for case in cases], dtype=cases[0].layout.dtype)
         place = np.concatenate([coordinates(layouts), Places.of([known_cells(case) for case in cases]).machines], axis=1)
         believed = TimeSurrogate(parts.sum(axis=1), Traits(parts / parts.sum(axis=1, keepdims=True), place), shipped_widths())

@@ -26,8 +26,6 @@ from launcher.search.replay import MeasuredSweep, Replay, replay, tables
 from launcher.tables.canonical import read
 
 PROMISES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
-ROUNDS = 4
-"""Steps towards the likeliest widths without a source, from those with it."""
 
 
 def searches(paths: Sequence[str], found: LeftOut) -> list[tuple[MeasuredSweep, Widths]]:
@@ -38,7 +36,7 @@ def searches(paths: Sequence[str], found: LeftOut) -> list[tuple[MeasuredSweep, 
     for sweep in (each for path in paths for each in tables(read(path), hardware_files())):
         source = sweep.cases[0].row["source"]
         if source not in widths:
-            widths[source] = likeliest([one for one in missed if one.source != source], whole, ROUNDS)
+            widths[source] = likeliest([one for one in missed if one.source != source], whole)
         cases = []
         for case in sweep.cases:
             device, constants = with_parameters(case.device, case.constants, found.fitted.get(source, {}))

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.linalg import eigh
 from scipy.optimize import minimize
 from scipy.special import logsumexp, ndtr
 
@@ -29,7 +30,9 @@ from launcher.config.hardware import hardware_files
 from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths
 from launcher.cost.known import KNOWN, Places, cells_of
 from launcher.cost.model import estimate
-from launcher.cost.uncertainty import Traits, between, columns, coordinates, sizes
+from launcher.cost.normal import normal_pdf
+from launcher.cost.parts import WIDTH_OF_PART
+from launcher.cost.uncertainty import Traits, between, columns, coordinates, own_variance, squared_distance
 from launcher.tables.canonical import Unanswerable, read
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import grouped, predict_rows
@@ -41,6 +44,9 @@ USUAL, SURE = 0.2, 1.0
 """Width of a part where nothing is known, and the standard deviation of its logarithm: few sources say something of some parts."""
 MOST_ROWS = 40
 """Rows of a source that enter the likelihood, evenly spread: they say of a size s all that can be known, and a covariance stays small."""
+FINE = np.linspace(-5.0, 5.0, 201)
+"""Standard normal numbers over which is summed: the rows of a source say more of s than few nodes can tell apart, which would make some
+widths likelier because a node lies there. On equal steps the sum over a normal density is the integral to all digits."""
 FARTHEST = 0.9
 """Quantile of the distances of sources from all others that counts as seen."""
 NEAR = 1.5
@@ -54,38 +60,38 @@ class Missed:
     """What is missed of the rows of one source with constants fitted to all others."""
 
     source: str
-    units: np.ndarray  # (n,) machine and trainer, as numbers
     traits: Traits
     distance: np.ndarray  # (n,) to the nearest run of another source, in doublings
     ratios: np.ndarray  # (n,) log(measured / predicted)
 
     def rows(self, index: np.ndarray) -> Missed:
-        return Missed(self.source, self.units[index], self.traits.rows(index), self.distance[index], self.ratios[index])
+        return Missed(self.source, self.traits.rows(index), self.distance[index], self.ratios[index])
 
     @cached_property
     def some(self) -> Missed:
         """At most ``MOST_ROWS`` of them."""
         return self.rows(np.unique(np.linspace(0, len(self.ratios) - 1, MOST_ROWS).round().astype(int)))
 
-    def variances(self, widths: Widths) -> tuple[np.ndarray, np.ndarray]:
-        """(n, n) covariance of the common error, and of the errors of layouts against each other for s = 1."""
-        same = self.units[:, None] == self.units[None, :]
-        local = between(widths, self.traits, self.traits) + widths.rough**2 * np.eye(len(self.units))
-        return widths.common**2 * same, local * same
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """(n, n) squared distances between layouts."""
+        return squared_distance(self.traits, self.traits)
 
     def evidence(self, widths: Widths) -> float:
-        """Log probability of the misses, over all sizes of s."""
-        nodes, weights = sizes()
-        common, local = self.variances(widths)
-        found = [_log_normal(self.ratios, common + np.exp(2 * widths.scale * node) * local, widths.noise) for node in nodes]
-        return float(logsumexp(np.log(weights) + found))
+        """Log probability of the misses, over all sizes of s. In the coordinates in which both parts of the covariance are diagonal every
+        size costs a sum (generalised eigenvalues; Golub & Van Loan 2013, section 8.7)."""
+        nodes, weights = FINE, normal_pdf(FINE) / normal_pdf(FINE).sum()
+        errors = between(widths, self.traits, self.traits, np.eye(len(self.ratios)), self.squares)
+        sure, turned = eigh(errors.sure + widths.noise**2 * np.eye(len(self.ratios)), errors.rest)
+        variances = sure[:, None] + np.exp(2 * widths.scale * nodes)
+        found = -0.5 * ((turned.T @ self.ratios)[:, None] ** 2 / variances + np.log(variances)).sum(axis=0)
+        return float(logsumexp(np.log(weights) + found) + np.linalg.slogdet(turned)[1])
 
     def levels(self, widths: Widths) -> np.ndarray:
         """(n,) probability that was given to a measurement below the one seen: uniform if the widths are right."""
-        nodes, weights = sizes()
-        common, local = (np.diag(one) for one in self.variances(widths))
-        spreads = np.sqrt(common + np.exp(2 * widths.scale * nodes)[:, None] * local + widths.noise**2)
-        return np.asarray(weights @ ndtr(self.ratios / spreads))
+        nodes, weights = FINE, normal_pdf(FINE) / normal_pdf(FINE).sum()
+        variance = own_variance(widths, self.traits).at(np.exp(2 * widths.scale * nodes)[:, None])
+        return np.asarray(weights @ ndtr(self.ratios / np.sqrt(variance + widths.noise**2)))
 
 
 def _log_normal(values: np.ndarray, covariance: np.ndarray, noise: float) -> float:
@@ -98,8 +104,8 @@ class LeftOut:
     """All rows of some tables, each predicted without its source."""
 
     cases: list[TableCase]
-    parts: np.ndarray  # (n, k) seconds by part
-    names: tuple[str, ...]  # of the parts
+    time: np.ndarray  # (n, k) seconds by part
+    causes: np.ndarray  # (n, k) seconds by the part that they hang on
     measured: np.ndarray
     fitted: dict[str, Parameters]  # by source, without it
 
@@ -110,7 +116,7 @@ class LeftOut:
     @cached_property
     def ratios(self) -> np.ndarray:
         """(n,) log(measured / predicted)."""
-        return np.asarray(np.log(self.measured / self.parts.sum(axis=1)))
+        return np.asarray(np.log(self.measured / self.time.sum(axis=1)))
 
     def missed(self) -> list[Missed]:
         """The misses by source."""
@@ -119,12 +125,12 @@ class LeftOut:
         whole = np.concatenate([coordinates(layouts), places.machines], axis=1)
         keys = [(case.row["source"], case.row["hardware"], case.row["trainer"]) for case in self.cases]
         units = np.array([list(dict.fromkeys(keys)).index(key) for key in keys])
-        traits = Traits(self.parts / self.parts.sum(axis=1, keepdims=True), whole)
+        traits = Traits(self.causes / self.causes.sum(axis=1, keepdims=True), whole, units)
         found = []
         for source in dict.fromkeys(self.sources):
             own = self.sources == source
             far = places.rows(own).apart(places.rows(~own)).min(axis=1)
-            found.append(Missed(source, units[own], traits.rows(np.flatnonzero(own)), far, self.ratios[own]))
+            found.append(Missed(source, traits.rows(np.flatnonzero(own)), far, self.ratios[own]))
         return found
 
 
@@ -133,44 +139,33 @@ def left_out(tables: Sequence[str]) -> LeftOut:
     asked, measured = timed_cases([row for table in tables for row in read(table)])
     problem = FitProblem(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
     fitted = left_out_parameters(problem, fit(problem))
-    parts, of = np.zeros((0, 0)), tuple[str, ...]()
+    time, causes = np.zeros((2, len(asked), len(WIDTH_OF_PART)))
     for source, parameters in fitted.items():
-        mine = problem.rows_of(source)
-        of, found_parts = _parts(problem, parameters, mine)
-        parts = np.zeros((len(asked), found_parts.shape[1])) if not parts.size else parts
-        parts[mine] = found_parts[mine]
-    return LeftOut(asked, parts, of, problem.measured, fitted)
+        for case, members in problem.cases:
+            mine = [place for place, row in enumerate(members) if problem.sources[row] == source]
+            if not mine:
+                continue
+            device, constants = with_parameters(case.device, case.constants, parameters)
+            found = estimate(replace(case, constants=constants, device=device))
+            for seconds, by in ((time, found.time), (causes, found.causes)):
+                seconds[np.array(members)[mine]] = columns(by, len(members))[mine]
+    return LeftOut(asked, time, causes, problem.measured, fitted)
 
 
-def _parts(problem: FitProblem, parameters: Parameters, mine: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """Seconds by part of the rows that are ``mine``."""
-    out: np.ndarray | None = None
-    names: tuple[str, ...] = ()
-    for case, members in problem.cases:
-        if not mine[members].any():
-            continue
-        device, constants = with_parameters(case.device, case.constants, parameters)
-        time = estimate(replace(case, constants=constants, device=device)).time
-        names, found = tuple(time), columns(time, len(members))
-        out = np.zeros((len(mine), len(names))) if out is None else out
-        out[members] = found
-    assert out is not None, "a source has rows"
-    return names, out
-
-
-def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 40) -> Widths:
+def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 60) -> Widths:
     """The widths of step times under which the misses are most likely."""
 
     def widths(logarithms: np.ndarray) -> Widths:
         return replace(start, **dict(zip(LEARNT, np.exp(np.clip(logarithms, -7, 2)).tolist())))
 
-    def cost(logarithms: np.ndarray) -> float:
-        given = widths(logarithms)
-        held = sum(0.5 * (np.log(getattr(given, name) / USUAL) / SURE) ** 2 for name in OF_PARTS)
-        return float(held - sum(each.some.evidence(given) for each in missed))
-
     first = np.log([max(getattr(start, name), 0.02) for name in LEARNT])
-    return widths(minimize(cost, first, method="L-BFGS-B", options={"maxiter": rounds}).x)
+    return widths(minimize(lambda found: unlikely(missed, widths(found)), first, method="L-BFGS-B", options={"maxiter": rounds}).x)
+
+
+def unlikely(missed: Sequence[Missed], widths: Widths) -> float:
+    """Minus the log probability of ``widths``, up to a constant."""
+    held = sum(0.5 * (np.log(getattr(widths, name) / USUAL) / SURE) ** 2 for name in OF_PARTS)
+    return float(held - sum(each.some.evidence(widths) for each in missed))
 
 
 def memory_widths(tables: Sequence[str], start: Widths) -> Widths:
@@ -202,9 +197,10 @@ def _peaks(table: str) -> list[TableCase]:
 
 def coverage(missed: Sequence[Missed], widths: Widths) -> None:
     """How many measurements lie inside of their 80 % interval, with widths learnt from all other sources."""
-    inside = {}
+    inside, evidence = {}, 0.0
     for each in missed:
-        levels = each.levels(likeliest([other for other in missed if other is not each], widths, rounds=4))
+        unseen = likeliest([other for other in missed if other is not each], widths)
+        levels, evidence = each.levels(unseen), evidence + each.some.evidence(unseen)
         inside[each.source] = (levels > 0.1) & (levels < 0.9)
         print(
             f"{len(levels):5d} rows  {inside[each.source].mean():6.1%} inside  {each.distance.mean():4.1f} doublings away  "
@@ -213,7 +209,7 @@ def coverage(missed: Sequence[Missed], widths: Widths) -> None:
     rows = np.concatenate(list(inside.values()))
     print(
         f"inside of the 80 % interval: {rows.mean():.1%} of rows, {np.mean([i.mean() for i in inside.values()]):.1%} "
-        f"with each source counted once"
+        f"with each source counted once; log probability of what is missed: {evidence:.1f}"
     )
 
 
@@ -239,7 +235,7 @@ def written_known(cells: Sequence[Mapping[str, Any]], ratios: np.ndarray) -> Ite
 
 def document(widths: Widths, found: LeftOut) -> str:
     """conf/uncertainty.yaml."""
-    shares = found.parts / found.parts.sum(axis=1, keepdims=True)
+    shares = found.time / found.time.sum(axis=1, keepdims=True)
     largest = np.quantile(shares, MEASURED_PART, axis=0)
     lines = [
         "# How far predictions are off where nothing was measured before: standard deviations of log(measured / predicted). Written by",
@@ -261,7 +257,7 @@ def document(widths: Widths, found: LeftOut) -> str:
         "rests on no measurement"
     )
     lines.append("parts:")
-    lines += [f"  {name}: {value:.3f}" for name, value in zip(found.names, largest)]
+    lines += [f"  {name}: {value:.3f}" for name, value in zip(WIDTH_OF_PART, largest, strict=True)]
     return "\n".join(lines) + "\n"
 
 

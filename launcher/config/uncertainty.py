@@ -25,7 +25,7 @@ class Widths:
     layout: float  # what no part explains and similar layouts share
     rough: float  # and what no other layout shares
     reach: float  # distance over which layouts are similar, in doublings of a degree or a size
-    scale: float  # machines differ in how large part, layout and rough are: standard deviation of the logarithm of their common factor
+    scale: float  # machines differ in how large layout and rough are: standard deviation of the logarithm of their common factor
     seen: float  # doublings from the nearest other known run within which all this was learnt: beyond, it grows in proportion
     memory: float  # one error of the predicted memory for all layouts of a machine and its trainer
     memory_layout: float  # and one for each layout

@@ -16,6 +16,7 @@ from launcher.cost.parts import (
     EMBEDDING,
     GATHER,
     HEAD,
+    HOST,
     OFFLOAD,
     REDUCE,
     STEP,
@@ -37,6 +38,16 @@ class Estimate:
     time: Parts
     memory: Parts
     fits: np.ndarray
+    behind_host: Parts  # of ``time``, what the device does while it waits for its host anyway
+
+    @property
+    def causes(self) -> Parts:
+        """Seconds by the part that they hang on: what a device does while it waits for its host hangs on launching. They add up to the
+        step time, too."""
+        if not self.behind_host:
+            return self.time
+        left = {name: self.time[name] - seconds for name, seconds in self.behind_host.items()}
+        return self.time | left | {HOST: self.time[HOST] + total(self.behind_host)}
 
     @property
     def step_time(self) -> np.ndarray:
@@ -53,7 +64,9 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     needed = peak.peak(case, held)
     counted = sum(needed[name] for name in peak.COUNTED)
     possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
-    return Estimate(scale(step(case, held), case.device.time_factor), needed, possible)
+    one, factor = block.times(case), case.device.time_factor
+    behind = scale(one.behind_host, case.micro_batches * case.shape.layers / case.pipeline * factor)
+    return Estimate(scale(step(case, held, one), factor), needed, possible, behind)
 
 
 def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray:
@@ -62,9 +75,9 @@ def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray
     return 1 / (1 + np.exp(-1.7 * np.clip(distance, -50, 50)))
 
 
-def step(case: Case, held: stages.StageShare) -> Parts:
-    """Seconds of one step by part."""
-    one = block.times(case)
+def step(case: Case, held: stages.StageShare, one: block.BlockTimes | None = None) -> Parts:
+    """Seconds of one step by part; ``one``: those of a block, if they are known."""
+    one = one or block.times(case)
     per_block = add(one.forward, one.backward, one.again)
     embedding, head = embedding_head.embedding(case), embedding_head.head(case)
     m, wait = case.micro_batches, blocking(case)

@@ -137,7 +137,8 @@ def explain(result: Estimate, row: int, case: Case, widths: Widths) -> Predictio
     layout = case.table[row]
     ranks = int(layout["tensor"]) * int(layout["pipeline"]) * int(layout["context"]) * int(layout["data"])
     time = {name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.time.items()}
-    parts = columns({name: np.array([value]) for name, value in time.items()}, 1)
+    causes = {name: np.broadcast_to(values, case.table.shape)[row : row + 1] for name, values in result.causes.items()}
+    parts = columns(causes, 1)
     traits = Traits(parts / parts.sum(), coordinates(case.table[row : row + 1]))
     low, high = TimeSurrogate(parts.sum(axis=1), traits, widths).posterior().interval
     return Prediction(

@@ -1,22 +1,23 @@
 """How far a prediction may be off: a distribution of log(measured / predicted), one for all layouts of a question together. Pure numpy.
 
-    log(measured / predicted) of layout i = a + s (sum over time parts k of share_ik c_k + l(layout_i) + r_i),   share_ik = part_ik / step
+    log(measured / predicted) of layout i = a + sum over time parts k of share_ik c_k + s (l(layout_i) + r_i),   share_ik = part_ik / step
     time_i
 
-``a`` is the common error of machine and trainer: it moves every layout alike, so that one measured run nearly removes it. What stands in
-brackets is the error of one layout against another, on which ranking hangs: one correction c_k for each part of the step, a smooth function
-l of the layout for what no part explains, and r, which no other layout shares. All are Gaussian with zero mean (Gaussian process
-regression; Rasmussen & Williams 2006, section 2.2). How large the bracket is differs from machine to machine by a factor s, which is
-log-normal; integrals over it are sums over the nodes of Gauss-Hermite quadrature, so that a distribution is a mixture of few Gaussians
-with one weight each (hierarchical model; Gelman et al., Bayesian Data Analysis, chapter 5). Where measured trials scatter more than was
-expected, the weights move to the wide ones.
+``a`` is the common error of machine and trainer: it moves every layout alike, so that one measured run nearly removes it. The rest is the
+error of one layout against another, on which ranking hangs: one correction c_k for each part of the step, a smooth function l of the layout
+for what no part explains, and r, which no other layout shares. All are Gaussian with zero mean (Gaussian process regression; Rasmussen &
+Williams 2006, section 2.2). How large what no part explains is differs from machine to machine by a factor s, which is log-normal;
+integrals over it are sums over the nodes of Gauss-Hermite quadrature, so that a distribution is a mixture of few Gaussians with one weight
+each (hierarchical model; Gelman et al., Bayesian Data Analysis, chapter 5). Where measured trials scatter more than was expected, the
+weights move to the wide ones. The corrections of parts have no part in s: a few trials that agree say that the mechanisms describe this
+machine, not that a part which they hardly have is predicted well.
 
 The widths are data, conf/uncertainty.yaml, learnt from runs whose source was left out of every fit (``python -m benchmarks.spreads``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,18 +25,20 @@ from threadpoolctl import threadpool_limits
 
 from launcher.config.uncertainty import Widths
 from launcher.cost.normal import ndtr, ndtri, normal_pdf
-from launcher.cost.parts import WIDTH_OF_PART, Parts
+from launcher.cost.parts import WIDTH_OF_PART
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 KIND = 1.5
 """Distance between two kinds of recomputation or schedules, in doublings of a degree."""
-NODES = 7
-"""Sizes of ``s`` over which is summed."""
+NODES = 15
+"""Sizes of ``s`` over which is summed: near enough to each other for what a few trials say of it."""
 SEED = 20260101
 """Of all draws: the same question has the same answer."""
 CONTENDERS = 400
 """Layouts that are drawn jointly: those most likely to win. What the rest adds is summed up (union bound)."""
 DRAWS = 4096
+HOPELESS = 1e-6
+"""Layouts that fit with a smaller probability have no part in who is the fastest."""
 LOW, HIGH = 0.1, 0.9
 """The ends of an 80 % interval."""
 
@@ -46,16 +49,17 @@ class Traits:
 
     shares: np.ndarray  # (n, k) of the step time, by part
     place: np.ndarray  # (n, f) where the layout lies, in doublings
+    unit: np.ndarray | None = None  # (n,) number of the machine and trainer, whose errors have nothing in common; None: all have the same
 
     def __len__(self) -> int:
         return len(self.shares)
 
     def rows(self, index: np.ndarray | Sequence[int]) -> Traits:
         """Some of them."""
-        return Traits(self.shares[index], self.place[index])
+        return Traits(self.shares[index], self.place[index], None if self.unit is None else self.unit[index])
 
 
-def columns(parts: Parts, count: int) -> np.ndarray:
+def columns(parts: Mapping[str, float | np.ndarray], count: int) -> np.ndarray:
     """Time parts as a matrix (layouts, parts). A part that is never negative but for rounding stays so."""
     return np.maximum(np.stack([np.broadcast_to(seconds, (count,)) for seconds in parts.values()], axis=1), 0.0)
 
@@ -81,19 +85,41 @@ def part_widths(widths: Widths, count: int) -> np.ndarray:
     return np.array([getattr(widths, name) for name in names])
 
 
-def between(widths: Widths, one: Traits, other: Traits) -> np.ndarray:
-    """(n, m) covariance of the errors of layouts against each other, for s = 1, without what no other layout shares."""
+@dataclass(frozen=True)
+class Covariance:
+    """Of the errors of some layouts with others': what machine, trainer and parts of the step explain, and for s = 1 what they do not."""
+
+    sure: np.ndarray
+    rest: np.ndarray
+
+    def at(self, factor: np.ndarray | float) -> np.ndarray:
+        """For ``factor`` = s**2."""
+        return np.asarray(self.sure + factor * self.rest)
+
+
+def squared_distance(one: Traits, other: Traits) -> np.ndarray:
+    """(n, m) in doublings."""
     squares = (one.place**2).sum(axis=1)[:, None] + (other.place**2).sum(axis=1)[None, :]
-    distance = np.maximum(squares - 2 * one.place @ other.place.T, 0.0)
+    return np.maximum(squares - 2 * one.place @ other.place.T, 0.0)
+
+
+def between(widths: Widths, one: Traits, other: Traits, same: np.ndarray, distance: np.ndarray | None = None) -> Covariance:
+    """(n, m) covariances; ``same`` says who shares what no other layout does; ``distance``: ``squared_distance``, if it is known."""
+    distance = squared_distance(one, other) if distance is None else distance
     smooth = widths.layout**2 * np.exp(-distance / (2 * widths.reach**2))
     each = part_widths(widths, one.shares.shape[1])
-    return np.asarray((one.shares * each) @ (other.shares * each).T + smooth)
+    sure, rest = widths.common**2 + (one.shares * each) @ (other.shares * each).T, smooth + widths.rough**2 * same
+    if one.unit is None or other.unit is None:
+        return Covariance(sure, rest)
+    together = one.unit[:, None] == other.unit[None, :]
+    return Covariance(sure * together, rest * together)
 
 
-def own_variance(widths: Widths, traits: Traits) -> np.ndarray:
-    """(n,) the diagonal of ``between`` with what no other layout shares."""
+def own_variance(widths: Widths, traits: Traits) -> Covariance:
+    """(n,) the diagonals of ``between``."""
     each = part_widths(widths, traits.shares.shape[1])
-    return np.asarray(((traits.shares * each) ** 2).sum(axis=1) + widths.layout**2 + widths.rough**2)
+    sure = widths.common**2 + ((traits.shares * each) ** 2).sum(axis=1)
+    return Covariance(sure, np.full(len(traits), widths.layout**2 + widths.rough**2))
 
 
 @dataclass(frozen=True)
@@ -107,7 +133,10 @@ class Mixture:
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """(n,) seconds that a layout stays above, and below: 80 % lie between."""
-        return self.quantile(LOW), self.quantile(HIGH)
+        high = self.quantile(HIGH)
+        if not np.ptp(self.means, axis=0).any():  # before any trial all nodes have one mean, and the distribution is symmetric
+            return np.exp(2 * self.means[0]) / high, high
+        return self.quantile(LOW), high
 
     @property
     def mean(self) -> np.ndarray:
@@ -133,7 +162,9 @@ class Mixture:
             z = (value - self.means) / self.spreads
             density = self.weights @ (normal_pdf(z) / self.spreads)
             off = self.weights @ ndtr(z) - probability
-            value = np.clip(value - off / np.maximum(density, 1e-9), low, high)
+            before, value = value, np.clip(value - off / np.maximum(density, 1e-9), low, high)
+            if np.abs(value - before).max() < 1e-9:
+                break
         return np.asarray(np.exp(value))
 
 
@@ -170,7 +201,7 @@ class TimeSurrogate:
         factors = np.exp(2 * self.widths.scale * nodes)
         own, log = own_variance(self.widths, self.traits), np.log(self.seconds)
         if not self.seen:
-            spreads = np.sqrt(self.widths.common**2 + factors[:, None] * own)
+            spreads = np.sqrt(own.at(factors[:, None]))
             return Mixture(weights, np.broadcast_to(log, spreads.shape), spreads)
         gram, cross, ratios = self._gram(), self._cross(np.arange(len(self.traits))), self._ratios()
         found = [self._node(factor, gram, cross, own, ratios) for factor in factors]
@@ -184,12 +215,14 @@ class TimeSurrogate:
         nodes, _ = sizes()
         believed, random = self.posterior(), np.random.default_rng(SEED)
         some = self.traits.rows(rows)
-        prior = between(self.widths, some, some) + np.diag(np.full(len(rows), self.widths.rough**2))
+        prior = between(self.widths, some, some, np.eye(len(rows)))
         drawn = []
         with threadpool_limits(1, "blas"):  # threads that spin while they wait for a core that others use make it ten times slower
             for node, share, mean in zip(nodes, _counts(believed.weights, count), believed.means[:, rows], strict=True):
+                if not share:
+                    continue
                 factor = np.exp(2 * self.widths.scale * node)
-                covariance = self.widths.common**2 + factor * prior
+                covariance = prior.at(factor)
                 if self.seen:
                     gram, cross = self._both(factor, self._gram(), self._cross(rows))
                     covariance = covariance - cross @ np.linalg.solve(gram, cross.T)
@@ -198,31 +231,32 @@ class TimeSurrogate:
         return np.concatenate(drawn)
 
     def _node(
-        self, factor: float, gram: np.ndarray, cross: np.ndarray, own: np.ndarray, ratios: np.ndarray
+        self, factor: float, gram: Covariance, cross: Covariance, own: Covariance, ratios: np.ndarray
     ) -> tuple[float, np.ndarray, np.ndarray]:
         """Log evidence, means (n,) and spreads (n,) for one size of ``s``."""
-        gram, cross = self._both(factor, gram, cross)
-        solved = np.linalg.solve(gram, np.column_stack([ratios[:, None], cross.T]))
-        variance = self.widths.common**2 + factor * own - np.einsum("nm,mn->n", cross, solved[:, 1:])
-        evidence = -0.5 * (ratios @ solved[:, 0] + np.linalg.slogdet(gram)[1])
-        return float(evidence), cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-12))
+        seen, with_seen = self._both(factor, gram, cross)
+        solved = np.linalg.solve(seen, np.column_stack([ratios[:, None], with_seen.T]))
+        variance = own.at(factor) - np.einsum("nm,mn->n", with_seen, solved[:, 1:])
+        evidence = -0.5 * (ratios @ solved[:, 0] + np.linalg.slogdet(seen)[1])
+        return float(evidence), with_seen @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-12))
 
-    def _both(self, factor: float, gram: np.ndarray, cross: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _both(self, factor: float, gram: Covariance, cross: Covariance) -> tuple[np.ndarray, np.ndarray]:
         """Covariances between measured runs, and of all layouts with them, for one size of ``s``."""
         noise = np.diag([one.noise**2 for one in self.seen])
-        return self.widths.common**2 + factor * gram + noise, self.widths.common**2 + factor * cross
+        return gram.at(factor) + noise, cross.at(factor)
 
-    def _gram(self) -> np.ndarray:
+    def _gram(self) -> Covariance:
         some, index = self._known(), np.array([one.index for one in self.seen])
         same = (index[:, None] == index[None, :]) & (index >= 0)[:, None] | np.eye(len(index), dtype=bool)
-        return between(self.widths, some, some) + self.widths.rough**2 * same
+        return between(self.widths, some, some, same)
 
-    def _cross(self, rows: np.ndarray) -> np.ndarray:
+    def _cross(self, rows: np.ndarray) -> Covariance:
         index = np.array([one.index for one in self.seen])
-        return between(self.widths, self.traits.rows(rows), self._known()) + self.widths.rough**2 * (rows[:, None] == index[None, :])
+        return between(self.widths, self.traits.rows(rows), self._known(), rows[:, None] == index[None, :])
 
     def _known(self) -> Traits:
-        return Traits(np.array([one.shares for one in self.seen]), np.array([one.place for one in self.seen]))
+        unit = None if self.traits.unit is None else self.traits.unit[[one.index for one in self.seen]]
+        return Traits(np.array([one.shares for one in self.seen]), np.array([one.place for one in self.seen]), unit)
 
     def _ratios(self) -> np.ndarray:
         return np.array([one.ratio for one in self.seen])
@@ -246,7 +280,10 @@ def fitting(fits: np.ndarray, widths: Widths, count: int = DRAWS) -> np.ndarray:
 def fastest(surrogate: TimeSurrogate, fits: np.ndarray) -> np.ndarray:
     """(n,) probability that each layout fits and is the fastest of those that do; 0 for those that have no part in the draws."""
     believed = surrogate.posterior()
-    chance = fits * believed.below(float(believed.mean[fits >= 0.5].min()) if (fits >= 0.5).any() else float(believed.mean.min()))
+    hopeful = np.flatnonzero(fits > HOPELESS)
+    limit = float(believed.mean[fits >= 0.5].min()) if (fits >= 0.5).any() else float(believed.mean.min())
+    chance = np.zeros(len(fits))
+    chance[hopeful] = fits[hopeful] * Mixture(believed.weights, believed.means[:, hopeful], believed.spreads[:, hopeful]).below(limit)
     rows = np.sort(np.argsort(-chance, kind="stable")[:CONTENDERS])
     times = np.where(fitting(fits[rows], surrogate.widths), surrogate.draws(rows), np.inf)
     any_fits = np.isfinite(times).any(axis=1)

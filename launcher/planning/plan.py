@@ -63,7 +63,7 @@ class Plan:
 
     @cached_property
     def _surrogate(self) -> TimeSurrogate:
-        parts = columns(self.estimate.time, len(self.seconds))
+        parts = columns(self.estimate.causes, len(self.seconds))
         return TimeSurrogate(self.seconds, Traits(parts / self.seconds[:, None], coordinates(self.space.table)), self.widths)
 
     @cached_property

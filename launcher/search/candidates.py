@@ -14,7 +14,7 @@ from trainer.spec.schema import RECOMPUTE
 
 def candidates(case: Case, predicted: Estimate) -> Candidates:
     """The layouts of ``case`` as ``predicted``."""
-    parts, capacity = columns(predicted.time, len(case.table)), min(case.budget, case.device.memory)
+    parts, capacity = columns(predicted.causes, len(case.table)), min(case.budget, case.device.memory)
     return Candidates(parts, needed(case, predicted), coordinates(case.table), capacity, plain(case.table))
 
 

@@ -100,7 +100,7 @@ def search_problem(config: Config, planned: Plan) -> SearchProblem:
         return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory), planned.widths)
     fewer = dataclasses.replace(case, table=small_table, global_batch=batch)
     predicted = estimate(fewer)
-    small = Small(columns(predicted.time, len(rows)), needed(fewer, predicted))
+    small = Small(columns(predicted.causes, len(rows)), needed(fewer, predicted))
     return SearchProblem(config, chosen, full, small_table, batch, small, planned.widths)
 
 

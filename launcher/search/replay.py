@@ -20,7 +20,7 @@ from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
-from launcher.cost.uncertainty import columns, coordinates
+from launcher.cost.uncertainty import coordinates
 from launcher.search.candidates import plain
 from launcher.search.policy import FEW_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation
 from launcher.search.surrogate import Candidates
@@ -169,15 +169,16 @@ def _table(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], tra
 
 def _candidates(table: MeasuredSweep) -> Candidates:
     predicted = predict_rows(table.cases)
-    parts = np.array([columns({k: np.array([v]) for k, v in a.time.items()}, 1)[0] for a in predicted])
+    parts = np.array([a.causes for a in predicted])
     layouts = np.array([q.layout for q in table.cases], dtype=table.cases[0].layout.dtype)
     kernels = [
         [1.0 * (q.trainer.kernels.attention == name) for name in ATTENTION] + [1.0 * q.trainer.kernels.fused_norm] for q in table.cases
     ]
     memory = np.array([a.memory_bytes for a in predicted])
     features = np.concatenate([coordinates(layouts), np.array(kernels)], axis=1)
+    trainers = np.unique([case.row["trainer"] for case in table.cases], return_inverse=True)[1]
     rest = np.unique([repr((case.global_batch, case.trainer, case.constants)) for case in table.cases], return_inverse=True)[1]
-    return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory, plain(layouts, rest))
+    return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory, plain(layouts, rest), trainers)
 
 
 def _measure(

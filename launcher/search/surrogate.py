@@ -20,11 +20,12 @@ from launcher.cost.uncertainty import Traits
 class Candidates:
     """What the cost model says of each candidate; arrays over candidates."""
 
-    parts: np.ndarray  # (n, k) seconds per time part; their sum is the predicted step time
+    parts: np.ndarray  # (n, k) seconds by the time part that they hang on; their sum is the predicted step time
     memory: np.ndarray  # (n,) predicted peak in bytes
     features: np.ndarray  # (n, f) coordinates of the layout
     capacity: float  # bytes of the device
     plain: np.ndarray | None = None  # (n,) which one is the same layout without recomputation; -1: none is, or it is that itself
+    unit: np.ndarray | None = None  # (n,) number of its machine and trainer, if they are several
 
     def __post_init__(self) -> None:
         n = len(self.parts)
@@ -39,7 +40,7 @@ class Candidates:
 
     @property
     def traits(self) -> Traits:
-        return Traits(self.parts / self.seconds[:, None], self.features)
+        return Traits(self.parts / self.seconds[:, None], self.features, self.unit)
 
 
 @dataclass

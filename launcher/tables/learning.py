@@ -28,7 +28,7 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.model import step
 from launcher.cost.parts import total
 from launcher.cost.prediction import CostModel
-from launcher.cost.uncertainty import Traits, between, columns, coordinates, sizes
+from launcher.cost.uncertainty import Traits, between, coordinates, sizes
 from launcher.tables.cases import TableCase, machine_of
 from launcher.tables.predictions import grouped, predict_rows
 from trainer.spec import ConfigError
@@ -141,7 +141,7 @@ def linear(cases: Sequence[TableCase], hardware: HardwareConfig, values: Mapping
 
 def traits(cases: Sequence[TableCase]) -> Traits:
     """What the errors of the runs' layouts depend on."""
-    parts = np.array([columns({k: np.array([v]) for k, v in each.time.items()}, 1)[0] for each in predict_rows(cases)])
+    parts = np.array([each.causes for each in predict_rows(cases)])
     return Traits(
         parts / parts.sum(axis=1, keepdims=True), coordinates(np.array([case.layout for case in cases], dtype=cases[0].layout.dtype))
     )
@@ -153,9 +153,8 @@ class Update:
 
     def __init__(self, slopes: np.ndarray, targets: np.ndarray, kinds: Traits, before: Widths, prior: np.ndarray):
         self.slopes, self.before = slopes, before
-        local = dataclasses.replace(before, **dict.fromkeys(OF_PARTS, 0.0))
-        self.errors = between(local, kinds, kinds) + before.rough**2 * np.eye(len(targets))
-        self.own = prior
+        self.errors = between(before, kinds, kinds, np.eye(len(targets))).rest  # constants are the reasons for errors of parts
+        self.prior = np.diag(prior**2)
         nodes, weights = sizes()
         found = [self._at(np.exp(2 * before.scale * node), targets) for node in nodes]
         evidence = np.log(weights) + [each[0] for each in found]
@@ -165,7 +164,6 @@ class Update:
         # what is known of the parameters is a mixture over the sizes: its variance has the spread of their means, too
         means, covariances = (np.stack([each[place] for each in found]) for place in (1, 2))
         self.mean = shares @ means
-        self.prior = np.tensordot(shares, np.stack([self._prior(np.exp(2 * before.scale * node)) for node in nodes]), 1)
         self.covariance = np.tensordot(shares, covariances, 1) + (means - self.mean).T * shares @ (means - self.mean)
 
     @property
@@ -186,20 +184,16 @@ class Update:
         return {"common": float(np.sqrt(common)), "scale": self.sureness} | self._sized(float(np.sqrt(min(open_share, 1.0))))
 
     def _sized(self, left: float) -> dict[str, float]:
-        parts = {name: left * self.size * getattr(self.before, name) for name in OF_PARTS}
+        parts = {name: left * getattr(self.before, name) for name in OF_PARTS}
         return parts | {name: self.size * getattr(self.before, name) for name in ("layout", "rough")}
-
-    def _prior(self, factor: float) -> np.ndarray:
-        return np.diag(self.own**2 * np.array([1.0, *(factor,) * (len(self.own) - 1)]))
 
     def _at(self, factor: float, targets: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Log evidence, mean and covariance of the parameters for one s**2."""
-        prior = self._prior(factor)
-        cross = prior @ self.slopes.T
+        cross = self.prior @ self.slopes.T
         gram = self.slopes @ cross + factor * self.errors + self.before.noise**2 * np.eye(len(targets))
         solved = np.linalg.solve(gram, np.column_stack([targets, cross.T]))
         evidence = -0.5 * (targets @ solved[:, 0] + np.linalg.slogdet(gram)[1])
-        return float(evidence), cross @ solved[:, 0], prior - cross @ solved[:, 1:]
+        return float(evidence), cross @ solved[:, 0], self.prior - cross @ solved[:, 1:]
 
 
 def rounded(value: float) -> float:

@@ -14,6 +14,7 @@ from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.memory.peak import CONTEXT, FRAGMENTS
 from launcher.cost.model import estimate
+from launcher.cost.uncertainty import columns
 from launcher.tables.cases import TableCase
 
 LEFT_OUT: dict[str | None, tuple[str, ...]] = {"device": (), "reserved": (CONTEXT,), "allocated": (CONTEXT, FRAGMENTS), None: ()}
@@ -30,6 +31,7 @@ class RowPrediction:
     fits: float
     time: dict[str, float]
     memory: dict[str, float]
+    causes: np.ndarray  # (k,) seconds by the part that they hang on
 
 
 def predict_rows(rows: Sequence[TableCase]) -> list[RowPrediction]:
@@ -37,12 +39,15 @@ def predict_rows(rows: Sequence[TableCase]) -> list[RowPrediction]:
     found: dict[int, RowPrediction] = {}
     for case, members in grouped(rows):
         result = estimate(case)
+        causes = columns(result.causes, len(members))
         parts = [{name: np.broadcast_to(v, case.table.shape) for name, v in kind.items()} for kind in (result.time, result.memory)]
         for place, member in enumerate(members):
             time, memory = ({name: float(values[place]) for name, values in kind.items()} for kind in parts)
             left_out = LEFT_OUT[rows[member].row["memory_counts"]]
             reported = sum(size for name, size in memory.items() if name not in left_out)
-            found[member] = RowPrediction(sum(time.values()), sum(memory.values()), reported, float(result.fits[place]), time, memory)
+            found[member] = RowPrediction(
+                sum(time.values()), sum(memory.values()), reported, float(result.fits[place]), time, memory, causes[place]
+            )
     return [found[i] for i in range(len(rows))]
 
 

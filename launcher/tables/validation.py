@@ -14,7 +14,7 @@ from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import widths_on
 from launcher.cost.thresholds import FITS
-from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
+from launcher.cost.uncertainty import TimeSurrogate, Traits, coordinates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.metrics import Errors, Verdicts, correlation, regret
@@ -111,7 +111,7 @@ def _inside(cases: Sequence[TableCase], predicted: Sequence[RowPrediction], hard
         rows = [i for i, case in enumerate(cases) if case.row["hardware"] == name and case.row.step_seconds]
         if not rows:
             continue
-        parts = np.array([columns({k: np.array([v]) for k, v in predicted[i].time.items()}, 1)[0] for i in rows])
+        parts = np.array([predicted[i].causes for i in rows])
         seconds = parts.sum(axis=1)
         layouts = np.array([cases[i].layout for i in rows], dtype=cases[rows[0]].layout.dtype)
         traits = Traits(parts / seconds[:, None], coordinates(layouts))

@@ -10,7 +10,8 @@ from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.layouts import to_table
-from launcher.cost.parts import total
+from launcher.cost.model import estimate
+from launcher.cost.parts import HOST, MATRICES, total
 from launcher.cost.time.block import BlockTimes, times
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
 from trainer.spec import ModelConfig
@@ -63,6 +64,21 @@ def test_a_launch_bound_block_waits_for_the_calls_that_start_its_collectives() -
     alone, split = (times(CostModel(cluster(8), profile("megatron_lm_2022")).case(tiny, to_table([layout(t)]), mixed(1))) for t in (1, 8))
     for one, other in ((alone.forward, split.forward), (alone.backward, split.backward)):
         assert total(other)[0] - total(one)[0] == pytest.approx(2 * 5 * SHIPPED.host)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("hidden", [256, 8192])
+def test_a_step_hangs_on_what_would_lengthen_it(hidden: int, recompute: str) -> None:
+    """Where the device waits for its host all the way, a hundredth more of the host's time is a hundredth of what hangs on launching, and
+    faster products win nothing; where it does not wait, nothing hangs on launching."""
+    model = ModelConfig(layers=4, hidden=hidden, heads=8, vocab=1024, seq=256)
+    table = to_table([layout(2, recompute=recompute, micro_batch=4)])
+    slow = SHIPPED.on({"host": 1.01 * SHIPPED.host})
+    made = [CostModel(cluster(8), profile("megatron_lm_2022"), constants) for constants in (SHIPPED, slow)]
+    found, slower = (estimate(one.case(model, table, mixed(8, "fp16"))) for one in made)
+    assert total(found.causes)[0] == pytest.approx(found.step_time[0])
+    assert slower.step_time[0] - found.step_time[0] == pytest.approx(0.01 * found.causes[HOST][0], rel=1e-6, abs=1e-12)
+    assert (found.causes[HOST][0] > 0) == (hidden == 256) and (found.causes[MATRICES][0] == 0) == (hidden == 256)
 
 
 def test_fewer_tensor_ranks_need_less_communication_and_more_products() -> None:

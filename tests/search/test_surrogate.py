@@ -70,6 +70,31 @@ def test_similar_layouts_share_what_no_part_explains() -> None:
     assert belief.posterior().mean[1] > np.log(2.2)
 
 
+def test_trials_that_agree_say_nothing_of_a_part_that_they_do_not_have() -> None:
+    """Three layouts without the second part take just what was predicted: of the second part it is known as little as before."""
+    widths = dataclasses.replace(WIDTHS, part=0.1, scale=1.0)
+    shares = np.array([[1.0, 0.0]] * 3 + [[0.0, 1.0]])
+    belief = TimeSurrogate(np.ones(4), Traits(shares, np.diag([9.0] * 4)), widths)
+    rest = dataclasses.replace(belief, widths=dataclasses.replace(widths, part=0.0), seen=[])
+    for index in range(3):
+        for one in (belief, rest):
+            one.observe(index, shares[index], 1.0)
+    spread, without = (one.posterior().spread[3] for one in (belief, rest))
+    assert without < 0.1 and spread > np.hypot(0.1, 0.9 * without)
+
+
+def test_a_trial_of_another_trainer_teaches_how_far_mechanisms_hold_and_nothing_else() -> None:
+    widths = dataclasses.replace(WIDTHS, scale=0.0)
+    some = dataclasses.replace(candidates(4), unit=np.array([0, 0, 1, 1]))
+    belief, before = belief_of(some, widths), belief_of(some, widths).posterior()
+    observe(belief, some, 0, 2.0 * some.seconds[0])
+    after = belief.posterior()
+    assert after.mean[2:] == pytest.approx(before.mean[2:]) and after.spread[2:] == pytest.approx(before.spread[2:])
+    assert after.mean[1] > before.mean[1] + 0.3 and after.spread[1] < before.spread[1]
+    drawn = belief.draws(np.arange(4), 20_000)
+    assert abs(np.corrcoef(drawn[:, 1], drawn[:, 2])[0, 1]) < 0.03 < 0.5 < np.corrcoef(drawn[:, 2], drawn[:, 3])[0, 1]
+
+
 def test_what_the_host_does_is_less_sure_than_what_the_device_computes() -> None:
     """Of a layout that only launches and one that only multiplies, with the widths of each."""
     widths = dataclasses.replace(WIDTHS, part=0.1, host=0.9, common=0.0, layout=0.0, rough=0.0, scale=0.0)
@@ -110,6 +135,12 @@ def test_an_interval_holds_as_much_as_it_says() -> None:
     believed = belief_of(some).posterior()
     for probability in (0.1, 0.5, 0.9):
         assert believed.below(np.log(believed.quantile(probability))) == pytest.approx(np.full(5, probability), abs=1e-6)
+    wide = belief_of(some, dataclasses.replace(WIDTHS, scale=1.0))
+    for _ in range(2):  # before a trial, and after it
+        believed = wide.posterior()
+        for end, probability in zip(believed.interval, (0.1, 0.9), strict=True):
+            assert believed.below(np.log(end)) == pytest.approx(np.full(5, probability), abs=1e-6)
+        observe(wide, some, 0, 1.3 * some.seconds[0])
 
 
 def test_what_all_layouts_share_says_nothing_of_which_is_fastest() -> None:

@@ -24,6 +24,7 @@ class BlockTimes:
     forward: Parts
     backward: Parts
     again: Parts  # forward work repeated before backward
+    behind_host: Parts  # of all that, what the device does while it waits for its host anyway
 
 
 def matrix_seconds(case: Case) -> tuple[Array, Array, Array]:
@@ -104,7 +105,7 @@ def times(case: Case) -> BlockTimes:
     started = tuple(COLLECTIVE_CALLS * count for count in collectives_started(case))
     ahead[HOST] = launching(case, kernels + started[0], total(ahead))
     back[HOST] = launching(case, 2 * kernels + started[1], total(back))
-    return BlockTimes(ahead, back, recompute.again(case, ahead))
+    return BlockTimes(ahead, back, recompute.again(case, ahead), behind_host(case, ahead, back))
 
 
 def collectives_started(case: Case) -> ForwardBackward:
@@ -134,6 +135,18 @@ def launching(case: Case, kernels: Array, busy: Array) -> Array:
     known = case.device.measured
     each = case.constants.host if known is None else known.block_s / MEASURED_LAUNCHES
     return kernels * each if case.device.host else np.maximum(kernels * each - busy, 0.0)
+
+
+def behind_host(case: Case, ahead: Parts, back: Parts) -> Parts:
+    """Seconds of the device's work, by part, in directions in which it waits for the host to launch more: were they shorter, the device
+    would wait longer, and the block take as long."""
+    if case.trainer.kernels.launch_blocking or case.device.host:
+        return {}
+    first, second = ahead[HOST] > 0, back[HOST] > 0
+    if not (np.any(first) or np.any(second)):
+        return {}
+    repeated = recompute.of_whole_blocks(case, ahead)
+    return {name: first * (ahead[name] + repeated[name]) + second * back[name] for name in ahead if name != HOST}
 
 
 def regathers(case: Case) -> int:

@@ -39,13 +39,16 @@ SELECTIVE = {
 def again(case: Case, forward: Parts) -> Parts:
     """Seconds by part: of whole blocks everything that the trainer does not spare, else what its selective mode repeats."""
     chosen = np.where(case.recomputes("selective"), 1.0, 0.0)
-    policy, spare = SELECTIVE[case.trainer.recompute.selective], spared(case, forward)
+    policy = SELECTIVE[case.trainer.recompute.selective]
     kept = {MATRICES: results(case, policy.keeps)} if policy.keeps else {}
-    return {
-        name: (value - spare.get(name, 0.0)) * case.recomputed_blocks
-        + (value - kept.get(name, 0.0)) * chosen * policy.fractions.get(name, 0.0)
-        for name, value in forward.items()
-    }
+    whole = of_whole_blocks(case, forward)
+    return {name: whole[name] + (value - kept.get(name, 0.0)) * chosen * policy.fractions.get(name, 0.0) for name, value in forward.items()}
+
+
+def of_whole_blocks(case: Case, forward: Parts) -> Parts:
+    """What is repeated of blocks that are recomputed whole, which launches them once more."""
+    spare = spared(case, forward)
+    return {name: (value - spare.get(name, 0.0)) * case.recomputed_blocks for name, value in forward.items()}
 
 
 def spared(case: Case, forward: Parts) -> Parts:
