@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs import stages
+from launcher.cost.inputs.alike import Alike
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
 from launcher.cost.memory import activations, peak
@@ -64,9 +65,8 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     needed = peak.peak(case, held)
     counted = sum(needed[name] for name in peak.COUNTED)
     possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
-    one, factor = block.times(case), case.device.time_factor
-    behind = scale(one.behind_host, case.micro_batches * case.shape.layers / case.pipeline * factor)
-    return Estimate(scale(step(case, held, one), factor), needed, possible, behind)
+    done, factor = passes(case, held), case.device.time_factor
+    return Estimate(scale(_step(case, held, done), factor), needed, possible, scale(done.behind_host, factor))
 
 
 def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray:
@@ -75,9 +75,39 @@ def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray
     return 1 / (1 + np.exp(-1.7 * np.clip(distance, -50, 50)))
 
 
-def step(case: Case, held: stages.StageShare, one: block.BlockTimes | None = None) -> Parts:
-    """Seconds of one step by part; ``one``: those of a block, if they are known."""
-    one = one or block.times(case)
+@dataclass(frozen=True)
+class MicroBatchTimes:
+    """Seconds of a step's micro-batches on the pipeline, before what data parallelism and the optimizer add."""
+
+    parts: Parts
+    whole: Array  # the length of the pipeline's run
+    forward: Array  # of one block and micro-batch
+    backward: Array  # likewise, with what is computed again
+    behind_host: Parts  # of ``parts``, what the device does while it waits for its host anyway
+
+    def spread(self, alike: Alike) -> MicroBatchTimes:
+        """Those of all layouts, of those of every kind."""
+        parts, behind = ({name: alike.spread(value) for name, value in each.items()} for each in (self.parts, self.behind_host))
+        return MicroBatchTimes(parts, alike.spread(self.whole), alike.spread(self.forward), alike.spread(self.backward), behind)
+
+
+def step(case: Case, held: stages.StageShare) -> Parts:
+    """Seconds of one step by part."""
+    return _step(case, held, passes(case, held))
+
+
+def _step(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
+    return done.parts | scale(once(case, held, done), case.device.oversubscription)
+
+
+def passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
+    """Seconds of a step's micro-batches. Layouts that differ in their shards alone share them."""
+    alike = Alike.of_case(case)
+    return _passes(alike.case, held.at(alike.rows)).spread(alike)
+
+
+def _passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
+    one = block.times(case)
     per_block = add(one.forward, one.backward, one.again)
     embedding, head = embedding_head.embedding(case), embedding_head.head(case)
     m, wait = case.micro_batches, blocking(case)
@@ -88,22 +118,23 @@ def step(case: Case, held: stages.StageShare, one: block.BlockTimes | None = Non
     parts = scale(per_block, m * per_rank)
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
     parts[HEAD] = m * sum(head) / case.pipeline
-    once_parts = once(case, held, one, run.total)
     if case.device.oversubscription > 1:
-        return oversubscribed(case, parts, once_parts, run.total)
-    idle = run.total - total(parts)
-    parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
-    parts[BUBBLE] = idle - parts[TRANSFERS]
-    return parts | once_parts
+        parts = oversubscribed(case, parts, run.total)
+    else:
+        idle = run.total - total(parts)
+        parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
+        parts[BUBBLE] = idle - parts[TRANSFERS]
+    behind = scale(one.behind_host, m * case.shape.layers / case.pipeline)
+    return MicroBatchTimes(parts, run.total, total(one.forward), total(one.backward) + total(one.again), behind)
 
 
-def oversubscribed(case: Case, parts: Parts, once_parts: Parts, path: Array) -> Parts:
+def oversubscribed(case: Case, parts: Parts, path: Array) -> Parts:
     """More ranks than cores: a step takes all its work over all cores, or its critical path at one core per rank if that is longer."""
     stages, factor = case.pipeline, case.device.oversubscription
     handed = 4 * case.micro_batches * case.chunks * (stages - 1) / stages * transfer(case)  # sent and received, both ways
     busy = scale(parts | {TRANSFERS: handed}, factor)
     busy[BUBBLE] = np.maximum(path - total(busy), 0.0)
-    return busy | scale(once_parts, factor)
+    return busy
 
 
 def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> pipeline.StageTimes:
@@ -148,12 +179,11 @@ def offloading(case: Case, held: stages.StageShare) -> np.ndarray:
     return 2 * (inputs * f.recompute.inputs_on_host + shard * f.memory.optimizer_on_host) / case.constants.host_link
 
 
-def once(case: Case, held: stages.StageShare, one: block.BlockTimes, busy: Array) -> Parts:
+def once(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
     """What data parallelism and the optimizer add to a step, after what hides behind computation."""
     work, f, c, m = data_parallel.work(case, held), case.trainer, case.constants, case.micro_batches
-    per_rank = held.blocks.most()
-    back = per_rank * (total(one.backward) + total(one.again))
-    ahead = per_rank * total(one.forward)
+    per_rank, busy = held.blocks.most(), done.whole
+    ahead, back = per_rank * done.forward, per_rank * done.backward
     gathers = np.where(case.kept_whole, 1, m) * work.gather
     hides = c.data_hidden if case.device.overlaps else 0.0
     hidden_gathers = np.minimum(gathers * hides, busy) if f.overlap.gathers else 0.0

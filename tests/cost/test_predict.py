@@ -10,9 +10,11 @@ import pytest
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import profile
 from launcher.cost import CostModel, Prediction, predict
+from launcher.cost.inputs.alike import FEWEST
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.timeline import timeline
+from launcher.planning.space import space
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
 from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
 from trainer.spec.actions import Kind
@@ -109,6 +111,22 @@ def test_a_table_is_predicted_as_its_rows_are() -> None:
     assert many.step_time == pytest.approx([one.step_time_s for one in alone])
     assert many.memory_total == pytest.approx([one.memory_bytes for one in alone])
     assert many.fits == pytest.approx([one.fits for one in alone])
+
+
+@pytest.mark.parametrize(("trainer", "hardware"), [("trireme", "h100"), ("fsdp", "a100_80"), ("megatron_core", "b200"), ("trireme", "cpu")])
+def test_layouts_that_differ_in_their_shards_alone_have_their_own_predictions(trainer: str, hardware: str) -> None:
+    """What does not hang on shards is shared by neighbours in a table; a table in another order, or with repeats, says the same."""
+    small, machine = ModelConfig(layers=6, hidden=256, heads=8, vocab=1000, seq=64), cluster(16, hardware)
+    cost = CostModel(machine, profile(trainer))
+    table = space(small, machine, 32).table
+    random = np.random.default_rng(5)
+    for rows in (table, random.permutation(table), random.choice(table, FEWEST)):
+        found = cost.predict_table(small, rows, mixed(32))
+        for row in random.choice(len(rows), 40):
+            alone = cost.predict_table(small, rows[row : row + 1], mixed(32))
+            assert {part: np.broadcast_to(all_rows, len(rows))[row] for part, all_rows in found.time.items()} == pytest.approx(
+                {part: np.ravel(seconds)[0] for part, seconds in alone.time.items()}, rel=1e-12
+            )
 
 
 @pytest.mark.parametrize("hardware", sorted(HARDWARE))

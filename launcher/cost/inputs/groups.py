@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class PlacedGroup:
         near = np.minimum(size, np.maximum(device.domain // np.maximum(stride, 1), 1))
         return cls(size, near, near)
 
-    @property
+    @cached_property
     def far(self) -> Array:
         """Link domains that the group spans."""
         return np.ceil(self.size / self.near)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,16 @@ class StageShare:
     blocks: Blocks
     dense: PerStage  # parameters of one rank that are replicated over data-parallel ranks
     expert: PerStage  # parameters of one rank's routed experts, replicated over data / expert ranks
+
+    def at(self, rows: np.ndarray | slice) -> StageShare:
+        """The same of some layouts."""
+        return _at(self, rows)
+
+
+def _at(part: Any, rows: np.ndarray | slice) -> Any:
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    chosen = {name: _at(one, rows) if is_dataclass(one) else one[rows] if np.ndim(one) else one for name, one in values.items()}
+    return type(part)(**chosen)
 
 
 def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:

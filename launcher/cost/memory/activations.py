@@ -34,15 +34,15 @@ def block(case: Case) -> SavedActivations:
     everything = hidden + heads + core + inner + dispatched(case) + dropped(case)
     full, selective = case.recomputed_blocks, case.recomputes("selective")
     repeated = {
-        "attention": core,
-        "norms": hidden / 2 + inner / 3,
-        "per_op": everything - _every_second_product(case),
-        "products": everything - _every_product(case),
-        "but_weights": everything - _every_product(case) + rows(case) * case.width,
-        "but_queries": everything - _queries(case),
-        "but_projections": everything - _queries(case) - rows(case) * case.width,
+        "attention": lambda: core,
+        "norms": lambda: hidden / 2 + inner / 3,
+        "per_op": lambda: everything - _every_second_product(case),
+        "products": lambda: everything - _every_product(case),
+        "but_weights": lambda: everything - _every_product(case) + rows(case) * case.width,
+        "but_queries": lambda: everything - _queries(case),
+        "but_projections": lambda: everything - _queries(case) - rows(case) * case.width,
     }
-    kept = np.where(selective, everything - repeated[case.trainer.recompute.selective], everything)
+    kept = np.where(selective, everything - repeated[case.trainer.recompute.selective](), everything)
     stored = stored_input(case)
     # what ran backward before is gone when the recomputed part is whole
     input_kept = 0.0 if _copies_norm_inputs(case) else stored
