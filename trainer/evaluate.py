@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.manifest import CheckpointError, read_manifest
-from trainer.checkpoint.tuned import check_model, fill, newest, open_reader, tune_of
+from trainer.checkpoint.tuned import fill, newest, open_reader, tune_of
 from trainer.comm.collectives import World
 from trainer.data.dataset import HeldOut, HeldOutExamples, open_held_out
 from trainer.engine import Engine
@@ -26,7 +26,7 @@ from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status
-from trainer.spec.artifacts import checkpoint_facts
+from trainer.spec.artifacts import check_model_of, checkpoint_facts
 from trainer.spec.corpus import read_in_training
 from trainer.spec.records import METRICS, RESULT, write_outcome
 from trainer.spec.tuning import check_tasks, text_model
@@ -78,7 +78,7 @@ class Evaluation:
         """Read this rank's weights."""
         try:
             manifest = read_manifest(self.found)
-            check_model(self.found, manifest["model"], self.config.model)
+            check_model_of(self.found.path, manifest["model"], self.config.model, "leave it out")
             fill(open_reader(self.found, manifest, merge=False), self.engine.held)
         except CheckpointError as error:
             raise ConfigError(f"{error}; give another checkpoint") from None

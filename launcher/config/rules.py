@@ -19,7 +19,7 @@ from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
 from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_model, to_dict
 from trainer.spec import resolve as resolve_run
-from trainer.spec.artifacts import checkpoint_facts
+from trainer.spec.artifacts import OTHER_BASE, check_model_of, checkpoint_facts
 from trainer.spec.corpus import TOKENIZER, check_corpus
 from trainer.spec.examples import check_examples
 from trainer.spec.read import SECTION, as_text
@@ -112,7 +112,9 @@ def _locate_base(config: Config) -> Config:
         return config
     path = os.path.abspath(base)
     try:
-        _, manifest = checkpoint_facts(Path(path))
+        checkpoint, manifest = checkpoint_facts(Path(path))
+        if not manifest.get("tune"):
+            check_model_of(checkpoint, manifest["model"], resolve_model(config.model), OTHER_BASE)
     except ConfigError as error:
         raise ConfigError(f"tune.base={base}: {error}") from None
     if manifest.get("tune"):

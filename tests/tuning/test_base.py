@@ -8,19 +8,22 @@ from pathlib import Path
 import pytest
 
 from launcher.config import compose, locate_data, resolve
-from trainer.spec import ConfigError
+from trainer.spec import ConfigError, to_dict
+
+
+WORDS = ["model=gpt_tiny", "data=synthetic", "tune.method=lora"]
+MODEL = to_dict(resolve(compose(WORDS)).model)
 
 
 def base(folder: Path, **manifest: object) -> Path:
     checkpoint = folder / "step-000004"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text(json.dumps({"model": {}, **manifest}))
+    (checkpoint / "manifest.json").write_text(json.dumps({"model": MODEL, **manifest}))
     return folder
 
 
 def located(path: Path) -> str | None:
-    words = ["model=gpt_tiny", "data=synthetic", "tune.method=lora", f"tune.base={path}"]
-    return locate_data(resolve(compose(words))).tune.base
+    return locate_data(resolve(compose([*WORDS, f"tune.base={path}"]))).tune.base
 
 
 def test_a_base_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +40,14 @@ def test_a_folder_without_a_checkpoint_is_no_base(tmp_path: Path) -> None:
 def test_what_a_tuning_added_is_no_base(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^tune\.base=.* is no base; merge it first"):
         located(base(tmp_path / "adapter", tune={"method": "lora"}))
+
+
+def test_a_base_of_another_model_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    theirs = base(tmp_path / "base", model={**MODEL, "family": "llama"})
+    with pytest.raises(ConfigError) as refused:
+        located(theirs)
+    assert str(refused.value) == (
+        f"tune.base={theirs}: checkpoint {theirs / 'step-000004'} is of another model: model.family=llama there, gpt here; "
+        "give the model of the base, or another tune.base"
+    )
+    assert located(base(tmp_path / "alike", model={**MODEL, "dropout": 0.5, "init_std": 1.0}))

@@ -23,12 +23,11 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, piece_of, snapshot,
 from trainer.checkpoint.tuned import check_section
 from trainer.comm.collectives import Group
 from trainer.spec import CheckpointConfig, ConfigError, Reason, ResolvedModelConfig
+from trainer.spec.artifacts import check_model_of
 from trainer.state.parameters import Owned
 
 PLAIN = (ConfigError, CheckpointError)
 """Errors that are raised on every rank if they occur on one."""
-NOT_SHAPE = ("dropout", "attention", "init_std")
-"""Fields of a model that may differ between a checkpoint and the run that resumes from it."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,8 @@ class Checkpoints:
 
     def _load(self, found: FoundCheckpoint, state: list[Owned]) -> Resumed:
         manifest = read_manifest(found)
-        self._check_model(found, manifest["model"])
+        remedy = "give another run.checkpoint.dir, or start from scratch with run.checkpoint.resume=false"
+        check_model_of(found.path, manifest["model"], self.model, remedy)
         check_section(found, manifest.get("tune"), self.tune)
         extra = self._positioned(found, manifest["data"], manifest["extra"])
         reader = Reader(found.path, manifest)
@@ -145,14 +145,6 @@ class Checkpoints:
             batches = f"run.global_batch was {saved['global_batch']} and is {self.data.global_batch} now"
             print(f"note: {batches}; the data continues with sample {position['samples']}", flush=True)
         return position
-
-    def _check_model(self, found: FoundCheckpoint, saved: dict[str, Any]) -> None:
-        for name, value in asdict(self.model).items():
-            if name not in NOT_SHAPE and saved.get(name) != value:
-                raise ConfigError(
-                    f"checkpoint {found.path} is of another model: model.{name}={saved.get(name)} there, {value} here; "
-                    "give another run.checkpoint.dir, or start from scratch with run.checkpoint.resume=false"
-                )
 
     def _write(self, step: int, copies: list[PieceSnapshot], copied: torch.cuda.Event | None, extra: dict[str, Any]) -> None:
         """The thread's work. Its errors are raised by the next ``save`` or ``finish``."""

@@ -6,7 +6,6 @@ the digest of its manifest, and so by the checksums of its weights, wherever it 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,12 +18,10 @@ from trainer.checkpoint.manifest import MANIFEST, CheckpointError, FoundCheckpoi
 from trainer.checkpoint.pieces import ParameterPiece, inside, whole
 from trainer.checkpoint.shards import Reader, piece_of
 from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_record, to_dict
-from trainer.spec.artifacts import newest_checkpoint
+from trainer.spec.artifacts import OTHER_BASE, check_model_of, newest_checkpoint
 from trainer.spec.tuning import MERGED
 from trainer.state.parameters import Owned
 
-NOT_SHAPE = ("dropout", "attention", "init_std")
-"""Fields of a model in which a run may differ from a checkpoint that it only reads."""
 FREE = ("base", "dropout")
 """Fields of a tuning that may change when it is resumed: where its base lies, and dropout."""
 
@@ -35,15 +32,6 @@ def newest(folder: Path) -> FoundCheckpoint:
     if path is None:
         raise ConfigError(f"{folder} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
     return FoundCheckpoint(0, 0, path)
-
-
-def check_model(found: FoundCheckpoint, saved: dict[str, Any], model: ModelConfig) -> None:
-    """``ConfigError`` if the checkpoint is of another model."""
-    for name, value in dataclasses.asdict(model).items():
-        if name not in NOT_SHAPE and saved.get(name) != value:
-            raise ConfigError(
-                f"checkpoint {found.path} is of another model: model.{name}={saved.get(name)} there, {value} here; leave it out"
-            )
 
 
 def base_identity(tune: TuneConfig, seed: int) -> str:
@@ -90,7 +78,7 @@ def read_base(folder: Path, model: ModelConfig, state: Iterable[Owned]) -> None:
             raise ConfigError(
                 f"{found.path} holds {manifest['tune']['method']} weights alone, which are no base; merge it: trireme convert"
             )
-        check_model(found, manifest["model"], model)
+        check_model_of(found.path, manifest["model"], model, OTHER_BASE)
         fill(Reader(found.path, manifest), state)
     except CheckpointError as error:
         raise ConfigError(f"{error}; give another checkpoint") from None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from trainer.spec.corpus import FILES, INDEX
 from trainer.spec.errors import ConfigError
 from trainer.spec.files import read_json, write_json
+from trainer.spec.schema import ModelConfig
 
 FORMAT = 1
 MANIFEST = "artifact.json"
@@ -34,6 +35,10 @@ FETCHED = "tasks.json"
 CHECKPOINTS = "checkpoints"
 """Folder of an artifact's checkpoints, as of a trial's."""
 BLOCK = 1 << 20
+NOT_SHAPE = ("dropout", "attention", "init_std")
+"""Fields of a model in which a run may differ from a checkpoint that it reads."""
+OTHER_BASE = "give the model of the base, or another tune.base"
+"""What to do where a base is of another model."""
 
 
 class ArtifactKind(str, Enum):
@@ -113,6 +118,13 @@ def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:
             f"{folder} is no checkpoint and holds none that can be read; give a folder that 'run.checkpoint.every' has filled"
         )
     return checkpoint, manifest
+
+
+def check_model_of(checkpoint: Path, saved: Mapping[str, Any], model: ModelConfig, remedy: str) -> None:
+    """``ConfigError`` with ``remedy`` if a resolved ``model`` has not the weights of the one in a checkpoint's manifest."""
+    for name, value in asdict(model).items():
+        if name not in NOT_SHAPE and saved.get(name) != value:
+            raise ConfigError(f"checkpoint {checkpoint} is of another model: model.{name}={saved.get(name)} there, {value} here; {remedy}")
 
 
 def content_digest(folder: Path, names: list[str]) -> str:
