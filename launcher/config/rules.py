@@ -158,7 +158,7 @@ def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
 
 def _locate_examples(config: Config) -> Config:
     """Examples and tokenizer with their absolute paths."""
-    check_examples(config.data)
+    check_examples(config.data, config.tune if config.run.task == "train" else None)
     if not Path(config.data.path, TOKENIZER).is_file():
         raise ConfigError(
             f"data.path={config.data.path} holds no {TOKENIZER}; give the folder of a prepared corpus, or of a checkpoint that has one"

@@ -319,7 +319,7 @@ def _run_content(config: Config) -> dict[str, Any]:
         del content["data"][name]
     del content["run"]["checkpoint"]["dir"], content["tune"]["base"]
     if config.data.kind == "instructions":
-        content["data"]["examples"] = check_examples(config.data)
+        content["data"]["examples"] = check_examples(config.data, config.tune if config.run.task == "train" else None)
     return content
 
 

@@ -13,6 +13,7 @@ from numerics.matrix import train_all
 from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
+from launcher.cli.main import main
 from tests.small_runs import ranks, small
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.testing import Farm
@@ -77,3 +78,26 @@ def test_tasks_that_cannot_be_told_apart_are_refused_in_one_line(data: dict[str,
     assert "tune.tasks=1, but field 'task' of an example is 1; raise tune.tasks" in refusal(config | {"tune": {"method": "prompt"}})
     with pytest.raises(ConfigError, match=r"^run\.global_batch=8 is not divisible by tune.tasks=3"):
         resolve(from_dict(TrainConfig, config | {"tune": config["tune"] | {"tasks": 3}}), 1)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "held_out", "words"),
+    [
+        ([0, 1, 0, 2], 0.0, "tune.tasks=2, but field 'task' of an example is 2; raise tune.tasks"),
+        ([0, 0, 1, 2], 0.25, "tune.tasks=2, but field 'task' of an example is 2; raise tune.tasks"),
+        ([0, 0, 0, 0], 0.0, "tune.tasks=2, but no example that is trained on is of task 1 (field 'task'); add some"),
+        ([0, 0, 0, 1], 0.25, "tune.tasks=2, but no example that is trained on is of task 1 (field 'task'); add some"),
+        ([0, 1, 10**30, 1], 0.0, "line 3 has no number of a task in field 'task'"),
+    ],
+)
+def test_a_task_without_virtual_tokens_or_examples_is_refused_before_a_rank_starts(
+    data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks: list[int], held_out: float, words: str
+) -> None:
+    source = tmp_path / "tasks.jsonl"
+    source.write_text("\n".join(json.dumps(EXAMPLES[0] | {"task": task}) for task in tasks))
+    asked = {**data, "template": f"'{data['template']}'", "source": source, "task": "task", "held_out": held_out}
+    tune = ["tune.method=prompt", "tune.tasks=2", "tune.virtual_tokens=2"]
+    command = ["train", f"sweep.dir={tmp_path}/runs", "model.vocab=300", "cluster.gpus_per_node=1", *tune]
+    assert main([*command, *(f"data.{key}={value}" for key, value in asked.items())]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ") and words in said and "\n" not in said and not (tmp_path / "runs").exists()

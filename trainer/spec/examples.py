@@ -7,14 +7,15 @@ import hashlib
 import json
 import math
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.spec.errors import ConfigError
 from trainer.spec.questions import questions
-from trainer.spec.schema import DataConfig
+from trainer.spec.schema import MOST, DataConfig, TuneConfig
 from trainer.spec.sources import STDLIB
+from trainer.spec.tuning import PROMPTS
 
 Part = tuple[str | None, str]
 """A piece of a template: the field that it holds, and its text."""
@@ -53,7 +54,7 @@ def parse_examples(content: bytes, data: DataConfig) -> Iterator[tuple[list[Part
 
 def _task(record: dict[str, Any], data: DataConfig, where: str) -> int:
     number = 0 if data.task is None else record.get(data.task)
-    if type(number) is not int or number < 0:
+    if type(number) is not int or not 0 <= number <= MOST:
         raise ConfigError(f"{where} has no number of a task in field '{data.task}' that data.task names; use 0, 1, ...")
     return number
 
@@ -87,11 +88,29 @@ def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
     return parts
 
 
-def check_examples(data: DataConfig) -> str:
-    """The digest of all examples, once every line of them is found to be one. ``ConfigError`` otherwise."""
+def check_examples(data: DataConfig, tune: TuneConfig | None = None) -> str:
+    """The digest of all examples, once every line of them is found to be one, and each task that ``tune`` trains to have some.
+    ``ConfigError`` otherwise."""
     content = read_content(data)
-    split(sum(1 for _ in parse_examples(content, data)), data)
+    tasks = [task for _, _, task in parse_examples(content, data)]
+    trained = split(len(tasks), data)
+    if tune is not None:
+        _check_tasks(tasks, trained, data, tune)
     return hashlib.sha256(content).hexdigest()
+
+
+def _check_tasks(tasks: Sequence[int], trained: int, data: DataConfig, tune: TuneConfig) -> None:
+    """``ConfigError`` if an example is of no task, or of the first ``trained`` none is of one."""
+    if data.task is None or tune.method not in PROMPTS:
+        return
+    asked = f"data.source={data.source}: tune.tasks={tune.tasks}"
+    if max(tasks) >= tune.tasks:
+        raise ConfigError(f"{asked}, but field '{data.task}' of an example is {max(tasks)}; raise tune.tasks, or number tasks from 0")
+    if missing := set(range(tune.tasks)) - set(tasks[:trained]):
+        raise ConfigError(
+            f"{asked}, but no example that is trained on is of task {min(missing)} (field '{data.task}'); add some, or number fewer tasks "
+            "from 0"
+        )
 
 
 def split(count: int, data: DataConfig) -> int:
