@@ -107,6 +107,7 @@ def test_the_named_field_gives_way_before_the_answer(data: dict[str, Any]) -> No
             "line 1: of the answer nothing is left",
         ),
         ({}, "[]", "line 1 is not a JSON object"),
+        ({}, '{"context": "a", "question": "b \\ud800", "answer": "c"}', "line 1 has half a character in field 'question'"),
         ({}, "", "holds no example"),
         ({"source": "nowhere.jsonl"}, None, "data.source=nowhere.jsonl cannot be read"),
     ],
