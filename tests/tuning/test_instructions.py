@@ -101,6 +101,8 @@ def test_the_named_field_gives_way_before_the_answer(data: dict[str, Any]) -> No
         ({"template": "{context} {who} {answer}"}, None, "line 1 has no text in field 'who' of data.template"),
         ({"template": "{answer} {question}"}, None, "does not end with {answer}"),
         ({"template": "{answer"}, None, "cannot be read"),
+        ({"template": "{question!r} {answer}"}, None, "asks for a form of field 'question', and texts are taken as they are"),
+        ({"template": "{question} {answer:>9}"}, None, "asks for a form of field 'answer', and texts are taken as they are"),
         (
             {"truncate": None, "template": "{context}{answer}"},
             {"context": "the mat " * 90, "answer": "no"},

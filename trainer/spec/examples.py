@@ -81,9 +81,14 @@ def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where
 def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
     """The pieces of ``data.template``: text, and the field behind it. ``ConfigError`` unless it ends with the answer."""
     try:
-        parts = [(text, name) for text, name, _, _ in string.Formatter().parse(data.template)]
+        found = list(string.Formatter().parse(data.template))
     except ValueError as error:
         raise ConfigError(f"data.template={data.template!r} cannot be read: {error}; write fields as {{name}}") from None
+    if odd := [name for _, name, form, conversion in found if form or conversion]:
+        raise ConfigError(
+            f"data.template={data.template!r} asks for a form of field '{odd[0]}', and texts are taken as they are; write {{{odd[0]}}}"
+        )
+    parts = [(text, name) for text, name, _, _ in found]
     names = [name for _, name in parts if name is not None]
     if names.count(data.answer) != 1 or parts[-1][1] != data.answer:
         raise ConfigError(f"data.template={data.template!r} does not end with {{{data.answer}}}, the field that data.answer names")
