@@ -101,5 +101,6 @@ def test_a_task_that_was_not_trained_is_refused_in_one_line(farm: Farm, tmp_path
     tuned(farm, tmp_path, "prompt")
     with alone(tmp_path / "tuned", "fp64") as (own, world):
         found = open_weights(tmp_path / "tuned")
-        with pytest.raises(ConfigError, match="--task=2: the model was tuned for 2 tasks, numbered from 0; use 1 or less"):
-            Session(own, world, found.load, found.tune, 2)
+        for task in (2, -1):
+            with pytest.raises(ConfigError, match=f"--task={task}: the model was tuned for 2 tasks, numbered from 0; use 0 to 1"):
+                Session(own, world, found.load, found.tune, task)

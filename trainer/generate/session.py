@@ -64,8 +64,8 @@ class Session:
         task: int = 0,
     ):
         tune = tune or TuneConfig()
-        if task >= tune.tasks:
-            raise ConfigError(f"--task={task}: the model was tuned for {tune.tasks} tasks, numbered from 0; use {tune.tasks - 1} or less")
+        if not 0 <= task < tune.tasks:
+            raise ConfigError(f"--task={task}: the model was tuned for {tune.tasks} tasks, numbered from 0; use 0 to {tune.tasks - 1}")
         self.config, self.world = dataclasses.replace(for_inference(config), tune=tune), world
         self.virtual = [task] * virtual_tokens(tune)
         self.seq = self.config.model.seq - len(self.virtual)
