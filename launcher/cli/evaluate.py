@@ -113,4 +113,5 @@ def sentence(figures: dict[str, Any]) -> str:
     size = figures["bits_per_byte"]
     read = "text that it was trained on" if figures["read_in_training"] else "text that it has not seen"
     known = f"loss {figures['loss']:.4f}, perplexity {figures['perplexity']:.4g}" + (f", {size:.4f} bits per byte" if size else "")
-    return f"step {figures['step']}: {known} over {figures['tokens']:,} tokens of {read}"
+    answers = f"; {figures['exact_match']:.1%} of {figures['sequences']:,} answers right word by word" if "exact_match" in figures else ""
+    return f"step {figures['step']}: {known} over {figures['tokens']:,} tokens of {read}{answers}"

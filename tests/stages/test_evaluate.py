@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from small_runs import ranks, small
 from tokenizers import Tokenizer
 
+from launcher.cli.evaluate import sentence
 from trainer.checkpoint.manifest import FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
@@ -148,3 +149,10 @@ def test_a_checkpoint_of_another_model_or_none_is_refused_in_one_line(farm: Farm
     config["run"]["checkpoint"]["dir"] = corpus.path
     finished = farm.train(config, 1)
     assert finished.codes == {0: 2} and "is no checkpoint and holds none" in json.dumps(finished.failure(0))
+
+
+def test_a_person_reads_how_many_answers_are_right() -> None:
+    figures = {"step": 3, "loss": 1.0, "perplexity": 2.7, "bits_per_byte": 2.0, "tokens": 24, "sequences": 12, "read_in_training": False}
+    told = "step 3: loss 1.0000, perplexity 2.7, 2.0000 bits per byte over 24 tokens of text that it has not seen"
+    assert sentence(figures) == told
+    assert sentence(figures | {"exact_match": 0.25}) == f"{told}; 25.0% of 12 answers right word by word"
