@@ -77,7 +77,10 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
     try:
         config = json.loads((source / "adapter_config.json").read_text())
         tensors = load_file(source / "adapter_model.safetensors")
-        model = resolve_model(from_dict(ModelConfig, read_manifest(below)["model"], "model."))
+        manifest = read_manifest(below)
+        if manifest.get("tune"):
+            raise ConfigError(f"--base={base} holds what a tuning added, which is no base; give the one it was tuned from, or merge it first")
+        model = resolve_model(from_dict(ModelConfig, manifest["model"], "model."))
         rank, factors = _joined(_checked(source, config, tensors), model, int(config["r"]))
         tune = TuneConfig("lora", os.path.abspath(base), sorted({target_of(name) for name in factors}, key=TARGETS.index), rank)
         tune.alpha = float(config["lora_alpha"]) * rank / int(config["r"])
