@@ -10,7 +10,6 @@ import pytest
 from launcher.config import compose, locate_data, resolve
 from trainer.spec import ConfigError, to_dict
 
-
 WORDS = ["model=gpt_tiny", "data=synthetic", "tune.method=lora"]
 MODEL = to_dict(resolve(compose(WORDS)).model)
 

@@ -79,7 +79,7 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
         tensors = load_file(source / "adapter_model.safetensors")
         manifest = read_manifest(below)
         if manifest.get("tune"):
-            raise ConfigError(f"--base={base} holds what a tuning added, which is no base; give the one it was tuned from, or merge it first")
+            raise ConfigError(f"--base={base} holds what a tuning added, which is no base; give the one it was tuned from")
         model = resolve_model(from_dict(ModelConfig, manifest["model"], "model."))
         rank, factors = _joined(_checked(source, config, tensors), model, int(config["r"]))
         tune = TuneConfig("lora", os.path.abspath(base), sorted({target_of(name) for name in factors}, key=TARGETS.index), rank)

@@ -73,9 +73,8 @@ def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where
             there = ", ".join(fields) or "none"
             raise ConfigError(f"{where} has no text in field '{name}' of data.template (fields with text: {there}); fix one of them")
         if _SURROGATE.search(fields[name]):
-            raise ConfigError(f"{where} has half a character in field '{name}' (a \\u escape of a surrogate alone); fix or remove that line")
+            raise ConfigError(f"{where} has half a character in field '{name}' (a surrogate alone); fix or remove that line")
         yield name, fields[name]
-
 
 
 def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
