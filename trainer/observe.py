@@ -233,11 +233,12 @@ def _check_end(code: int, watch: Watch, command: CommandConfig, record: Recordin
         )
     if record and not record.measured():
         shown = " | ".join(line.strip() for line in watch.tail if line.strip())
+        told, run = len(record.steps), record.config.run
+        why = "does not fit it, or it ran fewer" if told <= run.warmup_steps else "reads no time above 0 of a step after the warm-up"
         raise TrainerFailure(
             Reason.CONFIGURATION,
-            f"the command ended with code 0, but its log tells of {len(record.steps)} steps of {record.config.run.steps}; "
-            f"trainer.launch.log="
-            f"{command.log} does not fit it, or it ran fewer. Its last lines: {shown or 'none'}",
+            f"the command ended with code 0, but its log tells of {told} steps of {run.steps}; "
+            f"trainer.launch.log={command.log} {why}. Its last lines: {shown or 'none'}",
         )
 
 

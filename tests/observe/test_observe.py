@@ -18,6 +18,7 @@ from launcher.config import compose, resolve
 from launcher.config.rules import run_of
 from launcher.config.trainer import LaunchProfile
 from trainer.spec import save
+from trainer.spec.log_reader import LogReader
 
 LOG = [r"it (?P<step>\d+) loss (?P<loss>\S+) (?P<milliseconds>[\d.]+) ms", r"peak (?P<memory_mib>[\d.]+) MiB"]
 STEPS = "for i in range(1, 6): print(f'it {i} loss {3 / i} {100 + i} ms'); print(f'peak {i}.0 MiB')"
@@ -70,6 +71,38 @@ def test_a_run_that_measured_nothing_fails_with_its_reason(tmp_path: Path, progr
     assert code == 1 and (result["status"], result["reason"]) == ("failed", reason) and words in result["message"]
     assert "Traceback (most recent call last)" not in said or "RuntimeError: it broke" in said
     assert json.loads((tmp_path / "failure-0.json").read_text())["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("time", "words"),
+    [
+        ("0.0", "reads no time above 0"),
+        ("--", "reads no time above 0"),
+        ("nan", "reads no time above 0"),
+        ("-3", "reads no time above 0"),
+        ("inf", "reads no time above 0"),
+        ("500,25", "milliseconds='500,25' has a decimal comma"),
+        ("0,980", "milliseconds='0,980' has a decimal comma"),
+        ("1.500,2", "milliseconds='1.500,2' has a decimal comma"),
+    ],
+)
+def test_what_is_no_time_is_never_a_measurement(time: str, words: str, tmp_path: Path) -> None:
+    program = f"for i in range(1, 6): print(f'it {{i}} loss 2.0 {time} ms')"
+    _, result, _ = observed(tmp_path, program, log=[r"it (?P<step>\d+) loss (?P<loss>\S+) (?P<milliseconds>\S+) ms"])
+    assert (result["status"], result["reason"]) == ("failed", "configuration") and words in result["message"]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1,234.5", 1.2345), ("1,234,567", 1234.567), ("2K", 2.0), ("1e3", 1.0), ("250,", 0.25)])
+def test_numbers_are_read_as_trainers_print_them(text: str, seconds: float) -> None:
+    reader = LogReader([r"it (?P<step>\S+) (?P<milliseconds>\S+)"], 1, 1, 1)
+    reader.take(f"it 7, {text}", 0.0)
+    assert reader.rest() == {"step": 7, "loss": None, "grad_norm": None, "step_time_s": pytest.approx(seconds)}
+
+
+def test_words_where_a_step_stands_elsewhere_are_no_step_and_no_loss(tmp_path: Path) -> None:
+    program = "print('it by-step loss begins 0 ms'); print('it nan loss nan 3 ms')\nfor i in range(1, 6): print(f'it {i} loss n/a {i} ms')"
+    code, result, _ = observed(tmp_path, program, log=[r"it (?P<step>\S+) loss (?P<loss>\S+) (?P<milliseconds>\S+) ms"])
+    assert code == 0 and result["step_times_s"] == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005]) and result["losses"] == [None] * 5
 
 
 def test_a_command_that_hangs_is_ended_and_said_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ SECONDS = {"seconds": 1.0, "milliseconds": 1e-3}
 BYTES = {"memory_gb": 1e9, "memory_gib": 2.0**30, "memory_mb": 1e6, "memory_mib": 2.0**20}
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?[\d.]+,\d+(e[-+]?\d+)?", re.IGNORECASE)
 RATES = ("tokens_per_s", "tokens_per_s_per_rank", "samples_per_s")
 GROUPS = ("step", "loss", "grad_norm", *SECONDS, *RATES, *BYTES)
 """Names of groups in the patterns of a log. The unit is part of the name."""
@@ -98,7 +101,7 @@ class LogReader:
         line = COLOUR.sub("", line)
         for pattern in self._patterns:
             if match := pattern.search(line):
-                groups |= {name: _number(text) for name, text in match.groupdict().items() if text is not None}
+                groups |= _numbers({name: text for name, text in match.groupdict().items() if text is not None})
         if not self._numbered and "loss" in groups:
             self._counted += 1
             groups["step"] = self._counted
@@ -128,20 +131,41 @@ class LogReader:
         return {"step": step, "loss": told.get("loss"), "grad_norm": told.get("grad_norm"), "step_time_s": self._seconds(told)}
 
     def _seconds(self, told: Mapping[str, Any]) -> float | None:
-        for name, unit in SECONDS.items():
-            if name in told:
-                return float(told[name] * unit)
+        """A time of 0, or one that is no number, is none: what was too short to print must not win."""
         work = {"tokens_per_s": self._tokens, "tokens_per_s_per_rank": self._tokens / self._ranks, "samples_per_s": self._sequences}
-        rates = [work[name] / told[name] for name in RATES if told.get(name)]
-        return rates[0] if rates else told["seconds_here"]
+        times = [told[name] * unit for name, unit in SECONDS.items() if name in told]
+        times += [work[name] / (told[name] or math.nan) for name in RATES if name in told]
+        seconds = times[0] if times else told["seconds_here"]
+        return float(seconds) if seconds is not None and seconds > 0 and math.isfinite(seconds) else None
 
 
-def _number(text: str) -> float:
-    """``1,234.5``, ``11.5K``; not a number where the trainer has printed one that is none."""
-    digits, factor = text.replace(",", ""), 1.0
+def _numbers(found: Mapping[str, str]) -> dict[str, float]:
+    """What one pattern read. Nothing where its step is no number: the words stand for something else there. A loss that is no number was not
+    told; a time that is none was, and is not known. ``ConfigError`` for a decimal comma."""
+    numbers = {name: _number(name, text) for name, text in found.items()}
+    step = numbers.get("step", 0.0)
+    if step is None or not math.isfinite(step):
+        return {}
+    return {
+        name: math.nan if number is None else number
+        for name, number in numbers.items()
+        if number is not None or name not in ("loss", "grad_norm")
+    }
+
+
+def _number(name: str, text: str) -> float | None:
+    """``1,234.5``, ``11.5K``, ``nan``; None for what is no number. A comma that does not part thousands would be guessed at."""
+    digits, factor = text.strip().rstrip(",;"), 1.0
     if digits[-1:] in THOUSANDS and digits[-1:]:
         digits, factor = digits[:-1], THOUSANDS[digits[-1]]
+    if _GROUPED.fullmatch(digits):
+        digits = digits.replace(",", "")
+    elif _DECIMAL_COMMA.fullmatch(digits):
+        raise ConfigError(
+            f"trainer.launch.log: {name}={text!r} has a decimal comma, and commas are read as those of thousands (1,234.5); let the trainer "
+            "print a point (trainer.launch.environment={LC_ALL: C})"
+        )
     try:
         return float(digits) * factor
     except ValueError:
-        return float("nan")
+        return None
