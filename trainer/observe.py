@@ -30,13 +30,17 @@ from trainer.launch.failure import TrainerFailure
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status
 from trainer.spec.files import finite
-from trainer.spec.log_reader import COMMON_FAILURES, LogReader
+from trainer.spec.log_reader import COMMON_FAILURES, LogReader, plain
 from trainer.spec.records import METRICS, RESULT, known_reason, write_outcome
 from trainer.spec.schema import AT_RUN_TIME, CommandConfig
 from trainer.spec.summary import result_of, tokens_per_step
 
 TAIL = 12
 """Last lines of a log that are shown when it cannot be read."""
+SHOWN = 300
+"""Characters of such a line."""
+LONGEST = 1 << 20
+"""Bytes of a line that are read as one. What never ends a line is read in pieces of it."""
 GRACE_S = 20.0
 """Seconds that a command gets to end after a signal was passed on."""
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -166,10 +170,11 @@ class Watch:
         """Return when the command has ended and all that it wrote has been read."""
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a log in ASCII shows what it can
         for line in self._lines():
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-            self._take(line)
+            self._take(plain(line))
         self.process.wait()
         return self
 
@@ -179,12 +184,12 @@ class Watch:
             os.killpg(self.process.pid, signal.SIGTERM if number == signal.SIGTERM else number)
 
     def _take(self, line: str) -> None:
-        self.tail.append(line)
+        self.tail.append(line[:SHOWN])
         if self._success and self._success.search(line):
             self.succeeded = True
         if self.failure is None:
             reason = next((reason for reason, pattern in self._why if pattern.search(line)), None)
-            self.failure = (reason, line.strip()) if reason else None
+            self.failure = (reason, line.strip()[:SHOWN]) if reason else None
         if self.record:
             self.record.take(line)
 
@@ -199,6 +204,8 @@ class Watch:
                     break
                 heard = time.monotonic()
                 *lines, rest = re.split(rb"\r\n|\n|\r", rest + data)
+                if len(rest) > LONGEST:
+                    lines, rest = [*lines, rest], b""
                 yield from (line.decode(errors="replace") for line in lines)
             elif self.process.poll() is not None:
                 break  # something that it started holds the pipe open

@@ -123,6 +123,27 @@ def test_a_log_in_another_encoding_and_with_progress_bars_is_read(tmp_path: Path
     assert code == 0 and result["step_times_s"] == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005])
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "latin-1"])
+def test_a_log_is_read_in_any_encoding_that_keeps_ascii(encoding: str, tmp_path: Path) -> None:
+    program = f"import sys\nfor i in range(1, 6): sys.stdout.buffer.write(f'\xe9t\xe9 it {{i}} loss 2.0 {{i}} ms\\n'.encode('{encoding}'))"
+    code, result, _ = observed(tmp_path, program, env={"PYTHONIOENCODING": "ascii"})
+    assert code == 0 and result["step_times_s"] == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005])
+
+
+@pytest.mark.parametrize(("words", "told"), [("bye", "done"), ("Error: No such option", "configuration")])
+def test_what_a_terminal_is_told_hides_no_word(words: str, told: str, tmp_path: Path) -> None:
+    program = f"{STEPS}\nprint('\\x1b[2K\\x1b[1;31m{words[:3]}\\x1b[0m{words[3:]}'); raise SystemExit({int(told != 'done')})"
+    _, result, _ = observed(tmp_path, program, success="^bye")
+    assert told in (result["status"], result["reason"]) and "\x1b" not in result["message"]
+
+
+@pytest.mark.parametrize("end", ["sys.exit(4)", "print()"])
+def test_a_line_without_end_takes_neither_forever_nor_the_whole_message(end: str, tmp_path: Path) -> None:
+    program = f"import sys\nsys.stdout.write('x' * 20_000_000 + '\\n')\n{STEPS if end == 'print()' else ''}\n{end}"
+    _, result, _ = observed(tmp_path, program)
+    assert result["status"] == ("done" if end == "print()" else "failed") and len(result["message"]) < 500
+
+
 def test_lines_of_other_ranks_in_between_change_nothing(tmp_path: Path) -> None:
     """A node's command mixes the output of its ranks: their lines of the same step, and late ones of the step before."""
     program = (

@@ -17,7 +17,7 @@ from launcher.cost.inputs.layouts import to_layout
 from launcher.planning.expressible import expressible
 from launcher.planning.space import space
 from trainer.spec import ConfigError, LayoutConfig, ShardingConfig
-from trainer.spec.log_reader import LogReader
+from trainer.spec.log_reader import LogReader, plain
 
 OLDER = {"torchtitan_2026": "torchtitan"}
 """Profiles of the same program, known by another year."""
@@ -93,7 +93,7 @@ def test_a_recorded_log_is_read_into_time_loss_and_memory(name: str) -> None:
     values = {"ms": 1000 * seconds, "tps_rank": tokens / seconds / ranks, "samples": sequences / seconds}
     reader.take("a line before", 0.0)
     for line in LOGS[name]:
-        assert reader.take(line.format(**values), 10.0) is None
+        assert reader.take(plain(line.format(**values)), 10.0) is None
     step = reader.rest()
     loss, norm, memory = TOLD[name]
     assert step is not None and (step["loss"], step["grad_norm"], reader.peak_memory_bytes) == (loss, norm, memory)

@@ -12,7 +12,7 @@ from trainer.spec.outcome import Reason
 
 SECONDS = {"seconds": 1.0, "milliseconds": 1e-3}
 BYTES = {"memory_gb": 1e9, "memory_gib": 2.0**30, "memory_mb": 1e6, "memory_mib": 2.0**20}
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\0")
 THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?[\d.]+,\d+(e[-+]?\d+)?", re.IGNORECASE)
@@ -72,6 +72,11 @@ def compiled(text: str, where: str) -> re.Pattern[str]:
         raise ConfigError(f"{where}={text!r} is not a regular expression ({error}); correct it") from None
 
 
+def plain(line: str) -> str:
+    """Without what colours a terminal and moves its cursor, and without the zero bytes of UTF-16."""
+    return _TERMINAL.sub("", line)
+
+
 def _unknown_group(name: str) -> str:
     if name in UNITLESS:
         return f"does not say its unit; use {UNITLESS[name]}"
@@ -98,7 +103,6 @@ class LogReader:
         ``now``: seconds of a steady clock; where the log tells no time, that between the first lines of two steps counts.
         """
         groups: dict[str, float] = {}
-        line = COLOUR.sub("", line)
         for pattern in self._patterns:
             if match := pattern.search(line):
                 groups |= _numbers({name: text for name, text in match.groupdict().items() if text is not None})
