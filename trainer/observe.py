@@ -155,6 +155,7 @@ class Watch:
         self.patience_s = config.run.timeout_s
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL)
         self.failure: tuple[Reason, str] | None = None  # the first line that tells why
+        self.heard = time.monotonic()  # when it last wrote something
         self.stopped = False
         self.kill_at: float | None = None
         self._why = [
@@ -191,33 +192,33 @@ class Watch:
             reason = next((reason for reason, pattern in self._why if pattern.search(line)), None)
             self.failure = (reason, line.strip()[:SHOWN]) if reason else None
         if self.record:
-            self.record.take(line)
+            self.record.take(line, self.heard)
 
     def _lines(self) -> Iterator[str]:
         """Lines as they come; a carriage return ends one too (progress bars). Bytes that are no UTF-8 are replaced."""
         assert self.process.stdout is not None
-        pipe, rest, heard = self.process.stdout.fileno(), b"", time.monotonic()
+        pipe, rest = self.process.stdout.fileno(), b""
         while True:
             if select.select([pipe], [], [], 0.2)[0]:
                 data = os.read(pipe, 1 << 16)
                 if not data:
                     break
-                heard = time.monotonic()
+                self.heard = time.monotonic()
                 *lines, rest = re.split(rb"\r\n|\n|\r", rest + data)
                 if len(rest) > LONGEST:
                     lines, rest = [*lines, rest], b""
                 yield from (line.decode(errors="replace") for line in lines)
             elif self.process.poll() is not None:
                 break  # something that it started holds the pipe open
-            self._end_if_due(heard)
+            self._end_if_due()
         if rest:
             yield rest.decode(errors="replace")
 
-    def _end_if_due(self, heard: float) -> None:
+    def _end_if_due(self) -> None:
         now = time.monotonic()
         if self.kill_at is not None and now > self.kill_at:
             os.killpg(self.process.pid, signal.SIGKILL)
-        if now - heard > self.patience_s:
+        if now - self.heard > self.patience_s:
             raise TrainerFailure(
                 Reason.COMMUNICATION,
                 f"the command wrote nothing for {self.patience_s:g} s and was ended; its last line: {self.last_line()}; "
@@ -241,7 +242,11 @@ def _check_end(code: int, watch: Watch, command: CommandConfig, record: Recordin
     if record and not record.measured():
         shown = " | ".join(line.strip() for line in watch.tail if line.strip())
         told, run = len(record.steps), record.config.run
-        why = "does not fit it, or it ran fewer" if told <= run.warmup_steps else "reads no time above 0 of a step after the warm-up"
+        why = (
+            "does not fit it, or it ran fewer"
+            if told <= run.warmup_steps
+            else "reads no time above 0 of a step after the warm-up, or all lines came at once"
+        )
         raise TrainerFailure(
             Reason.CONFIGURATION,
             f"the command ended with code 0, but its log tells of {told} steps of {run.steps}; "
@@ -261,8 +266,8 @@ class Recording:
         self.reader = LogReader(config.command.log, tokens_per_step(config), config.run.global_batch, ranks)
         self.steps: list[dict[str, Any]] = []
 
-    def take(self, line: str) -> None:
-        if done := self.reader.take(line, time.monotonic()):
+    def take(self, line: str, now: float) -> None:
+        if done := self.reader.take(line, now):
             self._add(done)
         loss = self.reader.told.get("loss")
         if loss is not None and not math.isfinite(loss) and self.config.run.on_nonfinite == "stop":

@@ -160,6 +160,21 @@ def test_without_a_time_in_the_log_that_between_steps_counts(tmp_path: Path) -> 
     assert code == 0 and result["losses"] == [1, 2, 3, 4, 5] and 0.05 < result["step_time_s"] < time.monotonic() - began
 
 
+def test_lines_that_come_at_once_tell_no_time(tmp_path: Path) -> None:
+    """What a program writes into a buffer comes when that is full, or at its end: microseconds apart, which would win every search."""
+    program = "import os, time\ntime.sleep(0.5)\nos.write(1, b''.join(b'it %d loss 2.0\\n' % i for i in range(1, 6)))"
+    _, result, _ = observed(tmp_path, program, log=[r"it (?P<step>\d+) loss (?P<loss>\S+)"])
+    assert (result["status"], result["reason"]) == ("failed", "configuration") and "all lines came at once" in result["message"]
+
+
+def test_steps_from_a_full_buffer_share_the_time_since_the_last_one() -> None:
+    reader = LogReader([r"it (?P<step>\d+)"], 1, 1, 1)
+    came = {**dict.fromkeys(range(1, 6), 10.0), **dict.fromkeys(range(6, 11), 20.0), 11: 22.5}
+    done = [reader.take(f"it {step}", now) for step, now in came.items()] + [reader.rest()]
+    times = {step["step"]: step["step_time_s"] for step in done if step}
+    assert times == {**dict.fromkeys(range(1, 12)), 6: 2.0, 11: 0.5}
+
+
 def test_a_sign_of_success_that_is_missing_is_a_failure(tmp_path: Path) -> None:
     code, result, _ = observed(tmp_path, STEPS, success="training finished")
     assert (code, result["status"]) == (1, "failed") and "training finished" in result["message"]

@@ -93,14 +93,15 @@ class LogReader:
         self._numbered = any("step" in pattern.groupindex for pattern in self._patterns)
         self._counted = 0
         self.told: dict[str, Any] = {}  # groups of the step that is not complete
-        self._last: tuple[int, float] | None = None  # step that was completed last, and when its first line came
+        self._came: tuple[int, float] | None = None  # the first step of those that came last at one time, and when
         self.peak_memory_bytes: float | None = None
 
     def take(self, line: str, now: float) -> dict[str, Any] | None:
         """The step that ``line`` completes, by naming the next one: ``{"step", "loss", "grad_norm", "step_time_s"}``; values not told are
         None.
 
-        ``now``: seconds of a steady clock; where the log tells no time, that between the first lines of two steps counts.
+        ``now``: when it came, seconds of a steady clock. Where the log tells no time, that between the first lines of two steps counts; of
+        steps that came at one time, from a buffer, the first one has the mean since the last time, and the others have none.
         """
         groups: dict[str, float] = {}
         for pattern in self._patterns:
@@ -128,8 +129,9 @@ class LogReader:
         if "step" not in told:
             return None
         step = int(told["step"])
-        told["seconds_here"] = None if self._last is None else (told["at"] - self._last[1]) / max(step - self._last[0], 1)
-        self._last = (step, told["at"])
+        told["seconds_here"] = None if self._came is None else (told["at"] - self._came[1]) / max(step - self._came[0], 1)
+        if self._came is None or told["at"] > self._came[1]:
+            self._came = (step, told["at"])
         for name in BYTES.keys() & told.keys():
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0.0, told[name] * BYTES[name])
         return {"step": step, "loss": told.get("loss"), "grad_norm": told.get("grad_norm"), "step_time_s": self._seconds(told)}
