@@ -14,7 +14,10 @@ names inside the package may change without notice.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +33,20 @@ _PUBLIC = {
 }  # fmt: skip
 
 __all__ = ["ConfigError", "compose", "plan", "predict", "resolve", "run_sweep"]
+
+
+def _load_trainer() -> None:
+    """The package beside this one, where PYTHONPATH names a folder with another ``trainer``. What a program has imported stays."""
+    path = Path(__file__).parents[1] / "trainer" / "__init__.py"
+    if "trainer" in sys.modules or ((found := find_spec("trainer")) and found.origin == str(path)):
+        return
+    ours = spec_from_file_location("trainer", path, submodule_search_locations=[str(path.parent)])
+    assert ours is not None and ours.loader is not None
+    sys.modules["trainer"] = module_from_spec(ours)
+    ours.loader.exec_module(sys.modules["trainer"])
+
+
+_load_trainer()
 
 
 def __getattr__(name: str) -> Any:

@@ -114,7 +114,7 @@ def running(words: Sequence[str], command: CommandConfig, env: RankEnv, folder: 
     }
     own = {name: str(value) for name, value in torchrun.items()} if command.starts == "rank" else {}
     settings = dict(zip(command.environment, filled(list(command.environment.values()), placeholders(env, folder))))
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **own, **settings}
+    environment = {**_without_ours(os.environ), "PYTHONUNBUFFERED": "1", **own, **settings}
     try:
         process = subprocess.Popen(
             words, cwd=command.workdir, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -129,6 +129,19 @@ def running(words: Sequence[str], command: CommandConfig, env: RankEnv, folder: 
         yield process
     finally:
         _end_all(process)
+
+
+def _without_ours(variables: Mapping[str, str]) -> dict[str, str]:
+    """``variables`` without what makes Python find this code: the command may have a ``trainer.py`` or a ``tests`` of its own. An
+    installation stays, for it may hold what the command needs."""
+    kept = dict(variables)
+    code = Path(__file__).parents[1]
+    paths = kept.get("PYTHONPATH", "").split(os.pathsep)
+    if str(code) in paths and not any(code.glob("*.dist-info")):
+        kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(code))
+    if "TRIREME_CODE_DIR" in kept:  # a pod sets it with its own code, where the image might have another
+        kept.pop("PYTHONSAFEPATH", None)
+    return kept
 
 
 def _die_with_parent() -> None:

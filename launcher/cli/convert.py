@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 
+from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 2 wrong input."""
     need("train", "converting weights")
-    return subprocess.run([sys.executable, "-m", "trainer.convert", *argv]).returncode
+    return subprocess.run(module("trainer.convert", *argv), env=os.environ | finding_ours()).returncode

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
 from trainer.spec import ConfigError
 from trainer.spec.model_files import model_of
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     need("train", "generating text")
     words, overrides, own = split(argv)
     if not overrides:
-        return subprocess.run([sys.executable, "-m", "trainer.generate", *words]).returncode
+        return subprocess.run(module("trainer.generate", *words), env=os.environ | finding_ours()).returncode
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from launcher.cli.main import VERBS
 from launcher.config.compose import compose
+from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
 from trainer.spec import save
 from trainer.spec.records import CONFIG
@@ -39,11 +40,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tasks-folder", type=Path, metavar="DIR", default=Path("data/tasks"), help="where it goes (default: %(default)s)")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.tasks is not None:
-        return subprocess.run([sys.executable, "-m", "trainer.generate.harness", arguments.tasks, str(arguments.tasks_folder)]).returncode
+        return subprocess.run(
+            module("trainer.generate.harness", arguments.tasks, str(arguments.tasks_folder)), env=os.environ | finding_ours()
+        ).returncode
     flags = [flag for flag, given in (("--force", arguments.force), ("--json", arguments.json)) if given]
     need("train", "preparing a corpus")
     run = compose(arguments.overrides).train_config()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / CONFIG
         save(run, config)
-        return subprocess.run([sys.executable, "-m", "trainer.data", str(config), *flags]).returncode
+        return subprocess.run(module("trainer.data", str(config), *flags), env=os.environ | finding_ours()).returncode

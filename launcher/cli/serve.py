@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.cli.generate import command, copier, for_generation, split
+from launcher.config.own_python import finding_ours, module
 from launcher.interrupt import leave
 from trainer.spec import ConfigError
 from trainer.spec.stages import STOP
@@ -18,7 +19,7 @@ def main(argv: list[str]) -> int:
     """Exit code 0 when it was asked to end, 1 the job failed, 2 wrong input."""
     words, overrides, own = split(argv)
     if not overrides:
-        os.execv(sys.executable, [sys.executable, "-m", "trainer.generate.serve", *argv])  # signals reach the server itself
+        os.execve(sys.executable, module("trainer.generate.serve", *argv), os.environ | finding_ours())  # signals reach the server itself
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 
 from launcher.config.command import command_of
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
+from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import missing, need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
@@ -181,7 +181,7 @@ def _read_examples(run: str, digest: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, CONFIG)
         path.write_text(run)
-        done = subprocess.run([sys.executable, "-m", "trainer.data", str(path), "--check"], capture_output=True, text=True)
+        done = subprocess.run(module("trainer.data", str(path), "--check"), capture_output=True, text=True, env=os.environ | finding_ours())
     if done.returncode == ConfigError.exit_code:
         raise ConfigError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import install_command, missing
 from launcher.console import say
 from launcher.tracking import unmirrored
@@ -97,11 +97,10 @@ class MlflowMirror:
 
 def start_copier(root: Path, life: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """A copier that stands back while somebody holds the other end of ``life``. Ctrl-C and a closed terminal are not for it."""
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "launcher.tracking.copier", "--dir", str(root)]
+    command = module("launcher.tracking.copier", "--dir", str(root))
     with _output(root / "mlflow.log") as output:
         return subprocess.Popen(
-            command, stdin=life, stdout=output, stderr=output, env=environment() | {"PYTHONPATH": path}, start_new_session=True
+            command, stdin=life, stdout=output, stderr=output, env=environment() | finding_ours(), start_new_session=True
         )
 
 

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import TracebackType
 
 import psutil
 
+from launcher.config.own_python import module
 from launcher.ports import PORTS, free_port, is_free
 from launcher.tracking.database import artifact_folder, database_uri, environment
 
@@ -35,7 +35,7 @@ class LocalServer:
     def __init__(self, root: Path, port: int):
         self.url, self._port, self._log = f"http://127.0.0.1:{port}", port, root / "mlflow-server.log"
         command = [
-            sys.executable, "-m", "mlflow", "server", "--backend-store-uri", database_uri(root), "--artifacts-destination",
+            *module("mlflow", "server"), "--backend-store-uri", database_uri(root), "--artifacts-destination",
             str(artifact_folder(root)), "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
         ]  # fmt: skip
         with self._log.open("ab") as output:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,23 @@ def test_the_key_that_told_a_word_is_found() -> None:
     launch = profile("torchtitan").launch
     assert teller(launch, "--parallelism.no-enable_sequence_parallel") == "trainer.launch.options.layout.sequence_parallel"
     assert teller(launch, "--training.steps=5") == "trainer.launch.command" and teller(launch, "--module") == "trainer.launch.arguments"
+
+
+@pytest.mark.parametrize("paths", [[], ["."]])
+def test_a_folder_may_have_a_trainer_of_its_own(paths: list[str], tmp_path: Path) -> None:
+    """And the modules that many folders have; its program finds its own, not ours."""
+    for name in ("trainer", "tests", *(["launcher"] if not paths else [])):
+        (tmp_path / f"{name}.py").write_text(f"print('the one of {name}.py')")
+    (tmp_path / "train.py").write_text("import trainer\nfor i in (1, 2): print(f'it {i} took 100 ms')")
+    root = Path(__file__).parents[2]
+    words = ["trainer.launch.program=command", "trainer.launch.script=train.py", "trainer.launch.command=['{python}','{script}']",
+             r"trainer.launch.log=['it (?P<step>\d+) took (?P<milliseconds>\d+)']", "model=gpt_tiny", "cluster.gpus_per_node=2"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "launcher", "trainers", "check", *words], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(root)])},
+    )  # fmt: skip
+    assert "its log was understood: 0.1 s a step" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr and "the one of" not in done.stdout
 
 
 def test_one_wrong_flag_in_a_profile_of_ones_own_gets_a_helpful_line(

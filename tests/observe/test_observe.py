@@ -231,6 +231,15 @@ def test_files_lie_where_the_command_is_told_and_ranks_have_torchruns_variables(
     assert code == 0, said
 
 
+def test_a_command_finds_its_own_modules_though_a_pod_shows_ranks_ours(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("VALUE = 3")
+    code = str(Path(__file__).parents[2])
+    env = {"PYTHONPATH": f"{code}:/its/own", "PYTHONSAFEPATH": "1", "TRIREME_CODE_DIR": code}
+    program = f"import os, trainer\nassert trainer.VALUE == 3 and os.environ['PYTHONPATH'] == '/its/own'\n{STEPS}"
+    status, _, said = observed(tmp_path, program, env=env)
+    assert status == 0, said
+
+
 def test_observation_needs_neither_torch_nor_yaml(tmp_path: Path) -> None:
     """The environment of another trainer holds what that trainer needs, no more."""
     observed(tmp_path, STEPS)

@@ -146,8 +146,8 @@ class LogReader:
 
 
 def _numbers(found: Mapping[str, str]) -> dict[str, float]:
-    """What one pattern read. Nothing where its step is no number: the words stand for something else there. A loss that is no number was not
-    told; a time that is none was, and is not known. ``ConfigError`` for a decimal comma."""
+    """What one pattern read. Nothing where its step is no number: the words stand for something else there. A loss that is no number
+    was not told; a time that is none was, and is not known. ``ConfigError`` for a decimal comma."""
     numbers = {name: _number(name, text) for name, text in found.items()}
     step = numbers.get("step", 0.0)
     if step is None or not math.isfinite(step):
@@ -168,8 +168,8 @@ def _number(name: str, text: str) -> float | None:
         digits = digits.replace(",", "")
     elif _DECIMAL_COMMA.fullmatch(digits):
         raise ConfigError(
-            f"trainer.launch.log: {name}={text!r} has a decimal comma, and commas are read as those of thousands (1,234.5); let the trainer "
-            "print a point (trainer.launch.environment={LC_ALL: C})"
+            f"trainer.launch.log: {name}={text!r} has a decimal comma, and commas are read as those of thousands (1,234.5); let "
+            "the trainer print a point (trainer.launch.environment={LC_ALL: C})"
         )
     try:
         return float(digits) * factor

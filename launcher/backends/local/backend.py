@@ -12,7 +12,6 @@ import os
 import shlex
 import signal
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ import psutil
 from launcher.backends.contract import Backend, Request
 from launcher.backends.local.fork_server import COMMAND, ForkServerClient, ForkServerError, RankGroup
 from launcher.backends.local.memory import oom_kills
+from launcher.config.own_python import finding_ours, module
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.ports import PORTS, free_port
 from launcher.trials.job import Handle, Job, JobState
@@ -92,10 +92,8 @@ class LocalBackend(Backend):
 
     def render(self, job: Job) -> Request:
         """The commands that run the same ranks by hand, without the worker process. ``submit`` takes another port if this one is in use."""
-        command = shlex.join(
-            [sys.executable, "-m", "trainer", str(job.config_path), "--out", str(job.directory), "--attempt", str(job.attempt)]
-        )
-        environment = _environment(job) | {"MASTER_PORT": str(_first_port(job)), "WORLD_SIZE": str(job.world_size)}
+        command = shlex.join(module("trainer", str(job.config_path), "--out", str(job.directory), "--attempt", str(job.attempt)))
+        environment = finding_ours() | _environment(job) | {"MASTER_PORT": str(_first_port(job)), "WORLD_SIZE": str(job.world_size)}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         for rank in range(job.world_size):
             lines.append(f"RANK={rank} LOCAL_RANK={rank} {command} >> {shlex.quote(str(job.log_path(rank)))} 2>&1 &")
@@ -142,7 +140,11 @@ class LocalBackend(Backend):
             "ranks": list(range(job.world_size)),
             "world_size": job.world_size,
             "master_port": port,
-            "env": _environment(job) | (_devices(slots) if job.max_parallel != 1 else {}),
+            "env": {
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # what another trainer's command gets
+                **_environment(job),
+                **(_devices(slots) if job.max_parallel != 1 else {}),
+            },
             "log": _log_pattern(job),
         }
         group = self._fork_server.start(job.name, request)

@@ -10,7 +10,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backends.contract import BackendError
+from launcher.config.own_python import finding_ours, module
 
-COMMAND = (sys.executable, "-m", "trainer.fork_server")
+COMMAND = module("trainer.fork_server")
 
 
 class ForkServerError(BackendError):
@@ -104,7 +104,7 @@ class ForkServerClient:
             raise ForkServerError(f"the worker process ended with code {self._process.wait()}{self._last_words()}") from None
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # must be there before torch is imported
+        environment = os.environ | finding_ours() | {"OMP_NUM_THREADS": "1"}  # must be there before torch is imported
         return subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment, start_new_session=True
         )
