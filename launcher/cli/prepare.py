@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tasks-folder", type=Path, metavar="DIR", default=Path("data/tasks"), help="where it goes (default: %(default)s)")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.tasks is not None:
+        need("train", "fetching tasks")
         return subprocess.run(
             module("trainer.generate.harness", arguments.tasks, str(arguments.tasks_folder)), env=os.environ | finding_ours()
         ).returncode

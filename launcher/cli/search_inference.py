@@ -30,11 +30,13 @@ def run(
 ) -> int:
     """0 when something was measured that keeps the limits, 1 when nothing was. ``default`` is composed from no more than the cluster."""
     from launcher.config import locate_data
+    from launcher.config.rules import check_installed
     from launcher.planning.inference import plan_inference
     from launcher.search.serving import serving_problem
     from launcher.trials.store import Store
     from trainer.spec import DataConfig
 
+    check_installed(config, "measuring")
     name = name_of_search(config, overrides)
     paths = {goal: recipe_path(f"{config.search.recipe or name}-{word}") for goal, word in RECIPES.items()}
     for path in paths.values():

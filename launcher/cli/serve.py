@@ -10,6 +10,7 @@ from types import FrameType
 
 from launcher.cli.generate import command, copier, for_generation, split
 from launcher.config.own_python import finding_ours, module
+from launcher.config.packages import need
 from launcher.interrupt import leave
 from trainer.spec import ConfigError
 from trainer.spec.stages import STOP
@@ -19,6 +20,7 @@ def main(argv: list[str]) -> int:
     """Exit code 0 when it was asked to end, 1 the job failed, 2 wrong input."""
     words, overrides, own = split(argv)
     if not overrides:
+        need("train", "serving a model")
         os.execve(sys.executable, module("trainer.generate.serve", *argv), os.environ | finding_ours())  # signals reach the server itself
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job

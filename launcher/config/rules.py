@@ -82,8 +82,13 @@ def check_launchable(config: Config) -> None:
             f"trainer.name={config.trainer.name} can be predicted (plan, size, search --replay, validate) but not launched: "
             "its profile has no launch part; use trainer=trireme to train"
         )
+    check_installed(config, "training")
+
+
+def check_installed(config: Config, what: str) -> None:
+    """``ConfigError`` where ``what`` would run this project's trainer on this machine, which lacks its packages."""
     if config.trainer.embedded and config.cluster.backend == "local":
-        need("train", "training on this machine")
+        need("train", f"{what} on this machine")
 
 
 def locate_data(config: Config) -> Config:

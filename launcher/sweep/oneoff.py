@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.backends import backend_for
 from launcher.backends.contract import Backend, BackendError
-from launcher.config.rules import check_shared, run_of
+from launcher.config.rules import check_installed, check_shared, run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.interrupt import asked, leave
 from launcher.named_files import check_folder
@@ -54,6 +54,7 @@ def run_job(
     and which folders that takes; ``watch`` is called with its folder while the job runs, and once more when it has ended. ``JobError`` when
     the job fails, ``ConfigError`` when the cluster cannot be used or does not see these folders.
     """
+    check_installed(config, name)
     check_folder(config.sweep.dir, "sweep.dir")
     identifier = digest([name, time.time()])  # never that of an earlier job
     root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
