@@ -19,7 +19,8 @@ from trainer.spec.stage_run import StageRun, stage_in
 
 WIDE, HIGH, GAP = 210.0, 62.0, 34.0
 """Of a stage's box, and between rows."""
-SCORES = ("loss", "perplexity", "bits_per_byte", "exact_match")
+SCORES = ("loss", "exact_match", "perplexity", "bits_per_byte")
+"""Of which a box has place for the first two that there are: of examples with answers how many are right."""
 
 
 def picture(records: Sequence[Record]) -> Markup | None:
