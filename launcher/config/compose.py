@@ -23,6 +23,7 @@ from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError, from_dict, to_dict
 from trainer.spec.errors import listed, nearest
 from trainer.spec.model_files import read_model
+from trainer.spec.schema import METHODS
 
 PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
 """Groups whose files hold keys of other sections, and of which."""
@@ -133,7 +134,19 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
         elif name not in keys:
             raise _unknown(name, [*keys, *groups])
         checked.append(text)
+    if folder is None:  # whose files may name a method, too
+        _check_method([override.key_or_group for override in parsed])
     return checked
+
+
+def _check_method(names: Sequence[str]) -> None:
+    """A key of a method without the method would train all weights, and look as if it did not."""
+    of_method = [name for name in names if name.startswith("tune.") and name != "tune.base"]
+    if of_method and not {"tune.method", "tune", "recipe"} & set(names):
+        raise ConfigError(
+            f"{of_method[0]} is of a method that adds weights, and none is named: tune.method=full would train all; "
+            f"give tune.method ({', '.join(METHODS[1:])}), or leave {of_method[0]} out"
+        )
 
 
 def _described(text: str) -> list[str]:
