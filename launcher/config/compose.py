@@ -134,8 +134,7 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
         elif name not in keys:
             raise _unknown(name, [*keys, *groups])
         checked.append(text)
-    if folder is None:  # whose files may name a method, too
-        _check_method([override.key_or_group for override in parsed])
+    _check_method([override.key_or_group for override in parsed])
     return checked
 
 
