@@ -108,6 +108,7 @@ def test_the_named_field_gives_way_before_the_answer(data: dict[str, Any]) -> No
             {"context": "the mat " * 90, "answer": "no"},
             "line 1: of the answer nothing is left",
         ),
+        ({"truncate": None, "template": "{answer}"}, None, "line 1: nothing is left to stand before the answer of"),
         ({}, "[]", "line 1 is not a JSON object"),
         ({}, '{"context": "a", "question": "b \\ud800", "answer": "c"}', "line 1 has half a character in field 'question'"),
         ({}, "", "holds no example"),

@@ -64,7 +64,12 @@ class Examples:
         if len(before) + len(answer) > self.seq + 1 and self.data.truncate is not None:
             before = self._cut(parts[:-1], self.seq + 1 - len(answer))
         after = answer[: self.seq + 1 - len(before)]
-        if not before or not after:
+        if not before:
+            raise ConfigError(
+                f"{where}: nothing is left to stand before the answer of {len(answer)} tokens, and its first one is learnt from what does; "
+                "put text before it in data.template, or take that line out"
+            )
+        if not after:
             raise ConfigError(
                 f"{where}: of the answer nothing is left behind a prompt of {len(before)} tokens in the {self.seq} that model.seq leaves "
                 "for text; name a field that may be cut in data.truncate, raise model.seq, or take that line out"
