@@ -58,7 +58,7 @@ LAUNCHER = {
     "backends": ("config", "trials", "ports"),
     "results": ("cost", "trials", "labels"),
     "tracking": ("config", "trials", "results", "labels", "console", "ports"),
-    "sweep": ("config", "cost", "trials", "search", "backends", "tracking", "console", "interrupt", "named_files"),
+    "sweep": ("config", "cost", "trials", "search", "backends", "results", "tracking", "console", "interrupt", "named_files"),
     "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (
         *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "stages"),

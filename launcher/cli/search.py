@@ -179,6 +179,7 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome[Policy],
         "interrupted": found.unfinished,
         "ranking": ranking(candidates, found),
         "failed": failures,
+        "other_losses": other_losses(candidates, found),
         "trials": found.policy.trials,
         "layouts": layouts,
         "candidates": len(candidates.candidates),
@@ -186,6 +187,19 @@ def document(name: str, candidates: SearchProblem, found: SearchOutcome[Policy],
         "grid_gpu_hours": found.policy.grid_gpu_hours(candidates.config.run.steps, candidates.config.cluster.world_size),
         "recipe": str(recipe) if recipe else None,
     }
+
+
+def other_losses(candidates: SearchProblem, found: SearchOutcome[Policy]) -> list[dict[str, Any]]:
+    """Trials that do not train what the others train. Where most trials agree they cannot win; where not, nobody knows which are right."""
+    from launcher.planning.layout_names import name_of
+    from launcher.sweep.search import compared_losses
+
+    return [
+        {"layout": name_of(candidates.layout(index)), "trial": one.trial, "step_time_s": one.step_time_s, "loss_gap": one.loss_gap,
+         "cannot_win": index in found.policy.strangers}
+        for index, one in compared_losses(found.trials)
+        if one.other_model
+    ]  # fmt: skip
 
 
 def ranking(candidates: SearchProblem, found: SearchOutcome[Policy]) -> list[dict[str, Any]]:
@@ -227,6 +241,13 @@ def show(result: dict[str, Any]) -> None:
     console.print(fitted_table(columns, console.width, [""] * len(ranking)))
     for row in result["failed"]:
         console.print(f"{row['trial']}  {row['layout']}: {row['reason']} {row['detail']}".rstrip(), markup=False)
+    for row in result["other_losses"]:
+        end = "it does not train the same model and cannot win" if row["cannot_win"] else "most trials disagree: see what their logs print"
+        console.print(
+            f"{row['trial']}  {row['layout']}: {seconds(row['step_time_s'])} a step, losses of the first steps differ by "
+            f"{percent(row['loss_gap'])}: {end}",
+            markup=False,
+        )
     share = result["gpu_hours"] / result["grid_gpu_hours"] if result["grid_gpu_hours"] else 0.0
     console.print(
         f"{plural(result['trials'], 'trial')} of {result['layouts']:,} layouts, {result['gpu_hours']:.3g} GPU-hours; "

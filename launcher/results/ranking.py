@@ -161,6 +161,12 @@ def compared(measurements: Iterable[Measurement]) -> list[Measurement]:
     return [_against(m, medians.get(m.problem, [])) if m.status is Status.DONE else m for m in everything]
 
 
+def agreeing(measurements: Iterable[Measurement]) -> bool:
+    """Whether most of those whose losses were ``compared`` have the same: then the others are wrong."""
+    held = [m for m in measurements if m.loss_gap is not None]
+    return 2 * sum(m.other_model for m in held) < len(held)
+
+
 def _against(m: Measurement, median: Sequence[float]) -> Measurement:
     gaps = [abs(loss - right) / max(abs(loss), abs(right), 1e-9) for loss, right in zip(m.losses, median)]
     gap = max(gaps, default=None)

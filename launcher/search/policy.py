@@ -139,6 +139,7 @@ class Policy:
         self.verified: dict[int, float] = {}
         self.noise: dict[int, float] = {}  # relative standard error of what was measured last
         self.repeated: set[int] = set()
+        self.strangers: set[int] = set()  # tried candidates that do not train the same model: they ran, and cannot win
         self.starts: list[float] = []  # measured seconds of trials besides their steps
         self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
 
@@ -218,7 +219,7 @@ class Policy:
         seconds = measured.seconds * float(self.candidates.parts[index].sum() / parts[index].sum())
         if trial.repeats:
             self.repeated.add(index)
-            seconds = math.sqrt(self.seconds_of(index) * seconds) if measured.ran else self.seconds_of(index)
+            seconds = math.sqrt(self._measured(index) * seconds) if measured.ran else self._measured(index)
         self.tried[index], self.noise[index] = seconds, measured.noise
         if self._is_full(trial):
             self.verified[index] = seconds
@@ -233,7 +234,11 @@ class Policy:
         return min((s for s in map(self.seconds_of, self.tried) if math.isfinite(s)), default=None)
 
     def seconds_of(self, index: int) -> float:
-        """Full-size step time of a candidate that was tried: measured, or scaled up from fewer nodes; infinite if it did not run."""
+        """Full-size step time of a candidate that was tried: measured, or scaled up from fewer nodes; infinite if it did not run, or ran
+        another model."""
+        return math.inf if index in self.strangers else self._measured(index)
+
+    def _measured(self, index: int) -> float:
         return self.verified.get(index, self.tried[index])
 
     def believed(self, index: int) -> float:
@@ -242,7 +247,9 @@ class Policy:
 
     def fastest(self) -> np.ndarray:
         """(n,) probability that each candidate is the fastest of those that fit."""
-        return fastest(self.time, self._fits())
+        fits = self._fits()
+        fits[list(self.strangers)] = 0.0
+        return fastest(self.time, fits)
 
     def grid_gpu_hours(self, steps: int, world_size: int) -> float:
         """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model and the starts measured."""

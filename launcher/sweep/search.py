@@ -18,7 +18,9 @@ from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
-from launcher.search.policy import P, Searched, SearchTrial, Stop, TrialObservation, cannot_win
+from launcher.results.ranking import Measurement, agreeing, compared
+from launcher.results.ranking import measurement as as_ranked
+from launcher.search.policy import P, Policy, Searched, SearchTrial, Stop, TrialObservation, cannot_win
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
 from trainer.spec import ConfigError, Reason, Status
@@ -59,12 +61,26 @@ def search(
                     measured = dataclasses.replace(measured, gpu_hours=0.0, hours=0.0)
                 found.policy.tell(trial, measured)
                 found.trials.append((trial, record, measured))
+                if isinstance(found.policy, Policy):
+                    found.policy.strangers = strangers(found.trials)
                 tell(trial, record, measured)
     except Interrupted as request:
         found.unfinished, found.interrupted, found.reason = True, request, f"{request}; the same command continues"
         return found
     found.reason, found.doubt, found.likeliest = proposed.reason, proposed.doubt, proposed.likeliest
     return found
+
+
+def compared_losses(trials: Sequence[tuple[SearchTrial, Record, TrialObservation]]) -> list[tuple[int, Measurement]]:
+    """Each trial's candidate, and its losses held against those of the others."""
+    held = compared(as_ranked(record, record.read_result() or {}) for _, record, _ in trials)
+    return [(trial.index, one) for (trial, _, _), one in zip(trials, held)]
+
+
+def strangers(trials: Sequence[tuple[SearchTrial, Record, TrialObservation]]) -> set[int]:
+    """Candidates whose losses are not those that most trials agree on. None where most do not: then nobody knows which are right."""
+    held = compared_losses(trials)
+    return {index for index, one in held if one.other_model} if agreeing(one for _, one in held) else set()
 
 
 def first_points(problem: Searched[Any], overrides: Sequence[str] = ()) -> list[Point]:

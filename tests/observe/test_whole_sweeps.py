@@ -69,6 +69,41 @@ def test_the_planted_order_is_ranked_and_every_failure_has_its_reason(
     assert failed == FAILURES
 
 
+STRANGE = """
+import os, sys
+zero, micro, steps = map(int, sys.argv[1:])
+if int(os.environ["RANK"]) == 0:
+    for step in range(1, steps + 1):
+        loss = 9 - step / 10 + (zero == 3) / 2 + DIFFERENT * micro
+        print(f"it {step} loss {loss} {(100 if zero == 3 else 200) / micro} ms", flush=True)
+"""
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_a_layout_that_trains_another_model_never_wins_silently(
+    agree: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sharded parameters halve the time here, and change the loss. Where no two layouts agree, nobody knows which one is right."""
+    monkeypatch.chdir(tmp_path)
+    Path("strange.py").write_text(STRANGE.replace("DIFFERENT", "0" if agree else "3"))
+    words = [
+        "trainer.launch.program=command", "trainer.launch.script=strange.py", "trainer.name=strange",
+        "trainer.launch.command=['{python}','{script}','{zero}','{layout.micro_batch}','{run.steps}']",
+        r"trainer.launch.log=['it (?P<step>\d+) loss (?P<loss>\S+) (?P<milliseconds>\S+) ms']",
+        "model=gpt_tiny", "hardware=a100_80", "cluster.gpus_per_node=2", "run.global_batch=16", "run.steps=4", "search.doubt=0.001",
+    ]  # fmt: skip
+    assert main(["search", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["other_losses"] and all(one["cannot_win"] == agree for one in found["other_losses"])
+    if agree:
+        assert all("zero-3" in one["layout"] for one in found["other_losses"])
+        assert found["ranking"][0]["layout"] == "t1 p1 d2 mb8" and found["ranking"][0]["step_time_s"] == pytest.approx(0.025)
+        assert " 0 " in " ".join(Path(found["command"]).read_text().split())
+    assert main(["search", *words]) == 0
+    said = capsys.readouterr().out
+    assert ("does not train the same model" if agree else "most trials disagree") in " ".join(said.split())
+
+
 def test_a_trainer_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A sweep of its own: the others are not to be taken for silent because the machine is slow."""
     monkeypatch.chdir(tmp_path)
