@@ -225,7 +225,9 @@ def plain_errors() -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigError("a file that the run names builds on itself; correct 'defaults' in it") from None
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError) as error:
         # conf/ is fixed, so whatever composition stumbles over came with the overrides; Hydra lets some of it through as plain ValueError.
         raise ConfigError(_first_sentence(error)) from None
 

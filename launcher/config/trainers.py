@@ -42,17 +42,22 @@ def changed(base: TrainerProfile, changes: Mapping[str, Any], where: str = "trai
     return from_dict(TrainerProfile, data, where)
 
 
-def _composed(name: str, own: Path | None) -> dict[str, Any]:
-    """The keys of a profile: those that it builds on (``defaults``), then its own."""
+def _composed(name: str, own: Path | None, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The keys of a profile: those that it builds on (``defaults``), then its own. ``above``: profiles that build on it."""
+    if name in above:
+        raise ConfigError(f"trainer={name} builds on itself ({' on '.join((*above, name))}); correct 'defaults' in its file")
     path = next((p for folder in group_folders(own) if (p := folder / "trainer" / f"{name}.yaml").is_file()), None)
     if path is None:
         names = profile_names(own)
         raise ConfigError(f"trainer={name} does not exist{nearest(name, names)}; conf/trainer/ has {listed(names)}")
     data = read_keys(path)
     keys: dict[str, Any] = {}
-    for base in data.pop("defaults", []):
+    bases = data.pop("defaults", [])
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: defaults={bases!r} is not a list of profiles; write [NAME, _self_]")
+    for base in bases:
         if base != "_self_":
-            keys = _merged(keys, _composed(str(base), own))
+            keys = _merged(keys, _composed(base, own, (*above, name)))
     return _merged(keys, data)
 
 

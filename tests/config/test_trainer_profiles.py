@@ -81,6 +81,16 @@ def test_a_wrong_fact_is_a_plain_error(key: str, value: object, message: str) ->
         changed(profile("trireme"), {key: value})
 
 
+@pytest.mark.parametrize("text", ["[ours, _self_]", "[theirs, _self_]", "ours", "[{trainer: ours}]", "[nowhere, _self_]"])
+def test_a_profile_whose_base_is_none_is_a_plain_error(text: str, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own / "trainer" / "ours.yaml").write_text(f"defaults: {text}\nname: ours\n")
+    (own / "trainer" / "theirs.yaml").write_text("defaults: [ours, _self_]\nname: theirs\n")
+    for verb in (["trainers"], ["plan", "trainer=ours"]):
+        assert tool.main([*verb, "--config-dir", str(own)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1 and "recursion" not in said
+
+
 @pytest.mark.parametrize("words", [["trainer=megatron_cor"], ["--config-dir", "nowhere", "trainer=trireme"]])
 def test_a_profile_or_folder_that_does_not_exist_is_a_plain_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["plan", *words]) == 2
