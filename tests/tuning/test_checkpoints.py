@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,16 @@ def test_a_method_that_cannot_be_merged_is_refused_in_one_line(farm: Farm, base:
     run(farm, tmp_path, 4, {"method": "adapter", "rank": 2, "base": str(base)}).checked()
     with pytest.raises(ConfigError, match="holds weights of adapter, which cannot be merged"):
         opened(tmp_path)
+
+
+def test_a_base_that_is_gone_is_named_with_what_was_tuned_from_it(farm: Farm, base: Path, tmp_path: Path) -> None:
+    own, tuned = tmp_path / "own", tmp_path / "tuned"
+    shutil.copytree(base, own)
+    run(farm, tuned, 4, TUNES["lora"] | {"base": str(own)}).checked()
+    opened(tuned)
+    shutil.rmtree(own)
+    with pytest.raises(ConfigError, match=rf"tuned/step-.* was tuned from {own}, which is not there any more or has changed; put the"):
+        opened(tuned)
+    run(farm, tmp_path / "initial", 4, TUNES["lora"]).checked()
+    with pytest.raises(ConfigError, match=r"was tuned from initial weights, which no checkpoint holds; tune from a tune\.base"):
+        opened(tmp_path / "initial")

@@ -100,8 +100,14 @@ def open_reader(found: FoundCheckpoint, manifest: Mapping[str, Any], merge: bool
     if not saved:
         return reader
     tune = tune_of(manifest)
-    if tune.base is None or _digest(base := newest(Path(tune.base))) != saved["identity"]:
-        raise ConfigError(f"{found.path} was tuned from {tune.base or 'initial weights'}, which is not there any more or has changed")
+    if tune.base is None:
+        raise ConfigError(f"{found.path} was tuned from initial weights, which no checkpoint holds; tune from a tune.base")
+    path = newest_checkpoint(Path(tune.base))
+    if path is None or _digest(base := FoundCheckpoint(0, 0, path)) != saved["identity"]:
+        raise ConfigError(
+            f"{found.path} was tuned from {tune.base}, which is not there any more or has changed; put the checkpoint that it was tuned "
+            "from back there, as the newest"
+        )
     if merge and tune.method not in MERGED:
         raise ConfigError(
             f"{found.path} holds weights of {tune.method}, which cannot be merged into those of the base; use 'trireme evaluate'"
