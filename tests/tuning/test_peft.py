@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from tuning.test_checkpoints import opened
 from tuning.test_tuned_layouts import engine_of
 
@@ -105,6 +107,32 @@ def test_an_adapter_of_another_base_or_kind_is_refused_in_one_line(farm: Farm, t
         assert words in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="cannot import"):
         import_adapter(tmp_path, tmp_path / "ours", Path(folder))
+    (tmp_path / "adapter_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="is no JSON object"):
+        import_adapter(tmp_path, tmp_path / "ours", Path(folder))
+
+
+def test_factors_of_other_widths_or_ranks_are_refused_in_one_line(farm: Farm, tmp_path: Path) -> None:
+    """An adapter of a wider base, one whose r is not that of its factors, and one that has lost a factor."""
+    folder = tmp_path / "base"
+    farm.train(small(run={"checkpoint": {"every": 3, "dir": str(folder)}}), 1).checked()
+    settings = peft.LoraConfig(r=3, target_modules=["c_attn"], task_type="CAUSAL_LM")
+    for name, width in (("fits", 32), ("wider", 64), ("rank", 32), ("lost", 32)):
+        plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, n_embd=width, n_head=4, vocab_size=101, n_positions=16))
+        peft.get_peft_model(plain, settings).save_pretrained(tmp_path / name)
+    written = tmp_path / "rank" / "adapter_config.json"
+    written.write_text(json.dumps(json.loads(written.read_text()) | {"r": 2}))
+    weights = tmp_path / "lost" / "adapter_model.safetensors"
+    save_file({name: value for name, value in load_file(weights).items() if "h.1.attn.c_attn.lora_B" not in name}, weights)
+    for name, words in (
+        ("wider", r"h.0.attn.c_attn are A [3, 64] and B [192, 3], and this base takes [3, 32] and [96, 3] (r=3)"),
+        ("rank", r"h.0.attn.c_attn are A [3, 32] and B [96, 3], and this base takes [2, 32] and [96, 2] (r=2)"),
+        ("lost", r"h.1.attn.c_attn are A [3, 32] and B None, and this base takes"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            import_adapter(tmp_path / name, tmp_path / "ours", folder)
+        assert words in str(error.value) and "\n" not in str(error.value)
+    import_adapter(tmp_path / "fits", tmp_path / "ours", folder)
 
 
 def test_what_a_tuning_added_is_no_base_of_an_adapter(farm: Farm, tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
         raise ConfigError(f"{target} has checkpoints already; give another folder")
     try:
         config = json.loads((source / "adapter_config.json").read_text())
+        if not isinstance(config, dict):
+            raise ValueError("adapter_config.json is no JSON object")
         tensors = load_file(source / "adapter_model.safetensors")
         manifest = read_manifest(below)
         if manifest.get("tune"):
@@ -121,6 +123,8 @@ def _joined(theirs: dict[str, Tensor], model: ResolvedModelConfig, r: int) -> tu
             parts[rule] = [(theirs.pop(f"{name}.A", None), theirs.pop(f"{name}.B", None)) for name in names]
     if theirs or not parts:
         raise ConfigError(f"no place for {next(iter(theirs), 'an adapter without factors')}; this adapter is of another model")
+    for rule, pairs in parts.items():
+        _check_factors(rule, pairs, expected[rule.ours], model, r)
     different = {rule: _different([a for a, _ in pairs if a is not None]) for rule, pairs in parts.items()}
     rank, found = r * max(map(len, different.values())), {}
     for rule, pairs in parts.items():
@@ -129,6 +133,20 @@ def _joined(theirs: dict[str, Tensor], model: ResolvedModelConfig, r: int) -> tu
         found[f"{layer}.lora_a"] = torch.cat((stacked, stacked.new_zeros(rank - len(stacked), stacked.shape[1])))
         found[f"{layer}.lora_b"] = rule.join(list(_widened(rule, pairs, different[rule], shape, model)), shape).contiguous()
     return rank, found
+
+
+def _check_factors(
+    rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]], shape: tuple[int, ...], model: ResolvedModelConfig, r: int
+) -> None:
+    """``ConfigError`` for factors that are no A [r, in] and B [out, r] of a matrix of ours, of this ``shape``."""
+    for name, pair, empty in zip(rule.theirs, pairs, rule.split(torch.zeros((*shape[:-1], r)))):
+        wanted = [[r, shape[-1]], [empty.shape[1 if model.family == "gpt" else 0], r]]
+        found = [None if factor is None else list(factor.shape) for factor in pair]
+        if found not in (wanted, [None, None]):
+            raise ConfigError(
+                f"factors of {name.removesuffix('.weight')} are A {found[0]} and B {found[1]}, and this base takes {wanted[0]} and "
+                f"{wanted[1]} (r={r}); this adapter is of another model"
+            )
 
 
 def _different(factors: list[Tensor]) -> list[Tensor]:
