@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,18 @@ def test_factors_of_other_widths_or_ranks_are_refused_in_one_line(farm: Farm, tm
             import_adapter(tmp_path / name, tmp_path / "ours", folder)
         assert words in str(error.value) and "\n" not in str(error.value)
     import_adapter(tmp_path / "fits", tmp_path / "ours", folder)
+
+
+@pytest.mark.parametrize("alpha", [-1, 0, math.nan, math.inf])
+def test_a_scale_that_tune_alpha_refuses_is_not_imported(farm: Farm, tmp_path: Path, alpha: float) -> None:
+    farm.train(small(run={"checkpoint": {"every": 3, "dir": str(tmp_path / "base")}}), 1).checked()
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, n_embd=32, n_head=4, vocab_size=101, n_positions=16))
+    peft.get_peft_model(plain, peft.LoraConfig(r=3, target_modules=["c_attn"])).save_pretrained(tmp_path / "theirs")
+    written = tmp_path / "theirs" / "adapter_config.json"
+    written.write_text(json.dumps(json.loads(written.read_text()) | {"lora_alpha": alpha}))
+    with pytest.raises(ConfigError, match=r"lora_alpha=\S+ cannot be imported; the product is scaled by a number above 0"):
+        import_adapter(tmp_path / "theirs", tmp_path / "ours", tmp_path / "base")
+    assert not (tmp_path / "ours").exists()
 
 
 def test_what_a_tuning_added_is_no_base_of_an_adapter(farm: Farm, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ their own: the same function, of up to three times the rank.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import uuid
@@ -78,6 +79,9 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
         config = json.loads((source / "adapter_config.json").read_text())
         if not isinstance(config, dict):
             raise ValueError("adapter_config.json is no JSON object")
+        alpha = float(config["lora_alpha"])
+        if not 0 < alpha < math.inf:
+            raise ConfigError(f"{source}: lora_alpha={alpha:g} cannot be imported; the product is scaled by a number above 0")
         tensors = load_file(source / "adapter_model.safetensors")
         manifest = read_manifest(below)
         if manifest.get("tune"):
@@ -85,7 +89,7 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
         model = resolve_model(from_dict(ModelConfig, manifest["model"], "model."))
         rank, factors = _joined(_checked(source, config, tensors), model, int(config["r"]))
         tune = TuneConfig("lora", os.path.abspath(base), sorted({target_of(name) for name in factors}, key=TARGETS.index), rank)
-        tune.alpha = float(config["lora_alpha"]) * rank / int(config["r"])
+        tune.alpha = alpha * rank / int(config["r"])
         check_tune(tune, model)
         folder.enter()
         pieces = [PieceSnapshot(whole(name, values.shape), {"weight": values.flatten()}) for name, values in factors.items()]
