@@ -42,7 +42,11 @@ def wide_console() -> Console:
     """Standard output as a console. A pipe or a file has no width, unless COLUMNS gives it one."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # main ends a verb whose reader went away with code 0; by itself the library exits with 1
+
+    console = Output(highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         console.width = max(console.width, WIDE)
     return console

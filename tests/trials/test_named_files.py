@@ -137,6 +137,17 @@ def test_output_that_cannot_be_written_is_one_plain_error(place: Path, command: 
     assert done.stderr.startswith("error: ") and "No space left on device" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["plan", "recipe=gpt3_1.3b"], ["trainers"], ["rank", "--json"], ["--help"]], ids=" ".join)
+def test_a_reader_that_goes_away_ends_a_verb_in_silence(place: Path, command: list[str]) -> None:
+    """As in `trireme plan ... | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    line, environment = [sys.executable, "-m", "launcher", *command], os.environ | {"PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(line, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_a_search_and_a_doctor_write_is_refused_before_they_measure(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FOLDER.mkdir(parents=True)
     (FOLDER / "mine.yaml").mkdir()
