@@ -47,6 +47,7 @@ class InferencePlan:
     sla: SlaConfig
     device_hour: float
     dropped: dict[str, int]  # combinations that were not predicted, by reason
+    rate: float | None = None  # requests per second that arrive, where they do
     among: np.ndarray | None = None  # of a search: which rows were measured, and may be recommended
 
     @property
@@ -107,7 +108,7 @@ class InferencePlan:
     @property
     def out(self) -> dict[str, int]:
         """How many rows are out, by reason."""
-        fits = np.asarray(self.estimate.room >= 1) if self.case.engine.batching == "continuous" else self.possible
+        fits = np.asarray(self.estimate.room >= 1) if self.rate is not None else self.possible
         reasons = {MEMORY: int((~self.possible & ~fits).sum()), SATURATED: int((~self.possible & fits).sum())}
         reasons[DOMINATED] = int(self.possible.sum()) - len(self.front)
         return {reason: count for reason, count in reasons.items() if count}
@@ -175,15 +176,17 @@ def plan_inference(config: Config) -> InferencePlan:
     found = estimated(case, work)
     if work.rate is not None:  # requests in flight follow from the rate
         table["batch"] = np.maximum(np.ceil(found.running), 1)
-    return InferencePlan(case, found, config.sla, config.serving.device_hour, dropped)
+    return InferencePlan(case, found, config.sla, config.serving.device_hour, dropped, work.rate)
 
 
 def estimated(case: InferenceCase, work: WorkloadConfig, rate: np.ndarray | None = None) -> InferenceEstimate:
     """Static batches where they are asked for or the engine knows no others; else a closed loop, or open arrivals (at ``rate``, by row)."""
     if work.rate is not None:
         return opened(case, work.rate if rate is None else rate)
-    in_batches = work.batch is not None or (work.concurrency is None and case.engine.batching != "continuous")
-    return static(case) if in_batches else closed(case)
+    if work.concurrency is None:
+        return static(case) if work.batch is not None or case.engine.batching != "continuous" else closed(case)
+    found = closed(case)  # where it cannot be shared out evenly, some replicas have fewer
+    return replace(found, arriving=np.minimum(found.arriving, work.concurrency / case.replicas))
 
 
 def check(config: Config) -> None:
@@ -251,7 +254,7 @@ def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
             if reason := _broken(tensor, pipeline, devices, model.heads, model.layers, engine.tensor, engine.pipeline):
                 dropped[reason] += 1
                 continue
-            most = devices // (tensor * pipeline)
+            most = min(devices // (tensor * pipeline), work.concurrency or devices)
             load = work.concurrency or work.rate
             for replicas in sorted({*powers(most), most}) if load else [most]:
                 rows += [(tensor, pipeline, replicas, batch) for batch in _batches(config, replicas)]

@@ -223,3 +223,50 @@ def test_every_constant_is_told_with_its_prior_its_kind_and_its_source() -> None
         assert set(entry) == {"value", "default", "spread", "kind", "source"}, name
         assert entry["kind"] in ("fitted", "set") and entry["source"] and entry["default"] > 0
         assert (entry["spread"] is not None) == (entry["kind"] == "fitted"), name
+
+
+def served_of_light(case: InferenceCase, throughput: np.ndarray) -> np.ndarray:
+    """Products of the requests that are served per second, as a part of what the devices' peak computes."""
+    s, devices = case.shape, case.tensor * case.pipeline * case.replicas
+    each = 2 * (s.attention_parameters + s.mlp_parameters) * s.layers * (case.input + case.output - 1)
+    return np.asarray(throughput * each / (devices * case.device.peak(case.weights)))
+
+
+SHORT = (60, 20), (512, 1), (2000, 1), (4000, 4), (512, 128)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm", "trireme"])
+@pytest.mark.parametrize("lengths", SHORT, ids=str)
+def test_no_load_is_served_faster_than_its_prompts_are_read_at_the_speed_of_light(name: str, lengths: tuple[int, int]) -> None:
+    """However many requests are in flight, and however many arrive: what is said to be served has been computed."""
+    case = asked(*((t, 1, 1, b) for t in (1, 2) for b in (1, 16, 96, 256, 512)), name=name, device="a100_80", lengths=lengths)
+    assert np.all(served_of_light(case, closed(case).throughput) <= 1)
+    for rate in (1.0, 10.0, 100.0, 1e3, 1e4):
+        found = opened(case, rate)
+        assert np.all(served_of_light(case, found.throughput)[found.fits > 0] <= 1)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm", "trireme"])
+def test_more_requests_in_flight_never_lower_the_throughput_where_there_is_room(name: str) -> None:
+    case = asked(*((1, 1, 1, b) for b in (1, 8, 32, 96, 128, 192, 256, 512)), name=name, device="a100_80", lengths=(60, 20))
+    assert np.all(np.diff(closed(case).throughput) > 0)
+
+
+def test_prompts_of_those_that_arrive_slow_the_tokens_of_those_that_run() -> None:
+    """A turn of decoding is as long as if nobody came, and what all prompts of a second take of that second on top."""
+    found = opened(asked((1, 1, 1, 1), name="sglang", lengths=(2000, 100)), 4.0)
+    reading = float(found.step["prompts of other requests"][0] / found.tpot[0])
+    alone = closed(asked((1, 1, 1, 1), name="sglang", lengths=(2000, 1)))
+    once = float((alone.ttft - alone.prompt["scheduling"])[0])
+    assert reading == pytest.approx(4.0 * once, rel=0.1)
+
+
+def test_arrivals_at_a_host_whose_memory_is_not_known_are_predicted() -> None:
+    found = opened(on_host((1, 1, 1, 1)), 1e-4)
+    assert found.fits[0] > 0.99 and found.throughput[0] == pytest.approx(1e-4, rel=1e-3) and np.isfinite(found.latency).all()
+
+
+def test_our_generator_lets_nothing_wait_so_that_a_loop_beyond_the_memory_does_not_fit() -> None:
+    room = int(closed(asked((1, 1, 1, 1), name="trireme")).room[0])
+    few, many = closed(asked((1, 1, 1, 8), (1, 1, 1, 4 * room), name="trireme")).fits
+    assert few > 0.5 > many

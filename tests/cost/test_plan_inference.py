@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose
-from launcher.planning.inference import InferencePlan, command, front, name_of, plan_inference
+from launcher.planning.inference import SATURATED, InferencePlan, command, front, name_of, plan_inference
 from trainer.spec import ConfigError
 
 BASE = ["task=inference", "recipe=gpt3_175b", "workload=nemo", "cluster.nodes=8", "serving.weights=fp16", "serving.kv=fp16"]
@@ -54,6 +54,21 @@ def test_a_higher_rate_needs_more_and_an_impossible_one_says_so() -> None:
     assert best[0] is not None and best[1] is not None
     assert few.values["devices"][best[0]] < many.values["devices"][best[1]]
     assert not plan_inference(compose([*BASE, "engine=vllm", "workload.rate=1e6"])).possible.any()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trireme"])
+@pytest.mark.parametrize("concurrency", [1, 3, 9, 100])
+def test_no_more_is_in_flight_than_was_asked_for(engine: str, concurrency: int) -> None:
+    plan = plan_inference(compose([*BASE, f"engine={engine}", f"workload.concurrency={concurrency}"]))
+    in_flight = plan.values["throughput"] * plan.values["latency_ms"] / 1e3
+    assert np.all(plan.table["replicas"] <= concurrency) and np.all(in_flight <= concurrency * (1 + 1e-9))
+
+
+def test_what_is_out_is_out_for_load_only_where_requests_arrive_and_there_is_room() -> None:
+    for engine in ("vllm", "trireme"):
+        words = ["task=inference", "recipe=gpt3_126m", "workload=chat", f"engine={engine}"]
+        assert list(plan_inference(compose([*words, "workload.rate=1e6"])).out) == [SATURATED]
+    assert SATURATED not in planned("recipe=gpt3_175b", "engine=vllm", "hardware=v100_16").out
 
 
 def test_rendered_commands_have_the_layout_and_the_formats() -> None:

@@ -6,12 +6,13 @@ b/o of them begin in every step, so that in the mean a step takes
 
     decode(b, i + o/2) + staggered b/o prefill(i)
 
-(Little's law; the prompts that are read together with a request's own are not waited for). Open arrivals at rate r: the b with b = r times
-the time that a request stays.
+(Little's law; the prompts that are read together with a request's own are waited for before its first token instead). Open arrivals at rate
+r: the b with b = r times the time that a request stays; they begin apart, and so do those of our own generator's closed loop.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import Parts, add, scale, total
 
 BUBBLE, SCHEDULING, OTHERS, QUEUE = "pipeline bubble", "scheduling", "prompts of other requests", "queue"
+MOST_RUNNING = 2.0**20
+"""Requests of a replica that run at once, where no memory bounds them (a host whose memory is not known)."""
 
 
 @dataclass(frozen=True)
@@ -90,49 +93,70 @@ def through(one: Parts, groups: Array, stages: np.ndarray, drains: bool) -> Part
 
 
 def closed(case: InferenceCase) -> InferenceEstimate:
-    """``batch`` requests in flight per replica: one that ends is followed by the next. Those beyond the room wait."""
-    room = memory.room(case)
-    running = np.clip(case.batch, 1.0, np.maximum(room, 1.0))
-    prompt, step = _running(case, running)
-    stay = total(prompt) + (case.output - 1) * total(step)
-    prompt[QUEUE] = (case.batch / running - 1) * stay
-    return _estimate(case, (prompt, step), _running(case.at_light(), running), running, case.batch, memory.fits(case, 1.0))
+    """``batch`` requests in flight per replica: one that ends is followed by the next. Those beyond the room wait; our own generator lets
+    none wait, and spreads them out."""
+    own = case.engine.own
+    running = case.batch if own else np.clip(case.batch, 1.0, np.maximum(memory.room(case), 1.0))
+    prompt, step = _running(case, running, own)
+    light = case.at_light()
+    every_prompt = dataclasses.replace(light, constants=light.constants.on({"staggered": 1.0, "waves": 1.0}))
+    stay, least = _stay(case, prompt, step), _stay(case, *_running(every_prompt, running, own))
+    prompt[OTHERS] = prompt[OTHERS] + np.maximum(least - stay, 0.0)  # a share of the prompts is not read faster than light reads all
+    prompt[QUEUE] = (case.batch / running - 1) * np.maximum(stay, least)
+    fits = memory.fits(case, running if own else 1.0)
+    return _estimate(case, (prompt, step), _running(light, running, own), running, case.batch, fits)
+
+
+def _stay(case: InferenceCase, prompt: Parts, step: Parts) -> np.ndarray:
+    """Seconds from the first pass of a request to its last token."""
+    return np.asarray(total(prompt) + (case.output - 1) * total(step))
 
 
 def opened(case: InferenceCase, rate: Array) -> InferenceEstimate:
     """Requests arrive at ``rate`` per second over all replicas. Where they are more than a replica serves, ``fits`` is 0."""
-    room, each = np.maximum(memory.room(case), 1.0), rate / case.replicas
+    room, each = np.clip(memory.room(case), 1.0, MOST_RUNNING), rate / case.replicas
     low, high = np.zeros_like(room), room
     for _ in range(40):
         middle = (low + high) / 2
-        prompt, step = _running(case, middle)
-        enough = middle >= each * (total(prompt) + (case.output - 1) * total(step))
+        enough = middle >= each * _held(case, *_running(case, middle, True))
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    prompt, step = _running(case, high)
-    stay = total(prompt) + (case.output - 1) * total(step)
-    busy = np.minimum(each * total(prompt), 0.999)
-    prompt[QUEUE] = busy * total(prompt) / (2 * (1 - busy))  # Pollaczek and Khinchine: prompts of equal length, one after the other
-    kept = np.where(room * 1.001 >= each * stay, 1.0, 0.0)
-    arriving = np.where(kept > 0, each * (stay + prompt[QUEUE]), high)
+    prompt, step = _running(case, high, True)
+    busy = np.minimum(step[OTHERS] / total(step), 0.999)  # part of the time in which prompts are read
+    prompt[QUEUE] = busy / (2 * (1 - busy)) * step[OTHERS] * case.output / high  # Pollaczek and Khinchine: prompts of equal length
+    stay = _stay(case, prompt, step)
+    kept = np.where(room * 1.001 >= each * _held(case, prompt, step), 1.0, 0.0)
+    arriving = np.where(kept > 0, each * stay, high)
     fits = memory.fits(case, np.ceil(high)) * kept
-    return _estimate(case, (prompt, step), _running(case.at_light(), high), high, arriving, fits)
+    return _estimate(case, (prompt, step), _running(case.at_light(), high, True), high, arriving, fits)
 
 
-def _running(case: InferenceCase, running: np.ndarray) -> tuple[Parts, Parts]:
-    """The parts of a first and of a further token while ``running`` requests of a replica are decoded."""
+def _held(case: InferenceCase, prompt: Parts, step: Parts) -> np.ndarray:
+    """Seconds for which a request is among those that run: no fewer turns than it has tokens."""
+    each = total(step)
+    return np.asarray(np.maximum(total(prompt), each) + (case.output - 1) * each)
+
+
+def _running(case: InferenceCase, running: np.ndarray, apart: bool) -> tuple[Parts, Parts]:
+    """The parts of a first and of a further token while ``running`` requests of a replica are decoded. ``apart``: they began at different
+    times, so that all prompts of a turn are waited for, and only they are read together; else as many together as a pass takes."""
     c, engine, p = case.constants, case.engine, case.pipeline
     each = np.maximum(running / np.minimum(p, np.maximum(running, 1.0)), 1.0)
     decoding = Load(running=each, context=case.context)
     step = add(forward(case, decoding), choosing(case, each))
     together = np.clip(engine.prefill_tokens / case.input, 1.0, np.maximum(each, 1.0))
-    prompts = Load(together, case.input)
+    if apart:
+        together = np.clip(each / case.output, 1.0, together)
+    read = add(forward(case, Load(together, case.input)), choosing(case, together))
     if engine.prefill == "mixed":
         mixed = forward(case, Load(together, case.input, each, case.context))
-        further, share = total(mixed) - total(forward(case, decoding)), c.staggered
+        further, share = total(mixed) - total(forward(case, decoding)) + total(choosing(case, together)), c.staggered
     else:
-        further, share = total(forward(case, prompts)), c.staggered * c.waves
-    further = further + total(choosing(case, together))
-    begun = running / together / case.output * np.maximum(1 - together / np.maximum(running, 1.0), 0.0)
+        further, share = total(read), c.staggered * c.waves
+    begun = running / together / case.output  # passes of prompts in a turn
+    if apart:
+        share = 1.0
+    else:
+        begun = begun * np.maximum(1 - together / np.maximum(running, 1.0), 0.0)
     host = (
         telling(case, np.minimum(running / case.output, 1.0))
         if case.costs
@@ -140,7 +164,8 @@ def _running(case: InferenceCase, running: np.ndarray) -> tuple[Parts, Parts]:
     )
     step |= {OTHERS: share * begun * further / p, SCHEDULING: host}
     first = add(forward(case, Load(np.ones_like(p), case.input)), choosing(case, np.ones_like(p)))
-    first |= {SCHEDULING: host + total(step) / 2, QUEUE: np.zeros_like(host)}
+    beside = share * (1 - 1 / together) * total(read)
+    first |= {OTHERS: beside + step[OTHERS], SCHEDULING: host + (total(step) - step[OTHERS]) / 2, QUEUE: np.zeros_like(host)}
     return scale(first, case.crowding), scale(step, case.crowding)
 
 
