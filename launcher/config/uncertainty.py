@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.config.compose import conf_dir
 from launcher.config.yaml_text import read_yaml
+from trainer.spec import ConfigError
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Widths:
     transfer: float  # of a step time on fewer nodes as one of the full size
 
 
+LARGEST = 100.0
+"""No width is larger: the logarithm of nothing that was measured."""
+PLACE = ("tflops", "layers", "hidden", "seq", "gpus", "precision", "trainer")
+"""What is kept of a run, so that distances from it are known (``launcher.cost.known``)."""
 OF_PARTS = ("part", "host", "communication", "bubble")
 """Widths of time parts."""
 
@@ -51,9 +56,41 @@ def shipped_widths() -> Widths:
 
 
 def widths_on(learnt: Mapping[str, Any]) -> Widths:
-    """The shipped widths with what was learnt of a machine (``HardwareConfig.learnt``)."""
-    own = {name: float(value) for name, value in learnt.get("widths", {}).items()}
-    return dataclasses.replace(shipped_widths(), **own)
+    """The shipped widths with what was learnt of a machine (``HardwareConfig.learnt``). ``ConfigError`` where that says something else."""
+    own = learnt.get("widths", {})
+    known = [each.name for each in dataclasses.fields(Widths)]
+    if not isinstance(own, Mapping) or any(name not in known or not _is_width(value) for name, value in own.items()):
+        raise _mangled("widths", f"numbers from 0 to {LARGEST:g} for some of {', '.join(known)}")
+    if not isinstance(learnt.get("runs", []), list):
+        raise _mangled("runs", "a list")
+    if not isinstance(learnt.get("places", []), list) or not all(map(_is_place, learnt.get("places", []))):
+        raise _mangled("places", f"a list of mappings with {', '.join(PLACE)}")
+    spreads = learnt.get("spreads", {})
+    if not isinstance(spreads, Mapping) or not all(map(_is_width, spreads.values())):
+        raise _mangled("spreads", f"numbers from 0 to {LARGEST:g} by constant")
+    return dataclasses.replace(shipped_widths(), **{name: float(value) for name, value in own.items()})
+
+
+def _is_width(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_place(place: object) -> bool:
+    if not isinstance(place, Mapping) or set(place) != set(PLACE):
+        return False
+    return all(isinstance(place[name], (int, float)) and place[name] > 0 for name in PLACE[:-2]) and all(
+        isinstance(place[name], str) for name in PLACE[-2:]
+    )
+
+
+def _mangled(key: str, allowed: str) -> ConfigError:
+    remedy = "it is what 'trireme calibrate' learnt, as a whole: run that again, or leave learnt out"
+    return ConfigError(f"cluster.hardware.learnt.{key} is not {allowed}; {remedy}")
+
+
+def widest(one: Widths, other: Widths) -> Widths:
+    """The larger of each."""
+    return Widths(*map(max, dataclasses.astuple(one), dataclasses.astuple(other)))
 
 
 def widened(widths: Widths, distance: float) -> Widths:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.config.uncertainty import known_runs, uncertainty_file
+from launcher.config.uncertainty import PLACE, known_runs, uncertainty_file
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
@@ -88,9 +88,30 @@ def _squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.asarray(((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=2))
 
 
-def distance_of(case: Case) -> float:
-    """Doublings from the machine, trainer, number format and model of a question to those of the nearest known run."""
-    return float(Places.of([asked_cells(case, 0)]).apart(_known_places()).min())
+def distance_of(case: Case, own: Sequence[Mapping[str, Any]] = ()) -> float:
+    """Doublings from the machine, trainer, number format and model of a question to those of the nearest known run, or of ``own``."""
+    return float(distances([asked_cells(case, 0)], own)[0])
+
+
+def distances(cells: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
+    """(n,) the same for questions as cells; ``own`` are runs that were measured here (``place_of``)."""
+    asked = Places.of(cells)
+    far = asked.apart(_known_places()).min(axis=1)
+    if not own:
+        return np.asarray(far)
+    any_layout = dict.fromkeys(DEGREES, 1) | {"recompute": RECOMPUTE[0]}
+    return np.minimum(far, asked.apart(Places.of([any_layout | dict(each) for each in own])).min(axis=1))
+
+
+def place_of(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``cells`` that say how far questions are from a run."""
+    return {name: cells[name] for name in PLACE}
+
+
+def same_words(case: Case, own: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of ``own`` had the trainer and the width of the number format that are asked about."""
+    asked = [WIDTHS.get(case.precision, case.precision), case.trainer.name]
+    return any([WIDTHS.get(each["precision"], each["precision"]), each["trainer"]] == asked for each in own)
 
 
 def nearest_runs(case: Case, place: int, count: int = 3) -> list[KnownRun]:

@@ -3,15 +3,18 @@
     log(measured / predicted) of run i = a + sum over parameters j of slope_ij d_j + error of its layout
 
 ``a`` is the common error of machine and trainer, ``d_j`` what the logarithm of a constant (conf/constants.yaml), or of the rate of matrix
-products, is off on this machine. Priors are the shipped values with the widths of ``launcher.config.uncertainty`` (a constant is one reason
-for a time part to be off, so its width is ``part``), or what an earlier calibration left of them. The errors of layouts are those of
-``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The model is linearised where it is (Gauss-Newton), three times,
+products, is off on this machine. Priors are the shipped values with the widths of ``launcher.config.uncertainty`` (that of a constant is
+``constant``), or what an earlier calibration left of them; runs far from all known ones start with wider ones, as predictions of them do.
+The errors of layouts are those of ``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The width of ``a`` is no better
+known than that of layouts: it is multiplied by a factor with the distribution of s, but of its own, so that a machine on which every layout
+takes three times as long is not taken for one whose layouts scatter. The model is linearised where it is (Gauss-Newton), three times,
 and the posterior there is a mixture of Gaussians, one per node (Laplace; MacKay 2003, chapter 27), of which mean and variance are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +24,16 @@ import numpy as np
 
 from launcher.config.constants import constant_entries
 from launcher.config.schema import HardwareConfig
-from launcher.config.uncertainty import OF_PARTS, Widths, widths_on
+from launcher.config.uncertainty import OF_PARTS, Widths, widened, widths_on
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
+from launcher.cost.known import cells_of, distances, place_of
 from launcher.cost.model import step
-from launcher.cost.parts import total
+from launcher.cost.parts import WIDTH_OF_PART, total
 from launcher.cost.prediction import CostModel
 from launcher.cost.uncertainty import Traits, between, coordinates, sizes
+from launcher.tables.canonical import MeasuredRun, written
 from launcher.tables.cases import TableCase, machine_of
 from launcher.tables.predictions import grouped, predict_rows
 from trainer.spec import ConfigError
@@ -44,6 +49,8 @@ MATTERS = 1e-4
 LARGEST = {"wave_weight": 1.0, "tensor_hidden": 0.95, "sends_hidden": 0.95, "data_hidden": 0.95}
 """Shares of something: none is above 1, and something always shows."""
 DIGITS = 4
+MOST = 4000
+"""Runs at once: their covariances are a matrix of that size."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +65,26 @@ class Lesson:
 def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Lesson:
     """The hardware file ``name``: ``hardware``, of which all of ``cases`` are measured runs, corrected by them. ``ConfigError`` where
     nothing is left to learn from."""
-    known = set(hardware.learnt.get("runs", []))
-    new = [case for case in cases if case.row.step_seconds and run_id(case) not in known]
+    known = {as_id(each) for each in hardware.learnt.get("runs", [])}
+    new = list({run_id(case): case for case in cases if case.row.step_seconds and run_id(case) not in known}.values())
     if not new:
         raise ConfigError(f"all runs with a step time are in {hardware.name} already; give others, or a hardware without them")
-    widths = widths_on(hardware.learnt)
-    values = start(new, hardware)
+    asked, noise = without_repeats(new, widths_on(hardware.learnt).noise)
+    if len(asked) > MOST:
+        raise ConfigError(f"{len(asked):,} different runs are more than can be learnt from at once; give {MOST:,} of them at most")
+    earlier, cells = hardware.learnt.get("places", []), [cells_of_run(case) for case in asked]
+    widths = widened(widths_on(hardware.learnt), float(np.median(distances(cells, earlier))))
+    values = start(asked, hardware)
     found, here = values, np.zeros(len(values) + 1)
     prior = np.array([widths.common, *(float(hardware.learnt.get("spreads", {}).get(each, widths.constant)) for each in values)])
     for _ in range(ROUNDS):
-        ratios, slopes = linear(new, hardware, found)
-        update = Update(np.column_stack([np.ones(len(new)), slopes]), ratios + slopes @ here[1:], traits(new), widths, prior)
+        ratios, slopes = linear(asked, hardware, found)
+        update = Update(np.column_stack([np.ones(len(asked)), slopes]), ratios + slopes @ here[1:], traits(asked), widths, prior, noise)
         here = update.mean
         found = {each: value * float(np.exp(move)) for (each, value), move in zip(values.items(), here[1:], strict=True)}
     learnt = {
         "runs": sorted(known | {run_id(case) for case in new}),
+        "places": distinct([*earlier, *map(place_of, cells)]),
         "widths": {each: rounded(value) for each, value in update.widths().items()},
         "spreads": {each: rounded(spread) for each, spread in zip(values, update.spreads[1:], strict=True)},
     }
@@ -81,9 +93,42 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     return Lesson(corrected, missed(new, hardware), missed(new, corrected))
 
 
+def cells_of_run(case: TableCase) -> dict[str, Any]:
+    """What distances from a run are measured by."""
+    words = {"precision": case.precision, "trainer": case.trainer.name}
+    return words | cells_of(case.device, case.shape, case.layout, case.row["gpus"])
+
+
+def distinct(places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each once, in order."""
+    return [dict(each) for each in {tuple(sorted(place.items())): place for place in places}.values()]
+
+
 def run_id(case: TableCase) -> str:
-    """A measured run, so that it counts once."""
-    return f"{crc32(repr((case.layout.tolist(), case.global_batch, case.shape, case.precision, case.row.step_seconds)).encode()):08x}"
+    """A measured run, so that it counts once: a sweep, and the table that ``trireme rank --csv`` makes of it, have the same runs."""
+    took = None if case.row.step_seconds is None else float(written(case.row.step_seconds))
+    return as_id(f"{crc32(repr((case.layout.tolist(), case.global_batch, case.shape, case.precision, took)).encode()):08x}")
+
+
+def as_id(text: object) -> str:
+    """With a letter before it, since YAML readers take 1234e567 for a number. Files that were written before have none."""
+    return f"r{str(text).removeprefix('r')}"
+
+
+def without_repeats(cases: Sequence[TableCase], noise: float) -> tuple[list[TableCase], np.ndarray]:
+    """Every question once, with the median of its step times, and the error of each as a logarithm: ``noise``, or what repeats of one
+    layout scatter, over the root of their number. Repeats say nothing of other layouts."""
+    groups: dict[object, list[TableCase]] = defaultdict(list)
+    for case in cases:
+        asked = (case.shape, case.global_batch, case.device, case.constants, case.precision, case.trainer)
+        groups[case.layout.tobytes(), repr(asked)].append(case)
+    found, errors = [], []
+    for members in groups.values():
+        seconds = np.array([case.row.step_seconds for case in members])
+        row = members[0].row
+        found.append(dataclasses.replace(members[0], row=MeasuredRun(row.number, {**row.cells, "step_time_s": float(np.median(seconds))})))
+        errors.append(max(noise, float(np.log(seconds).std() / np.sqrt(len(seconds)))))
+    return found, np.array(errors)
 
 
 def start(cases: Sequence[TableCase], hardware: HardwareConfig) -> dict[str, float]:
@@ -149,22 +194,25 @@ def traits(cases: Sequence[TableCase]) -> Traits:
 
 class Update:
     """A linear Gaussian update: ``targets`` = ``slopes`` x parameters + errors of layouts, (runs,) and (runs, parameters). ``prior`` has
-    the widths of the parameters, of which the first is the common error."""
+    the widths of the parameters, of which the first is the common error; ``noise`` (runs,) is that of the measurements."""
 
-    def __init__(self, slopes: np.ndarray, targets: np.ndarray, kinds: Traits, before: Widths, prior: np.ndarray):
-        self.slopes, self.before = slopes, before
+    def __init__(self, slopes: np.ndarray, targets: np.ndarray, kinds: Traits, before: Widths, prior: np.ndarray, noise: np.ndarray):
+        self.slopes, self.before, self.noise = slopes, before, noise
+        self.kinds = kinds
         self.errors = between(before, kinds, kinds, np.eye(len(targets))).rest  # constants are the reasons for errors of parts
         self.prior = np.diag(prior**2)
         nodes, weights = sizes()
-        found = [self._at(np.exp(2 * before.scale * node), targets) for node in nodes]
-        evidence = np.log(weights) + [each[0] for each in found]
-        shares = np.exp(evidence - np.logaddexp.reduce(evidence))
-        self.size = float(np.exp(before.scale * shares @ nodes))
-        self.sureness = float(before.scale * np.sqrt(max(shares @ nodes**2 - (shares @ nodes) ** 2, 0.0)))
+        commons = prior[0] * np.exp(before.scale * nodes)  # how large the common error may be is known no better than that of layouts
+        found = [self._at(np.exp(2 * before.scale * node), targets, commons) for node in nodes]
+        evidence = np.log(np.multiply.outer(weights, weights)) + np.stack([each[0] for each in found])
+        shares = np.exp(evidence - np.logaddexp.reduce(evidence.ravel()))
+        of_size = shares.sum(axis=1)
+        self.size = float(np.exp(before.scale * of_size @ nodes))
+        self.sureness = float(before.scale * np.sqrt(max(of_size @ nodes**2 - (of_size @ nodes) ** 2, 0.0)))
         # what is known of the parameters is a mixture over the sizes: its variance has the spread of their means, too
-        means, covariances = (np.stack([each[place] for each in found]) for place in (1, 2))
-        self.mean = shares @ means
-        self.covariance = np.tensordot(shares, covariances, 1) + (means - self.mean).T * shares @ (means - self.mean)
+        means, covariances = (np.concatenate([each[place] for each in found]) for place in (1, 2))
+        self.mean = shares.ravel() @ means
+        self.covariance = np.tensordot(shares.ravel(), covariances, 1) + (means - self.mean).T * shares.ravel() @ (means - self.mean)
 
     @property
     def spreads(self) -> np.ndarray:
@@ -176,24 +224,43 @@ class Update:
         error; the rest is an error of parts."""
         before, now = (self.slopes @ each @ self.slopes.T for each in (self.prior, self.covariance))
         count = len(now)
-        if count == 1:
-            return {"common": float(np.sqrt(now[0, 0])), "scale": self.sureness} | self._sized(1.0)
-        apart = ~np.eye(count, dtype=bool)
+        apart = ~np.eye(count, dtype=bool) if count > 1 else np.ones((1, 1), dtype=bool)
         common, first = max(float(now[apart].mean()), 0.0), float(before[apart].mean())
-        open_share = max(float(np.diag(now).mean()) - common, 0.0) / max(float(np.diag(before).mean()) - first, 1e-9)
-        return {"common": float(np.sqrt(common)), "scale": self.sureness} | self._sized(float(np.sqrt(min(open_share, 1.0))))
+        if count == 1:  # nothing tells apart what all runs share
+            left = common / first
+        else:
+            left = max(float(np.diag(now).mean()) - common, 0.0) / max(float(np.diag(before).mean()) - first, 1e-9)
+        return {"common": float(np.sqrt(common)), "scale": self.sureness} | self._sized(float(np.sqrt(min(left, 1.0))))
 
     def _sized(self, left: float) -> dict[str, float]:
-        parts = {name: left * getattr(self.before, name) for name in OF_PARTS}
+        parts = {name: max(left, self._untouched(name)) * getattr(self.before, name) for name in OF_PARTS}
         return parts | {name: self.size * getattr(self.before, name) for name in ("layout", "rough")}
 
-    def _at(self, factor: float, targets: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """Log evidence, mean and covariance of the parameters for one s**2."""
-        cross = self.prior @ self.slopes.T
-        gram = self.slopes @ cross + factor * self.errors + self.before.noise**2 * np.eye(len(targets))
-        solved = np.linalg.solve(gram, np.column_stack([targets, cross.T]))
-        evidence = -0.5 * (targets @ solved[:, 0] + np.linalg.slogdet(gram)[1])
-        return float(evidence), cross @ solved[:, 0], self.prior - cross @ solved[:, 1:]
+    def _untouched(self, name: str) -> float:
+        """How much of the width ``name`` of time parts is left at least: they had so small a share of the runs' steps that the errors
+        of layouts hide what they are off."""
+        own = np.array([each == name for each in WIDTH_OF_PART.values()])
+        said = ((self.kinds.shares[:, own] * getattr(self.before, name)) ** 2).sum(axis=1)
+        hidden = self.size**2 * (self.before.layout**2 + self.before.rough**2) + self.noise**2
+        return float(1 / np.sqrt(1 + (said / hidden).sum()))
+
+    def _at(self, factor: float, targets: np.ndarray, commons: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For one s**2, and each width of the common error: log evidence (k,), mean (k, parameters) and covariance of the parameters."""
+        slopes, prior = self.slopes[:, 1:], self.prior[1:, 1:]
+        cross = prior @ slopes.T
+        gram = slopes @ cross + factor * self.errors + np.diag(self.noise**2)
+        ones = np.ones(len(targets))
+        solved = np.linalg.solve(gram, np.column_stack([targets, ones, cross.T]))
+        known, pull = float(ones @ solved[:, 1]), float(ones @ solved[:, 0])
+        variance = 1 / (1 / commons**2 + known)  # of the common error, all else summed over
+        common = variance * pull
+        evidence = -0.5 * (targets @ solved[:, 0] - pull * common + np.linalg.slogdet(gram)[1] + np.log(commons**2 / variance))
+        slope = cross @ solved[:, 1]  # by how much the other parameters give way to it
+        means = np.column_stack([common, cross @ solved[:, 0] - np.multiply.outer(common, slope)])
+        turn = np.concatenate([[1.0], -slope])
+        covariances = variance[:, None, None] * np.multiply.outer(turn, turn)
+        covariances[:, 1:, 1:] += prior - cross @ solved[:, 2:]
+        return evidence, means, covariances
 
 
 def rounded(value: float) -> float:

@@ -11,12 +11,16 @@ import pytest
 from launcher.cli import calibrate
 from launcher.cli.main import main
 from launcher.config import compose
-from launcher.config.hardware import shipped_hardware
+from launcher.config.hardware import hardware_files, shipped_hardware
 from launcher.config.schema import HardwareConfig
-from launcher.config.uncertainty import shipped_widths
-from launcher.tables.canonical import MeasuredRun, read, write
+from launcher.config.uncertainty import Widths, shipped_widths, widths_on
+from launcher.config.yaml_text import read_yaml
+from launcher.cost import CostModel
+from launcher.cost.inputs.layouts import to_table
+from launcher.cost.uncertainty import TimeSurrogate
+from launcher.tables.canonical import MeasuredRun, read, write, written
 from launcher.tables.cases import TableCase, table_case
-from launcher.tables.learning import learn, missed, on, start, with_values
+from launcher.tables.learning import as_id, learn, missed, on, run_id, start, step_seconds, traits, with_values
 from launcher.tables.predictions import predict_rows
 from trainer.spec import ConfigError
 
@@ -93,6 +97,73 @@ def test_a_run_counts_once() -> None:
         learn(cases, found, "again")
 
 
+def test_a_row_that_stands_twice_in_a_table_counts_once() -> None:
+    cases, _, hardware = planted(4, 5)
+    assert learn([*cases, *cases, *cases], hardware, "here").hardware == learn(cases, hardware, "here").hardware
+
+
+def test_repeats_of_one_layout_say_nothing_of_other_layouts() -> None:
+    """Twenty runs of one layout that agree to 0.1 % leave as much open between layouts as one."""
+    case, hardware = cases_of(PLAIN[:1])[0], shipped_hardware()[HARDWARE]
+    seconds = case.row.step_seconds * (1 + 0.001 * np.linspace(-1, 1, 20))
+    many, one = (learn(measured_as([case] * len(some), some), hardware, "here").hardware for some in (seconds, seconds[10:11]))
+    assert len(many.learnt["runs"]) == 20
+    for name in ("layout", "rough", "part", "common"):
+        assert many.learnt["widths"][name] == pytest.approx(one.learnt["widths"][name], rel=0.1)
+
+
+def test_a_sweep_and_its_table_are_the_same_runs() -> None:
+    case = measured_as(cases_of(ROWS[:1]), np.array([0.123456789012345678]))[0]
+    assert run_id(case) == run_id(measured_as([case], np.array([float(written(case.row.step_seconds))]))[0])
+
+
+@pytest.mark.parametrize("slower", [2.0, 3.0, 5.0, 0.4])
+def test_a_machine_far_from_what_is_expected_is_learnt_from_ten_runs(slower: float) -> None:
+    """What all layouts share may be off by much more than elsewhere; other layouts are then predicted, and lie in their intervals."""
+    hardware, cases = shipped_hardware()[HARDWARE], cases_of(ROWS[::2])
+    cases = measured_as(cases, slower * np.array([case.row.step_seconds for case in cases]))
+    found = learn(cases[::4][:10], hardware, "here").hardware
+    others = [case for i, case in enumerate(cases) if i % 4]
+    assert np.median(abs(missed(others, found))) < 0.1
+    seconds = step_seconds(on(others, found))
+    low, high = TimeSurrogate(seconds, traits(on(others, found)), widths_on(found.learnt)).posterior().interval
+    measured = seconds * np.exp(missed(others, found))
+    assert np.mean((low < measured) & (measured < high)) >= 0.8
+
+
+def test_parts_that_the_runs_do_not_have_keep_their_width() -> None:
+    """Runs without a pipeline teach nothing of its bubble."""
+    flat = [case for case in cases_of(ROWS) if case.layout["pipeline"] == 1]
+    widths = learn(flat, shipped_hardware()[HARDWARE], "here").hardware.learnt["widths"]
+    assert len(flat) > 5 and widths["bubble"] == pytest.approx(shipped_widths().bubble, rel=1e-3) and widths["part"] < shipped_widths().part
+
+
+class TestWidths:
+    """How far predictions with what was learnt may be off depends on how much the question is like the runs."""
+
+    def widths(self, *overrides: str) -> tuple[Widths, Widths]:
+        """Before and after, of one question."""
+        hardware = shipped_hardware()[HARDWARE]
+        cases = [case for case in cases_of(ROWS) if case.layout["pipeline"] == 1]
+        found = learn(cases, hardware, "here").hardware
+        config = compose(["recipe=llama_13b", f"trainer={cases[0].row['trainer']}", *overrides])
+        models = (CostModel(dataclasses.replace(config.cluster, hardware=each), config.trainer) for each in (hardware, found))
+        layout = dataclasses.replace(config.layout, data=config.cluster.world_size)
+        before, after = (each.widths(each.case(config.model, to_table([layout]), config.run)) for each in models)
+        return before, after
+
+    def test_they_are_narrower_near_the_runs(self) -> None:
+        before, after = self.widths()
+        assert after.common < before.common and after.part < before.part
+
+    def test_they_are_no_narrower_under_another_trainer(self) -> None:
+        before, after = self.widths("trainer=deepspeed")
+        assert after.common >= before.common and after.layout >= before.layout and after.part >= before.part
+
+    def test_they_grow_with_the_distance_from_the_runs(self) -> None:
+        assert self.widths("model.seq=131072", "model.layers=4")[1].common > 2 * self.widths()[1].common
+
+
 class TestCommand:
     @pytest.fixture(autouse=True)
     def somewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +178,14 @@ class TestCommand:
         assert main(["calibrate", "--show", "cluster"]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith("learnt from 6 runs:") and "TFLOP/s in bf16" in shown
+
+    def test_a_run_is_the_same_for_every_reader_of_the_file(self) -> None:
+        """1234e567 is a number for some."""
+        assert main(["calibrate", "runs.csv", "--out", "cluster"]) == 0
+        path = Path("runs/hardware/cluster.yaml")
+        text = path.read_text()
+        path.write_text(text.replace(read_yaml(text)["learnt"]["runs"][0], as_id("1234e567")))
+        assert compose(["hardware=cluster"]).cluster.hardware.learnt == hardware_files()["cluster"].learnt
 
     def test_a_search_keeps_no_file_that_is_not_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("runs/hardware").mkdir(parents=True)
