@@ -17,6 +17,7 @@ from trainer.spec import ConfigError
 from trainer.spec.errors import listed, nearest
 
 if TYPE_CHECKING:
+    from launcher.config.hardware import HardwareFiles
     from launcher.config.schema import HardwareConfig
     from launcher.tables.canonical import MeasuredRun
     from launcher.tables.learning import Lesson
@@ -55,16 +56,22 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_args(argv)
     if arguments.show is not None:
         return show_file(arguments.show, arguments.config_dir, arguments.json)
+    from launcher.cli.validate import check_units
     from launcher.config.hardware import hardware_files
+    from launcher.tables.canonical import read
+    from launcher.tables.validation import judge
 
-    rows = rows_of(arguments.runs, arguments.dir)
-    base = machine_of_rows(rows)
-    name = arguments.out or f"{base}_calibrated"
+    files, is_table = hardware_files(arguments.config_dir), named_table(arguments.runs)
+    rows = read(arguments.runs) if is_table else sweep_rows(arguments.runs, arguments.dir)
+    base = machine_of_rows(rows, files)
+    if is_table:
+        check_units(judge(rows, files))
+    name = f"{base}_calibrated" if arguments.out is None else arguments.out
     path = target(name, "--out", FOLDER if arguments.config_dir is None else arguments.config_dir / "hardware")
     if path.exists():
         raise ConfigError(f"--out={name}: {path} exists and stays what it is; choose another name, or remove it")
     check_file(path, "--out")
-    lesson = lesson_of(rows, hardware_files()[base], name)
+    lesson = lesson_of(rows, files[base], name)
     write(path, lesson.hardware, f"Learnt by 'trireme calibrate' from {plural(len(lesson.before), 'run')} of {base}.", "--out")
     if arguments.json:
         print(json.dumps(document(lesson, path), indent=2, allow_nan=False))
@@ -85,13 +92,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def rows_of(runs: str | None, folder: str) -> list[MeasuredRun]:
-    """The measured runs of a table, or of a sweep."""
-    from launcher.tables.canonical import read
-
-    if runs is not None and runs.endswith(".csv"):
-        return read(runs)
-    return sweep_rows(runs, folder)
+def named_table(runs: str | None) -> bool:
+    """Whether ``runs`` is a table, and not a sweep."""
+    return runs is not None and (runs.endswith(".csv") or Path(runs).is_file())
 
 
 def sweep_rows(name: str | None, folder: str) -> list[MeasuredRun]:
@@ -106,16 +109,16 @@ def sweep_rows(name: str | None, folder: str) -> list[MeasuredRun]:
     return [MeasuredRun(number, cells) for number, cells in enumerate(table_rows(sweep, rank(measure(sweep.records))), 1)]
 
 
-def machine_of_rows(rows: Sequence[MeasuredRun]) -> str:
+def machine_of_rows(rows: Sequence[MeasuredRun], known: HardwareFiles) -> str:
     """The hardware file of all rows with a step time. ``ConfigError`` where there is none, or more than one."""
-    from launcher.config.hardware import hardware_files
-
-    names = list(dict.fromkeys(str(row["hardware"]) for row in rows if row.step_seconds))
-    if not names:
+    timed = [row for row in rows if row.step_seconds]
+    if not timed:
         raise ConfigError("no run has a step time, so there is nothing to learn; give a sweep with a trial that ended, or such a table")
+    if unnamed := [row.number for row in timed if row["hardware"] is None]:
+        raise ConfigError(f"row {unnamed[0]} has hardware=unknown, so nobody knows what it teaches; name a hardware file, or leave it out")
+    names = list(dict.fromkeys(str(row["hardware"]) for row in timed))
     if len(names) > 1:
         raise ConfigError(f"the runs are of several machines ({', '.join(names)}), and a file describes one; give those of one")
-    known = hardware_files()
     if names[0] not in known:
         raise ConfigError(
             f"the runs are of hardware={names[0]}, which has no file{nearest(names[0], known)}; describe it (docs: "
@@ -170,6 +173,7 @@ def show_file(name: str, folder: Path | None, as_json: bool) -> int:
     """What the hardware file ``name`` has learnt. ``ConfigError`` where there is none, or it has learnt nothing."""
     from launcher.config import compose
     from launcher.config.compose import config_groups
+    from launcher.tables.learning import as_id
     from trainer.spec import to_dict
 
     known = config_groups(folder).get("hardware", [])
@@ -179,7 +183,8 @@ def show_file(name: str, folder: Path | None, as_json: bool) -> int:
     if not hardware.learnt:
         raise ConfigError(f"--show={name} has learnt nothing from runs; 'trireme calibrate SWEEP --out NAME' writes a file that has")
     if as_json:
-        print(json.dumps(to_dict(hardware), indent=2, allow_nan=False))
+        learnt = hardware.learnt | {"runs": [as_id(each) for each in hardware.learnt.get("runs", [])]}
+        print(json.dumps(to_dict(hardware) | {"learnt": learnt}, indent=2, allow_nan=False))
         return 0
     for line in words(hardware):
         print(line)
@@ -190,32 +195,37 @@ def words(hardware: HardwareConfig) -> list[str]:
     """What a file has learnt, one sentence for each thing, the surest first. What the runs say nothing of is left out."""
     import math
 
-    from launcher.config.uncertainty import shipped_widths
+    from launcher.config.constants import constant_entries
+    from launcher.config.uncertainty import shipped_widths, widths_on
     from launcher.cost.inputs.constants import SHIPPED
     from launcher.tables.learning import RATE
 
     learnt, factor, known = hardware.learnt, hardware.time_factor, shipped_widths().constant * SAID
-    lines = [f"learnt from {plural(len(learnt['runs']), 'run')}:"]
+    widths = widths_on(learnt)
+    lines = [f"learnt from {plural(len(learnt.get('runs', [])), 'run')}:"]
     if abs(factor - 1) >= 0.005:
-        lines.append(f"  every step takes {percent(abs(factor - 1))} {'longer' if factor > 1 else 'less long'} than its parts say")
-    for name, spread in sorted(learnt["spreads"].items(), key=lambda item: float(item[1])):
+        lines.append(f"  every step takes {percent(abs(factor - 1))} {'more' if factor > 1 else 'less'} time than its parts say")
+    for name, spread in sorted(learnt.get("spreads", {}).items(), key=lambda item: float(item[1])):
         if float(spread) > known:
             continue
         sure = f"give or take {percent(float(spread), digits=0)} of that"
         if name.startswith(RATE):
             precision = name.removeprefix(f"{RATE} in ")
+            if precision not in hardware.sustained_tflops or precision not in hardware.peak_tflops:
+                continue
             rate, peak = hardware.sustained_tflops[precision], hardware.peak_tflops[precision]
             lines.append(
                 f"  large matrix products sustain {rate:.4g} TFLOP/s in {precision}, {percent(rate / peak, digits=0)} of the peak, {sure}"
             )
             continue
+        if name not in constant_entries():
+            continue
         usual = getattr(SHIPPED, name)
         value = hardware.constants.get(name, usual)
         form = (lambda number: percent(number, digits=0)) if name in REACHED else (lambda number: f"{number:.3g}")
         lines.append(f"  {REACHED.get(name, name + ' is {}').format(form(value))}, {sure} (elsewhere {form(usual)})")
-    widths = {name: percent(value) for name, value in learnt["widths"].items()}
-    apart = percent(math.hypot(learnt["widths"]["layout"], learnt["widths"]["rough"]))
-    lines.append(f"  predictions are sure to {widths['common']} in what all layouts share, and to {apart} between two of them")
+    apart = percent(math.hypot(widths.layout, widths.rough))
+    lines.append(f"  predictions are sure to {percent(widths.common)} in what all layouts share, and to {apart} between two of them")
     return lines
 
 

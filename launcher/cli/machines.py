@@ -25,11 +25,20 @@ def target(name: str, option: str, folder: Path = FOLDER) -> Path:
         raise ConfigError(
             f"{option}={name!r} cannot name a file; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )
+    if name.endswith(".yaml") or not _is_word(name):
+        raise ConfigError(f"{option}={name} cannot name a file, since hardware={name} is not read as that name; choose another one")
     if (conf_dir() / "hardware" / f"{name}.yaml").exists():
         raise ConfigError(
             f"{option}={name} is a device that ships with Trireme, and hardware={name} would still mean that one; choose another name"
         )
     return folder / f"{name}.yaml"
+
+
+def _is_word(name: str) -> bool:
+    """Whether ``hardware=NAME`` means that word, and not a number, yes, no or nothing."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return bool(OverridesParser.create().parse_override(f"hardware={name}").value() == name)
 
 
 def write(path: Path, found: HardwareConfig, words: str, option: str) -> None:

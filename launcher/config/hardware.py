@@ -25,10 +25,12 @@ class HardwareFiles(dict[str, HardwareConfig]):
         raise self._broken.get(name) or KeyError(name)
 
 
-def hardware_files() -> HardwareFiles:
-    """Every hardware file by its name; what ships comes before what was measured here, as in ``hardware=NAME``."""
+def hardware_files(folder: Path | None = None) -> HardwareFiles:
+    """Every hardware file by its name, those of ``folder``, a user's own config groups, too; what ships comes before what was measured
+    here, and that before those of ``folder``, as in ``hardware=NAME``."""
     readable, broken = {}, {}
-    for path in sorted((Path("runs") / "hardware").glob("*.yaml")):
+    own = [] if folder is None else sorted((folder / "hardware").glob("*.yaml"))
+    for path in [*own, *sorted((Path("runs") / "hardware").glob("*.yaml"))]:
         try:
             readable[path.stem] = _read(path)
         except ConfigError as error:

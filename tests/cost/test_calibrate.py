@@ -11,6 +11,7 @@ import pytest
 from launcher.cli import calibrate
 from launcher.cli.main import main
 from launcher.config import compose
+from launcher.config.compose import conf_dir
 from launcher.config.hardware import hardware_files, shipped_hardware
 from launcher.config.schema import HardwareConfig
 from launcher.config.uncertainty import Widths, shipped_widths, widths_on
@@ -187,6 +188,32 @@ class TestCommand:
         path.write_text(text.replace(read_yaml(text)["learnt"]["runs"][0], as_id("1234e567")))
         assert compose(["hardware=cluster"]).cluster.hardware.learnt == hardware_files()["cluster"].learnt
 
+    def test_what_is_in_a_folder_of_ones_own_can_be_calibrated_again(self) -> None:
+        assert main(["calibrate", "runs.csv", "--out", "first", "--config-dir", "own"]) == 0
+        write("more.csv", [{**row.cells, "hardware": "first"} for row in ROWS[6:9]])
+        assert main(["calibrate", "more.csv", "--out", "second", "--config-dir", "own"]) == 0
+        assert len(compose(["hardware=second"], Path("own")).cluster.hardware.learnt["runs"]) == 9
+
+    @pytest.mark.parametrize(
+        "learnt, words",
+        [
+            ("{widths: {comon: 0.1}}", "learnt.widths"),
+            ("{widths: {common: .nan}}", "learnt.widths"),
+            ("{widths: {common: -1}}", "learnt.widths"),
+            ("{runs: 3}", "learnt.runs"),
+            ("{spreads: {link: x}}", "learnt.spreads"),
+            ("{places: [here]}", "learnt.places"),
+        ],
+    )
+    def test_a_file_that_was_mangled_is_one_line(self, learnt: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("runs/hardware").mkdir(parents=True)
+        shipped = (conf_dir() / "hardware" / f"{HARDWARE}.yaml").read_text()
+        Path("runs/hardware/mangled.yaml").write_text(f"{shipped}\nlearnt: {learnt}\n")
+        for asked in (["calibrate", "--show", "mangled"], ["plan", "model=gpt_tiny", "hardware=mangled"]):
+            assert main(asked) == 2
+            error = capsys.readouterr().err
+            assert words in error and error.count("\n") == 1
+
     def test_a_search_keeps_no_file_that_is_not_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("runs/hardware").mkdir(parents=True)
         Path("runs/hardware/mine.yaml").write_text("name: mine\n")
@@ -206,11 +233,19 @@ class TestCommand:
             (["--show", "nowhere"], "--show=nowhere is no hardware file"),
             (["--show", "h100"], "--show=h100 has learnt nothing"),
             (["runs.csv", "--config-dir", "runs.csv"], "cannot be written"),
+            (["runs.csv", "--out", "null"], "hardware=null is not read as that name"),
+            (["runs.csv", "--out", "1e3"], "hardware=1e3 is not read as that name"),
+            (["runs.csv", "--out", "x.yaml"], "hardware=x.yaml is not read as that name"),
+            (["runs.csv", "--out", ""], "cannot name a file"),
+            (["milliseconds.csv"], "times more than predicted; convert them to seconds"),
+            (["nameless.csv"], "row 2 has hardware=unknown"),
         ],
     )
     def test_wrong_input_is_one_line(self, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
         Path("short.csv").write_text("layers,step_time_s\n4,1.0\n")
         write("empty.csv", [{**ROWS[0].cells, "step_time_s": None}])
+        write("milliseconds.csv", [{**row.cells, "step_time_s": 1000 * (row.step_seconds or 0.0)} for row in ROWS[:3]])
+        write("nameless.csv", [ROWS[0].cells, {**ROWS[1].cells, "hardware": None}])
         Path("runs/hardware").mkdir(parents=True)
         Path("runs/hardware/taken.yaml").write_text("name: taken\n")
         assert main(["calibrate", *arguments]) == 2
