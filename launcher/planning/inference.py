@@ -24,7 +24,8 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.parts import scale
 from launcher.cost.thresholds import FITS
-from trainer.spec import ConfigError, resolve_model
+from trainer.spec import ConfigError, ResolvedModelConfig, resolve_model
+from trainer.spec.rules import check_model
 
 MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
 SATURATED = "load: more arrives than is served"
@@ -191,6 +192,7 @@ def estimated(case: InferenceCase, work: WorkloadConfig, rate: np.ndarray | None
 
 def check(config: Config) -> None:
     """``ConfigError`` for a workload or limits that contradict each other, the engine, the model or the cluster."""
+    check_model(config.model)
     _check_workload(config)
     _check_limits(config)
     model, work = resolve_model(config.model), config.workload
@@ -249,9 +251,9 @@ def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
     model, work, engine = resolve_model(config.model), config.workload, config.engine
     rows: list[tuple[int, int, int, int]] = []
     dropped: Counter[str] = Counter()
-    for tensor in config.serving.tensor or powers(devices):
-        for pipeline in config.serving.pipeline or powers(devices):
-            if reason := _broken(tensor, pipeline, devices, model.heads, model.layers, engine.tensor, engine.pipeline):
+    for tensor in dict.fromkeys(config.serving.tensor or powers(devices)):
+        for pipeline in dict.fromkeys(config.serving.pipeline or powers(devices)):
+            if reason := _broken(tensor, pipeline, devices, model, engine):
                 dropped[reason] += 1
                 continue
             most = min(devices // (tensor * pipeline), work.concurrency or devices)
@@ -270,20 +272,26 @@ def _batches(config: Config, replicas: int) -> Sequence[int]:
         return [work.batch]
     if work.concurrency is not None:
         return [math.ceil(work.concurrency / replicas)]
-    return [1] if work.rate is not None else config.serving.batch
+    if work.rate is None and not config.serving.batch:
+        raise ConfigError("serving.batch=[] leaves no size to compare; give one or more, or workload.batch, concurrency or rate")
+    return [1] if work.rate is not None else list(dict.fromkeys(config.serving.batch))
 
 
-def _broken(tensor: int, pipeline: int, devices: int, heads: int, layers: int, can_tensor: bool, can_pipeline: bool) -> str:
+def _broken(tensor: int, pipeline: int, devices: int, model: ResolvedModelConfig, engine: EngineProfile) -> str:
     """The rule that a layout breaks, or nothing."""
     if tensor * pipeline > devices:
         return "more ranks than devices"
-    if heads % tensor:
-        return f"tensor does not divide model.heads={heads}"
-    if layers % pipeline:
-        return f"pipeline does not divide model.layers={layers}"
-    if tensor > 1 and not can_tensor:
+    if model.heads % tensor:
+        return f"tensor does not divide model.heads={model.heads}"
+    if model.kv_heads % tensor and (engine.own or tensor % model.kv_heads):  # others copy heads of which there are fewer than ranks
+        return f"tensor does not divide model.kv_heads={model.kv_heads}{'' if engine.own else ', nor is it a multiple'}"
+    if engine.own and model.ffn % tensor:
+        return f"tensor does not divide model.ffn={model.ffn}"
+    if model.layers % pipeline:
+        return f"pipeline does not divide model.layers={model.layers}"
+    if tensor > 1 and not engine.tensor:
         return "the engine does not run tensor-parallel"
-    return "the engine does not run pipeline-parallel" if pipeline > 1 and not can_pipeline else ""
+    return "the engine does not run pipeline-parallel" if pipeline > 1 and not engine.pipeline else ""
 
 
 def powers(most: int) -> list[int]:

@@ -71,6 +71,18 @@ def test_what_is_out_is_out_for_load_only_where_requests_arrive_and_there_is_roo
     assert SATURATED not in planned("recipe=gpt3_175b", "engine=vllm", "hardware=v100_16").out
 
 
+@pytest.mark.parametrize(("engine", "kept"), [("trireme", {1, 2, 6}), ("vllm", {1, 2, 6, 12})])
+def test_heads_of_keys_are_shared_out_evenly_and_copied_only_by_engines_that_do(engine: str, kept: set[int]) -> None:
+    """Our generator shards them; the others give a head to several ranks, where ranks are a multiple of the heads."""
+    words = ["model.kv_heads=6", "serving.tensor=[1,2,4,6,12,12]", f"engine={engine}"]
+    assert set(planned(*words).table["tensor"].tolist()) == kept
+
+
+def test_a_value_that_is_given_twice_is_one() -> None:
+    once, twice = planned("serving.batch=[4,8]", "serving.tensor=[8]"), planned("serving.batch=[4,8,4]", "serving.tensor=[8,8]")
+    assert once.table.tolist() == twice.table.tolist()
+
+
 def test_rendered_commands_have_the_layout_and_the_formats() -> None:
     config = compose([*BASE, "engine=vllm", "serving.kv=fp8"])
     plan = plan_inference(config)
@@ -90,6 +102,12 @@ WRONG = [
     (["sla.devices=400"], "sla.devices=400 is more than the cluster has (64)"),
     (["workload.input=4000"], "are more than model.seq=2048"),
     (["serving.tensor=[5]"], "no tensor x pipeline is possible"),
+    (["serving.tensor=[1,0]"], "serving.tensor[1]=0 is below the smallest allowed value; use 1 or more"),
+    (["serving.batch=[4,-1]"], "serving.batch[1]=-1 is below the smallest allowed value"),
+    (["serving.batch=[3000000000]"], "serving.batch[0]=3000000000 is above the largest allowed value"),
+    (["serving.batch=[]"], "serving.batch=[] leaves no size to compare"),
+    (["serving.device_hour=1e308"], "is above the largest allowed value"),
+    (["model.kv_heads=5"], "model.kv_heads=5 does not divide model.heads=96"),
 ]
 
 

@@ -215,3 +215,6 @@ def _check_entries(metadata: Mapping[str, Any], values: list[Any] | dict[str, An
             raise ConfigError(f"{where}=[] leaves nothing to choose from; give one or more of {', '.join(map(str, choices))}")
         for index, value in enumerate(values):
             _check_range({"choices": choices}, value, f"{where}[{index}]")
+    else:
+        for index, value in enumerate(values):
+            _check_range(metadata, value, f"{where}[{index}]")
