@@ -203,7 +203,9 @@ def read(path: str | Path, columns: Mapping[str, TableColumn] = COLUMNS) -> list
             return [MeasuredRun(number, _cells(path, number, record, columns)) for number, record in enumerate(reader, 1)]
     except OSError as error:
         raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the table {path}: it is no text in UTF-8; unpack it, or save it as CSV in UTF-8") from None
+    except csv.Error as error:
         raise ConfigError(f"cannot read the table {path}: {error}") from None
 
 
@@ -258,6 +260,8 @@ def _check_columns(path: str | Path, columns: Sequence[str] | None, wanted: Mapp
 
 
 def _cells(path: str | Path, number: int, record: Mapping[str, str | None], columns: Mapping[str, TableColumn]) -> dict[str, Any]:
+    if any(text.strip() for text in record.get(None, ())):  # type: ignore[call-overload]  # what DictReader has left over
+        raise ConfigError(f"row {number} of {path} has more cells than there are columns; write 1.5, not 1,5, and quote text with commas")
     cells = {}
     for name, column in columns.items():
         text = (record.get(name, column.absent) or "").strip()

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,25 @@ def test_a_table_that_is_none_is_refused_in_plain_words(text: str | None, messag
         table.write_text(text)
     with pytest.raises(ConfigError, match=f"(?i){message}"):
         main([str(table)])
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lambda raw: raw.decode().encode("utf-16")])
+def test_a_table_that_is_no_utf8_is_refused_in_plain_words(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    table = table_of(tmp_path)
+    table.write_bytes(pack(table.read_bytes()))
+    with pytest.raises(ConfigError, match=r"it is no text in UTF-8; unpack it, or save it as CSV in UTF-8"):
+        read(table)
+
+
+def test_a_row_with_more_cells_than_columns_is_refused(tmp_path: Path) -> None:
+    """A decimal comma in the last column would be a smaller number, one before it shifts all that follows. Empty cells are no harm."""
+    table = table_of(tmp_path)
+    whole = table.read_text()
+    table.write_text(whole.rstrip() + ",,\n")
+    assert len(read(table)) == 3
+    table.write_text(whole.rstrip() + ",5\n")
+    with pytest.raises(ConfigError, match=r"row 3 of .* has more cells than there are columns; write 1.5, not 1,5"):
+        read(table)
 
 
 @pytest.mark.parametrize("column", ["step_time_s", "peak_memory_gb", "gpus"])
