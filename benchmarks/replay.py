@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from benchmarks.spreads import LeftOut, left_out, likeliest
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
+from launcher.named_files import check_file, write_named
 from launcher.search.replay import MeasuredSweep, Replay, replay, tables
 from launcher.tables.canonical import read
+from trainer.spec import ConfigError
 
 PROMISES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
 
@@ -103,13 +106,24 @@ def drawing(points: Sequence[tuple[float, float]], count: int) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
+    """0, or 2 for tables that hold no search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", metavar="TABLE.csv", nargs="+")
     parser.add_argument("--doubt", type=float, nargs="+", default=PROMISES)
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the reliability")
-    given = parser.parse_args()
-    made = searches(given.tables, left_out(given.tables))
+    given = parser.parse_args(argv)
+    try:
+        if given.svg is not None:
+            check_file(given.svg, "--svg")
+        if not all(0 <= doubt <= 1 for doubt in given.doubt):
+            raise ConfigError(f"--doubt={max(given.doubt, key=abs):g} is no probability; give numbers from 0 to 1")
+        made = searches(given.tables, left_out(given.tables))
+        if not made:
+            raise ConfigError(f"{' '.join(given.tables)} hold no sweep to search: at least 5 measured rows of one question, of 3 layouts")
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
     points, sources = [], [str(sweep.cases[0].row["source"]) for sweep, _ in made]
     print(f"{len(made)} sweeps of {len(set(sources))} sources, each predicted without its source")
     print("doubt  within 2 %  wrong  each source once  believed  trials  of the grid's GPU-hours  mean share")
@@ -122,8 +136,9 @@ def main() -> None:
             f"{found['of the grid']:24.1%} {found['mean share']:11.1%}"
         )
     if given.svg:
-        given.svg.write_text(drawing(points, len(made)))
+        write_named(given.svg, drawing(points, len(made)), "--svg")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,6 +38,7 @@ from launcher.tables.canonical import Unanswerable, read
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import grouped, predict_rows
 from launcher.tables.validation import short
+from trainer.spec import ConfigError
 
 LEARNT = ("common", *OF_PARTS, "layout", "rough", "reach", "scale")
 """Widths of step times, in the order of the search for the likeliest."""
@@ -135,8 +137,10 @@ class LeftOut:
 
 
 def left_out(tables: Sequence[str]) -> LeftOut:
-    """Fit the constants without each source, and predict it."""
+    """Fit the constants without each source, and predict it. ``ConfigError`` where there is none to leave out."""
     asked, measured = timed_cases([row for table in tables for row in read(table)])
+    if len({case.row["source"] for case in asked}) < 2:
+        raise ConfigError(f"{' '.join(tables)} have step times of fewer than two sources, so that none can be predicted without its own")
     problem = FitProblem(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
     fitted = left_out_parameters(problem, fit(problem))
     time, causes = np.zeros((2, len(asked), len(WIDTH_OF_PART)))
@@ -261,15 +265,20 @@ def document(widths: Widths, found: LeftOut) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
+    """0, or 2 for tables that say nothing."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("tables", metavar="TABLE.csv", nargs="+")
     arguments.add_argument(
         "--check", action="store_true", help="also the coverage of each source with widths learnt from the others (minutes)"
     )
     arguments.add_argument("--write", action="store_true", help="write conf/uncertainty.yaml and conf/known_runs.csv")
-    given = arguments.parse_args()
-    found = left_out(given.tables)
+    given = arguments.parse_args(argv)
+    try:
+        found = left_out(given.tables)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
     missed = found.missed()
     seen = float(np.quantile([each.distance.mean() for each in missed], FARTHEST))
     widths = replace(memory_widths(given.tables, likeliest(missed, shipped_widths())), seen=seen)
@@ -283,7 +292,8 @@ def main() -> None:
             lines = csv.writer(file, lineterminator="\n")
             lines.writerow(KNOWN)
             lines.writerows(written_known([known_cells(case) for case in found.cases], found.ratios))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

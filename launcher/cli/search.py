@@ -314,12 +314,14 @@ def write_command(folder: Path, name: str, candidates: SearchProblem, found: Sea
 
 def replay(arguments: argparse.Namespace) -> int:
     """Search every sweep of a CSV file. 0 when a layout was measured in one of them, else 1."""
+    from launcher.cli.validate import check_units
     from launcher.config import compose
     from launcher.config.hardware import hardware_files
     from launcher.search.replay import replay as replay_table
     from launcher.search.replay import tables
     from launcher.tables.canonical import read
     from launcher.tables.inference import is_inference
+    from launcher.tables.validation import judge
 
     if strange := [word for word in arguments.overrides if key_of(word) not in REPLAYED]:
         raise ConfigError(
@@ -329,7 +331,9 @@ def replay(arguments: argparse.Namespace) -> int:
     if is_inference(arguments.replay):
         return replay_inference(config, arguments)
     chosen = config.trainer if any(key_of(word) == "trainer" for word in arguments.overrides) else None
-    found = [t for t in tables(read(arguments.replay), hardware_files(), chosen) if (arguments.only or "").lower() in t.name.lower()]
+    rows, files = read(arguments.replay), hardware_files()
+    check_units(judge(rows, files, chosen))
+    found = [t for t in tables(rows, files, chosen) if (arguments.only or "").lower() in t.name.lower()]
     if not found:
         raise ConfigError(
             f"{arguments.replay} holds no sweep to search"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from benchmarks import replay, spreads
 from benchmarks.spreads import FINE, LEARNT, Missed, likeliest
 from launcher.config.uncertainty import shipped_widths
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.uncertainty import Traits, between
+from launcher.tables.canonical import read, write
 
 
 def planted(source: str, count: int, size: float, seed: int) -> Missed:
@@ -34,6 +38,28 @@ def test_the_evidence_is_the_integral_over_all_sizes() -> None:
         quadratic = missed.ratios @ np.linalg.inv(covariance) @ missed.ratios
         summed += weight * np.exp(-0.5 * quadratic) / np.sqrt(np.linalg.det(covariance))
     assert missed.evidence(widths) == pytest.approx(np.log(summed))
+
+
+@pytest.mark.parametrize("program", [spreads, replay])
+def test_tables_that_leave_no_source_out_are_one_line(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = read(Path(__file__).parent.parent / "search" / "layouts_13b.csv")
+    write("nothing.csv", [])
+    write("one_source.csv", [row.cells for row in rows[:20]])
+    write("no_times.csv", [{**row.cells, "step_time_s": None} for row in rows[:3]])
+    Path("broken.csv").write_text("layers\n")
+    for table, words in (*dict.fromkeys(("nothing.csv", "one_source.csv", "no_times.csv"), "fewer than two sources").items(),
+                         ("broken.csv", "has no column"), ("absent.csv", "cannot read the table")):  # fmt: skip
+        assert program.main([table]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_doubt_that_is_no_probability_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main(["any.csv", "--doubt", "0.1", "2"]) == 2
+    assert capsys.readouterr().err == "error: --doubt=2 is no probability; give numbers from 0 to 1\n"
 
 
 def test_widths_are_learnt_from_any_start() -> None:

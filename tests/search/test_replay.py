@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launcher.cli.search import main
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.config.trainers import profile
 from launcher.search.replay import Replay, replay, tables
-from launcher.tables.canonical import MeasuredRun, read
+from launcher.tables.canonical import MeasuredRun, read, write
+from trainer.spec import ConfigError
 
 CSV = Path(__file__).parent / "layouts_13b.csv"
 SETTINGS = SearchConfig()
@@ -48,6 +50,13 @@ def test_a_trial_that_cannot_win_and_one_that_runs_out_of_memory_are_cheap(repla
     for each in replays:
         whole = max(step.gpu_hours for step in each.steps if not step.stopped)
         assert all(step.gpu_hours < whole for step in each.steps if step.stopped or step.measured_s is None)
+
+
+def test_a_table_in_other_units_is_not_searched(tmp_path: Path) -> None:
+    rows = [{**row.cells, "step_time_s": 1000 * row.step_seconds if row.step_seconds else None} for row in read(CSV)[:40]]
+    write(tmp_path / "milliseconds.csv", rows)
+    with pytest.raises(ConfigError, match="times more than predicted; convert them to seconds"):
+        main(["--replay", str(tmp_path / "milliseconds.csv")])
 
 
 def test_rows_without_a_result_do_not_change_what_is_found() -> None:
