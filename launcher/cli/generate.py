@@ -86,6 +86,9 @@ def for_generation(words: Sequence[str], overrides: list[str], own: Path | None 
 
     if given := [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]:
         raise ConfigError(f"{given[0]}: the model is that of the weights; leave it out")
+    for option, name in (("--dtype", "run.precision"), ("--threads", "run.threads")):
+        if any(word.partition("=")[0] == option for word in words):
+            raise ConfigError(f"{option} is of one process alone, and keys start ranks; give {name}=...")
     if not words or words[0].startswith("-"):
         raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
     return generating(compose(overrides, own), model_of(Path(words[0])))

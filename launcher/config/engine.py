@@ -56,5 +56,6 @@ class EngineProfile:
     memory: EngineMemory = key(EngineMemory, "what it keeps in memory")
     own: bool = key(False, "this project's generator, with which a search measures")
     command: str = key("", "how it is started: a line with {model}, {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
-    formats: dict[str, str] = key(dict, "what {weights} becomes, by number format of the weights", choices=FORMATS)
-    kv_formats: dict[str, str] = key(dict, "what {kv} becomes, by number format of keys and values", choices=FORMATS)
+    server: str = key("", "how it is started where requests come as they like, if that is another line")
+    formats: dict[str, str] = key(dict, "what {weights} becomes, by number format of the weights; none = it takes all", choices=FORMATS)
+    kv_formats: dict[str, str] = key(dict, "what {kv} becomes, by number format of keys and values, where those of the weights are not kept", choices=FORMATS)

@@ -20,11 +20,12 @@ from launcher.config.inference import SlaConfig, WorkloadConfig
 from launcher.config.schema import Config
 from launcher.cost.calibration import measured
 from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, InferenceEstimate, closed, opened, static
-from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.device import BYTES, Device
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.parts import scale
 from launcher.cost.thresholds import FITS
 from trainer.spec import ConfigError, ResolvedModelConfig, resolve_model
+from trainer.spec.errors import listed
 from trainer.spec.rules import check_model
 
 MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
@@ -194,6 +195,7 @@ def check(config: Config) -> None:
     """``ConfigError`` for a workload or limits that contradict each other, the engine, the model or the cluster."""
     check_model(config.model)
     _check_workload(config)
+    _check_formats(config)
     _check_limits(config)
     model, work = resolve_model(config.model), config.workload
     if model.family == "gpt" and work.input + work.output > model.seq:
@@ -215,6 +217,19 @@ def _check_workload(config: Config) -> None:
         raise ConfigError(
             f"workload.{name}={value:g} needs an engine that takes requests in as they come, and {engine.name} serves static batches; "
             "give workload.batch, or another engine=NAME"
+        )
+
+
+def _check_formats(config: Config) -> None:
+    """Number formats that the engine has: keys and values are as wide as what is computed with, or have a format of their own."""
+    weights, kv, engine = config.serving.weights, config.serving.kv, config.engine
+    if engine.formats and weights not in engine.formats:
+        raise ConfigError(f"serving.weights={weights} is no format of {engine.name}; use {listed(engine.formats)}, or another engine=NAME")
+    if kv not in engine.kv_formats and BYTES[kv] != max(BYTES[weights], 2):
+        own = f" or {listed(engine.kv_formats)}" if engine.kv_formats else ""
+        raise ConfigError(
+            f"serving.kv={kv} with serving.weights={weights} is nothing that {engine.name} keeps; give "
+            f"serving.kv={weights if BYTES[weights] >= 2 else 'bf16'}{own}"
         )
 
 
@@ -318,7 +333,8 @@ def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: 
         "weights": engine.formats.get(case.weights, ""),
         "kv": engine.kv_formats.get(case.kv, ""),
     }
-    return " ".join(engine.command.format(**words).split())
+    comes = work.rate is not None or work.concurrency is not None
+    return " ".join((engine.server if comes and engine.server else engine.command).format(**words).split())
 
 
 def name_of(layout: np.void) -> str:

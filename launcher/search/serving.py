@@ -23,8 +23,6 @@ from trainer.spec import ConfigError, DataConfig, LayoutConfig, Reason
 
 HOPELESS = 4.0
 """Standard errors of a prediction by which a row is both slower and dearer than one of the front, from where it is not tried."""
-OWN_FORMATS = ("fp32", "bf16", "fp16")
-"""Number formats of weights in which our generator runs."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +198,6 @@ def _check_own(config: Config) -> None:
             f"engine.name={engine.name} can be predicted but not launched: trials run this project's generator; use engine=trireme, or "
             "'trireme plan task=inference', which prints the engine's command"
         )
-    if serving.weights not in OWN_FORMATS:
-        raise ConfigError(f"serving.weights={serving.weights} is no format in which trials can run; use {', '.join(OWN_FORMATS)}")
     if serving.kv != serving.weights:
         raise ConfigError(
             f"serving.kv={serving.kv} differs from serving.weights={serving.weights}, and trials keep keys and values in the format of the "

@@ -10,6 +10,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose
+from launcher.config.engines import engine, engine_names
 from launcher.planning.inference import SATURATED, InferencePlan, command, front, name_of, plan_inference
 from trainer.spec import ConfigError
 
@@ -56,25 +57,25 @@ def test_a_higher_rate_needs_more_and_an_impossible_one_says_so() -> None:
     assert not plan_inference(compose([*BASE, "engine=vllm", "workload.rate=1e6"])).possible.any()
 
 
-@pytest.mark.parametrize("engine", ["vllm", "trireme"])
+@pytest.mark.parametrize("name", ["vllm", "trireme"])
 @pytest.mark.parametrize("concurrency", [1, 3, 9, 100])
-def test_no_more_is_in_flight_than_was_asked_for(engine: str, concurrency: int) -> None:
-    plan = plan_inference(compose([*BASE, f"engine={engine}", f"workload.concurrency={concurrency}"]))
+def test_no_more_is_in_flight_than_was_asked_for(name: str, concurrency: int) -> None:
+    plan = plan_inference(compose([*BASE, f"engine={name}", f"workload.concurrency={concurrency}"]))
     in_flight = plan.values["throughput"] * plan.values["latency_ms"] / 1e3
     assert np.all(plan.table["replicas"] <= concurrency) and np.all(in_flight <= concurrency * (1 + 1e-9))
 
 
 def test_what_is_out_is_out_for_load_only_where_requests_arrive_and_there_is_room() -> None:
-    for engine in ("vllm", "trireme"):
-        words = ["task=inference", "recipe=gpt3_126m", "workload=chat", f"engine={engine}"]
+    for name in ("vllm", "trireme"):
+        words = ["task=inference", "recipe=gpt3_126m", "workload=chat", f"engine={name}"]
         assert list(plan_inference(compose([*words, "workload.rate=1e6"])).out) == [SATURATED]
     assert SATURATED not in planned("recipe=gpt3_175b", "engine=vllm", "hardware=v100_16").out
 
 
-@pytest.mark.parametrize(("engine", "kept"), [("trireme", {1, 2, 6}), ("vllm", {1, 2, 6, 12})])
-def test_heads_of_keys_are_shared_out_evenly_and_copied_only_by_engines_that_do(engine: str, kept: set[int]) -> None:
+@pytest.mark.parametrize(("name", "kept"), [("trireme", {1, 2, 6}), ("vllm", {1, 2, 6, 12})])
+def test_heads_of_keys_are_shared_out_evenly_and_copied_only_by_engines_that_do(name: str, kept: set[int]) -> None:
     """Our generator shards them; the others give a head to several ranks, where ranks are a multiple of the heads."""
-    words = ["model.kv_heads=6", "serving.tensor=[1,2,4,6,12,12]", f"engine={engine}"]
+    words = ["model.kv_heads=6", "serving.tensor=[1,2,4,6,12,12]", f"engine={name}"]
     assert set(planned(*words).table["tensor"].tolist()) == kept
 
 
@@ -92,6 +93,24 @@ def test_rendered_commands_have_the_layout_and_the_formats() -> None:
     assert f"--tensor-parallel-size {plan.table['tensor'][row]} " in line
 
 
+@pytest.mark.parametrize("load", ["workload.batch=3", "workload.concurrency=3", "workload.rate=0.5"])
+def test_our_own_command_has_the_layout_the_requests_and_the_format(load: str) -> None:
+    config = compose([*BASE, "engine=trireme", "serving.weights=bf16", load])
+    plan = plan_inference(config)
+    row = int(plan.front[0])
+    line = command(plan, row, config.workload, "MODEL")
+    verb = "generate MODEL --tokens 20 --prompts PROMPTS" if load.startswith("workload.batch") else "serve MODEL"
+    assert line.startswith(f"trireme {verb} --batch ") and line.endswith(" run.precision=bf16")
+    assert f"layout.tensor={plan.table['tensor'][row]} layout.pipeline={plan.table['pipeline'][row]} " in line
+
+
+def test_a_command_says_of_every_format_other_than_16_bits_how_it_is_had() -> None:
+    for name in engine_names():
+        for kind, key in (("formats", "weights"), ("kv_formats", "kv")):
+            profile = engine(name)
+            assert "fp8" not in getattr(profile, kind) or (getattr(profile, kind)["fp8"] and f"{{{key}}}" in profile.command), (name, kind)
+
+
 WRONG = [
     (["workload.batch=4", "workload.rate=2"], "contradict each other"),
     (["engine=fastertransformer", "workload.concurrency=4"], "serves static batches"),
@@ -105,6 +124,13 @@ WRONG = [
     (["serving.tensor=[1,0]"], "serving.tensor[1]=0 is below the smallest allowed value; use 1 or more"),
     (["serving.batch=[4,-1]"], "serving.batch[1]=-1 is below the smallest allowed value"),
     (["serving.batch=[3000000000]"], "serving.batch[0]=3000000000 is above the largest allowed value"),
+    (["engine=fastertransformer", "serving.weights=fp8"], "serving.weights=fp8 is no format of FasterTransformer; use fp16, bf16 or fp32"),
+    (["engine=trireme", "serving.weights=fp8"], "serving.weights=fp8 is no format of Trireme"),
+    (
+        ["engine=vllm", "serving.weights=fp32"],
+        "serving.kv=fp16 with serving.weights=fp32 is nothing that vLLM keeps; give serving.kv=fp32 or fp8",
+    ),
+    (["engine=trireme", "serving.kv=fp8"], "give serving.kv=fp16"),
     (["serving.batch=[]"], "serving.batch=[] leaves no size to compare"),
     (["serving.device_hour=1e308"], "is above the largest allowed value"),
     (["model.kv_heads=5"], "model.kv_heads=5 does not divide model.heads=96"),

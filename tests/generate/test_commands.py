@@ -70,3 +70,9 @@ def test_a_task_or_a_file_that_is_missing_is_named_first(tmp_path: Path) -> None
         assert message in str(error.value)
     (tmp_path / "mine.jsonl").touch()
     check_tasks(["mine"], tmp_path)
+
+
+@pytest.mark.parametrize(("option", "key"), [("--dtype=bfloat16", "run.precision"), ("--threads", "run.threads")])
+def test_what_is_of_one_process_is_refused_where_keys_start_ranks(option: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"is of one process alone, and keys start ranks; give {key}="):
+        for_generation(["m", option, "2"], ["layout.tensor=2"])

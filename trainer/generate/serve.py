@@ -54,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, or a folder that has one (default: next to the weights)"
     )
-    made.add_argument("--dtype", choices=PRECISIONS, default="float32", help="type of the weights (default: %(default)s)")
+    made.add_argument(
+        "--dtype", choices=PRECISIONS, default="float32", help="type of the weights (default: %(default)s); with keys: run.precision"
+    )
     return made
 
 
