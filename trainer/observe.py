@@ -31,7 +31,7 @@ from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status
 from trainer.spec.files import finite
 from trainer.spec.log_reader import COMMON_FAILURES, LogReader, plain
-from trainer.spec.records import METRICS, RESULT, known_reason, write_outcome
+from trainer.spec.records import METRICS, RESULT, SERIES, known_reason, write_outcome
 from trainer.spec.schema import AT_RUN_TIME, CommandConfig
 from trainer.spec.summary import result_of, tokens_per_step
 
@@ -312,8 +312,7 @@ class Recording:
     def result(self, status: Status) -> Status:
         """Write ``result.json``; ``status`` again."""
         self.measured()
-        keys = (("losses", "loss"), ("grad_norms", "grad_norm"), ("step_times_s", "step_time_s"))
-        series = {name: [step[key] for step in self.steps] for name, key in keys}
+        series = {many: [step[one] for step in self.steps] for many, one in SERIES.items()}
         told = {"peak_memory_bytes": self.reader.peak_memory_bytes, "hosts": [socket.gethostname()]}
         write_outcome(self.out / RESULT, result_of(self.config, status, self.attempt, series, self._times(), self.ranks, None) | told)
         return status

@@ -13,7 +13,7 @@ from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, 
 from launcher.cli.overrides import add_overrides, check_task, key_of, layouts_asked, typed
 from launcher.labels import error_of, percent, plural, seconds
 from launcher.named_files import check_file, check_folder, write_named
-from trainer.spec import ConfigError
+from trainer.spec import ConfigError, Reason
 from trainer.spec.errors import listed
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ REPLAYED = (
     "search.max_trials",
     "search.max_gpu_hours",
     "search.start_s",
+    "search.enough",
     "run.steps",
     "run.warmup_steps",
     "trainer",
@@ -46,12 +47,12 @@ REPLAYED = (
 """Keys that a search of measured trials has a use for: all else is in the table."""
 
 DESCRIPTION = """\
-Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, corrects the cost
-model by what was measured, and ends when the probability that any untried layout is faster than the best by more than search.tolerance
-(2 %) is below search.doubt (10 %), or at search.max_trials, search.max_gpu_hours or search.max_hours. Trials use as few nodes as keep the
-layout's structure; the best are measured again at full size, and once more where noise leaves open which of them is faster. The winner
-becomes a recipe. It can be stopped at any
-time: the same command continues. Values of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
+Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, ends one whose step
+time is known (search.enough), corrects the cost model by what was measured, and ends when the probability that any untried layout is faster
+than the best by more than search.tolerance (2 %) is below search.doubt (10 %), or at search.max_trials, search.max_gpu_hours or
+search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured again at full size, and once more where
+noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any time: the same command continues. Values
+of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 
 With task=inference the search is for the front of time against cost of a served model (workload=..., sla.*, serving.*): trials run this
 project's generator; three ways to serve are recommended, each with its command and recipe.
@@ -158,8 +159,9 @@ def line(candidates: SearchProblem, trial: SearchTrial, record: Record, measured
 
     predicted = float(candidates.predicted(trial)[0].sum())
     took = f"{measured.seconds:.4g} s a step" if measured.ran else measured.reason.value
-    given_up = " (given up: cannot win)" if measured.ran and record.reason else ""
-    return f"{record.id}  {name_of(candidates.trial_config(trial).layout)}: {took}, predicted {predicted:.4g} s{given_up}"
+    early = " (given up: cannot win)" if measured.ran and record.reason is Reason.CANNOT_WIN else ""
+    early = f" ({record.detail})" if record.reason is Reason.MEASURED else early
+    return f"{record.id}  {name_of(candidates.trial_config(trial).layout)}: {took}, predicted {predicted:.4g} s{early}"
 
 
 def document(name: str, candidates: SearchProblem, found: SearchOutcome[Policy], layouts: int, recipe: Path | None) -> dict[str, Any]:

@@ -30,7 +30,9 @@ from launcher.search.surrogate import Candidates, MemorySurrogate
 from trainer.spec import Reason
 
 FEW_STEPS = 3
-"""Measured steps that a trial is granted before it may be given up."""
+"""Measured steps that a trial is granted before it may be given up, or its step time be known."""
+OWN_STEPS = 4
+"""Steps whose quartiles say how much they scatter."""
 
 
 @dataclass(frozen=True)

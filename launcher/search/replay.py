@@ -3,8 +3,10 @@
 Rows of one model, sequence length, device and number of devices are one search; they may differ in everything else: layout,
 kernel, batch (times are compared per token). Rows that differ in nothing but what was measured are one trial, as they would be on a
 cluster. The cost of a trial is counted as a cluster would charge it: ``start_s``, then
-warm-up and measured steps on all devices, where a trial that cannot win is stopped as soon as the search allows it, and one
-that runs out of memory ends in its first step. The grid runs every row to the end.
+warm-up and measured steps on all devices, where a trial that cannot win, or whose step time is known, is ended as soon as the search allows
+it, and one that runs out of memory ends in its first step. The grid runs every row to the end. Tables tell one time of a run, not how much
+its steps scatter: it counts as known after the fewest steps, as where they scatter by less than 1.4 times ``search.enough`` (0.7 %);
+``search.enough=0`` counts all steps.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
 from launcher.cost.uncertainty import coordinates
 from launcher.search.candidates import plain
-from launcher.search.policy import FEW_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation
+from launcher.search.policy import FEW_STEPS, OWN_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation
 from launcher.search.surrogate import Candidates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
@@ -139,9 +141,12 @@ def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup
     policy = Policy(candidates, settings, price=Price(settings.start_s + steps * one, settings.start_s + one), widths=widths)
     best = float(table.cost.min())
     done: list[Step] = []
+    least = OWN_STEPS  # until a trial has told how much steps scatter
     while not isinstance(proposed := policy.ask(), Stop):
         trial = proposed[0]
-        step = _measure(table, trial, settings, steps, warmup_steps, float(candidates.seconds[trial.index]), best)
+        needed = min(steps, warmup_steps + least) if settings.enough else steps
+        step = _measure(table, trial, settings, needed, warmup_steps, float(candidates.seconds[trial.index]), best)
+        least = FEW_STEPS if step.measured_s is not None and not step.stopped else least
         reason = Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
         policy.tell(trial, TrialObservation(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
         done.append(step)

@@ -24,6 +24,7 @@ class ActiveTrial:
     cluster: ClusterConfig
     backend: Backend
     rerun: bool = False  # measure it again although it has a result
+    enough: tuple[Reason, ...] = ()  # reasons for which a search ended it that leave nothing to be done
     planned: float = field(default_factory=time.time)
     claimed: bool = False
     held_elsewhere: bool = False  # another launcher was running it when we first looked
@@ -67,7 +68,7 @@ class ActiveTrial:
     @property
     def settled(self) -> bool:
         """Nothing to run: the record has the answer, or another launcher ran the trial while this one waited."""
-        return self.ended or (self.record.answered and not self.rerun)
+        return self.ended or (self.record.answered(self.enough) and not self.rerun)
 
     @property
     def under_way(self) -> bool:

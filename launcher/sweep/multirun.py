@@ -116,7 +116,7 @@ def _starts_something(points: Sequence[Point], settings: SweepConfig) -> bool:
     """Whether a trial will be submitted that neither has an answer nor is under way."""
     store = Store(settings.dir)
     records = (store.load(point.trial) for point in points if point.config is not None)
-    return any(settings.rerun or not (record.answered or record.status in (Status.SUBMITTED, Status.RUNNING)) for record in records)
+    return any(settings.rerun or not (record.answered() or record.status in (Status.SUBMITTED, Status.RUNNING)) for record in records)
 
 
 def check_tracking_of(config: Config) -> None:

@@ -89,7 +89,7 @@ def _to_do(point: Point, record: Record, settings: SweepConfig) -> bool:
 
 def _answered(point: Point, record: Record) -> bool:
     """A stage is when what it makes is there."""
-    return record.answered if point.stage is None else point.stage.made is not None and record.status not in UNDER_WAY
+    return record.answered(point.enough) if point.stage is None else point.stage.made is not None and record.status not in UNDER_WAY
 
 
 def _accepted(store: Store, name: str, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> list[Point]:
@@ -161,7 +161,8 @@ def _active_trials(points: Sequence[Point], records: Sequence[Record], settings:
     for point, record in zip(points, records, strict=True):
         if point.config is not None and _to_do(point, record, settings):
             cluster = cluster_of(record, point.config.cluster)
-            todo[record.id] = ActiveTrial(record, cluster, backends.of(cluster), settings.rerun or point.stage is not None)
+            again = settings.rerun or point.stage is not None
+            todo[record.id] = ActiveTrial(record, cluster, backends.of(cluster), again, point.enough)
     for point in points:
         if point.trial in todo:
             todo[point.trial].needs = [todo[need] for need in point.needs if need in todo]

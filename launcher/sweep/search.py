@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import median, quantiles, stdev
 from typing import Any, Generic
 
 from launcher.backends.pool import Backends
@@ -20,11 +20,14 @@ from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
 from launcher.results.ranking import Measurement, agreeing, compared
 from launcher.results.ranking import measurement as as_ranked
-from launcher.search.policy import P, Policy, Searched, SearchTrial, Stop, TrialObservation, cannot_win
+from launcher.search.policy import FEW_STEPS, OWN_STEPS, P, Policy, Searched, SearchTrial, Stop, TrialObservation, cannot_win
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.records import PERCENTILES, positive, read_steps
+
+ENDING_S = 10.0
+"""A trial that needs less than this for what is left of it is not worth ending: to ask for it, and to clear up, takes as long."""
 
 Tell = Callable[[SearchTrial, Record, TrialObservation], None]
 
@@ -53,7 +56,9 @@ def search(
     settings = dataclasses.replace(config.sweep, follow=True)
     try:
         while not isinstance(proposed := found.policy.ask(config.search.parallel), Stop):
-            for trial, record, measured in _measure(name, problem, proposed, overrides, settings, store, backends):
+            enough = config.search.enough if isinstance(found.policy, Policy) else 0.0
+            watch = _Watch(store, enough, step_scatter(record for _, record, _ in found.trials))
+            for trial, record, measured in _measure(name, problem, proposed, overrides, settings, watch, backends):
                 if not record.status.final:
                     found.unfinished, found.reason = True, "the cluster does not answer; the same command continues"
                     return found
@@ -95,33 +100,34 @@ def _measure(
     trials: Sequence[SearchTrial],
     overrides: Sequence[str],
     settings: SweepConfig,
-    store: Store,
+    watch: _Watch,
     backends: Backends,
 ) -> list[tuple[SearchTrial, Record, TrialObservation]]:
     """Run ``trials`` side by side and say what came of each."""
-    points = [_point(problem, trial, overrides) for trial in trials]
-    watch = _Watch(store, {})
+    points = [_point(problem, trial, overrides, watch.reasons) for trial in trials]
     for trial, point in zip(trials, points):
         if point.config is not None:
             watch.cuts[point.trial] = trial.prune_above_s
     started = time.time()
     records = run_sweep(name, points, settings, backends, [watch])
     hours = (time.time() - started) / 3600 / len(records)
-    return [(trial, record, measurement(record, hours)) for trial, record in zip(trials, records)]
+    return [(trial, record, measurement(record, hours, watch.enough)) for trial, record in zip(trials, records)]
 
 
-def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str]) -> Point:
+def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str], enough: tuple[Reason, ...] = ()) -> Point:
     config = problem.trial_config(trial)
     parts, memory = problem.predicted(trial)
     words = [*overrides, *problem.words(trial)]
     try:
-        return Point(tuple(words), resolve(config), None, {"step_time_s": float(parts.sum()), "memory_bytes": memory})
+        predicted = {"step_time_s": float(parts.sum()), "memory_bytes": memory}
+        return Point(tuple(words), resolve(config), None, predicted, enough=enough)
     except ConfigError as error:
         return Point(tuple(words), None, str(error))
 
 
-def measurement(record: Record, hours: float) -> TrialObservation:
-    """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran."""
+def measurement(record: Record, hours: float, enough: float = 0.0) -> TrialObservation:
+    """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran; one whose step time was known to
+    ``enough`` is done."""
     result = record.read_result() or {}
     elapsed = max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0)
     done = record.status is Status.DONE
@@ -129,9 +135,12 @@ def measurement(record: Record, hours: float) -> TrialObservation:
     steps = measured_steps(record) if done or given_up else []
     seconds = float((positive(result.get("step_time_s")) if done else median(steps) if steps else None) or math.inf)
     peak = positive(result.get("peak_memory_bytes")) or 0.0 if done else 0.0
-    start = max(elapsed - record.config["run"]["steps"] * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
+    known = done and record.reason is Reason.MEASURED
+    ran = len(result.get("step_times_s") or steps) if known else record.config["run"]["steps"]
+    start = max(elapsed - ran * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
     reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * elapsed / 3600
-    return TrialObservation(seconds, reason, noise_of(steps), peak, gpu_hours, hours, start, served(result) if done else {})
+    noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps)
+    return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, served(result) if done else {})
 
 
 def served(result: Mapping[str, Any]) -> dict[str, float]:
@@ -146,7 +155,7 @@ def noise_of(steps: Sequence[float]) -> float:
     Where the first and the second half differ by more than that allows, the machine's speed drifts (others use it), and half of their
     difference is the error that more steps of the same moment would not lower.
     """
-    if len(steps) < 4:
+    if len(steps) < OWN_STEPS:
         return 0.0
     halves = steps[: len(steps) // 2], steps[len(steps) // 2 :]
     if len(steps) < 8:
@@ -154,6 +163,22 @@ def noise_of(steps: Sequence[float]) -> float:
     drift = abs(math.log(median(halves[0]) / median(halves[1]))) / 2
     within = sum(_error_of_median(half, len(steps)) for half in halves) / 2
     return max(drift, _error_of_median(steps, len(steps))) if drift > 2 * within else _error_of_median(steps, len(steps))
+
+
+def step_scatter(records: Iterable[Record]) -> float | None:
+    """Relative standard error of a single step, by that trial whose steps scattered most; None where none had enough of them to say."""
+    ran = [steps for record in records if len(steps := measured_steps(record)) >= OWN_STEPS]
+    return max((noise_of(steps) * math.sqrt(len(steps)) for steps in ran), default=None)
+
+
+def known_to(steps: Sequence[float], scatter: float | None) -> float:
+    """Relative standard error of the median of ``steps``; infinite where they are too few to say. A few that happen to lie close to each
+    other are not trusted to scatter less than those of earlier trials did (``step_scatter``)."""
+    if len(steps) < (OWN_STEPS if scatter is None else FEW_STEPS):
+        return math.inf
+    root = math.sqrt(len(steps))
+    own = noise_of(steps) if len(steps) >= OWN_STEPS else 1.25 * stdev(map(math.log, steps)) / root
+    return max(own, (scatter or 0.0) / root)
 
 
 def _error_of_median(steps: Sequence[float], count: int) -> float:
@@ -171,11 +196,18 @@ def measured_steps(record: Record) -> list[float]:
 
 @dataclass
 class _Watch:
-    """Gives a trial up as soon as its steps show that it cannot win."""
+    """Gives a trial up as soon as its steps show that it cannot win, and ends one whose step time is known."""
 
     store: Store
-    cuts: dict[str, float | None]  # by trial id
+    enough: float  # standard error to which it has to be known; 0: all steps run
+    scatter: float | None  # of the steps of earlier trials
+    cuts: dict[str, float | None] = field(default_factory=dict)  # by trial id
     asked: set[str] = field(default_factory=set)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """For which trials are ended that have said what a search wants to know."""
+        return (Reason.CANNOT_WIN, Reason.MEASURED) if self.enough else (Reason.CANNOT_WIN,)
 
     def begin(self) -> None:
         """Nothing to do."""
@@ -185,11 +217,20 @@ class _Watch:
 
     def on_poll(self, records: Sequence[Record]) -> None:
         for record in records:
-            cut = self.cuts.get(record.id)
-            if cut is not None and record.id not in self.asked and cannot_win(steps := measured_steps(record), cut):
+            if record.id in self.cuts and record.id not in self.asked and (end := self._end(record)):
                 self.asked.add(record.id)
-                detail = f"{len(steps)} steps of {median(steps):.4g} s at least; the best so far would take {cut:.4g} s"
-                self.store.ask_to_stop(record, Reason.CANNOT_WIN, detail)
+                self.store.ask_to_stop(record, *end)
+
+    def _end(self, record: Record) -> tuple[Reason, str] | None:
+        """Why a trial should end now, if it should."""
+        steps, cut = measured_steps(record), self.cuts[record.id]
+        if cannot_win(steps, cut):
+            return Reason.CANNOT_WIN, f"{len(steps)} steps of {median(steps):.4g} s at least; the best so far would take {cut:.4g} s"
+        run = record.config["run"]
+        left = run["steps"] - run["warmup_steps"] - len(steps)
+        if not self.enough or not steps or left * median(steps) < ENDING_S or (error := known_to(steps, self.scatter)) > self.enough:
+            return None
+        return Reason.MEASURED, f"step time known to {100 * error:.2f} % after {len(steps)} of {len(steps) + left} measured steps"
 
     def close(self) -> None:
         """Nothing is held."""

@@ -5,15 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.state import SweepState
 from launcher.trials.job import JobState
 from launcher.trials.outcome import Verdict, decide, silent_nodes
 from launcher.trials.store import Record
-from trainer.spec import Reason, Status
-from trainer.spec.files import look_again, remove_if, write_json_first
-from trainer.spec.records import FORMAT, RESULT, attempt_of, failures_in
+from trainer.spec import Reason, ResolvedTrainConfig, Status
+from trainer.spec.files import look_again, remove_if, write_json, write_json_first
+from trainer.spec.read import SECTION, from_record
+from trainer.spec.records import FORMAT, RESULT, SERIES, attempt_of, failures_in, positive, read_steps
+from trainer.spec.summary import result_of
+
+_OF_LAYOUT = (Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS)
+"""Reasons that say more of a layout than that its step time was known when it was ended."""
 
 
 class Settlement:
@@ -39,6 +45,8 @@ class Settlement:
             trial.stop = trial.stop or (Reason.CANCELLED, self._state.interrupted)  # no launcher is left to retry it
         if trial.stop is not None and verdict.status is not Status.DONE:
             verdict = _stopped(trial.stop, verdict)
+            if verdict.reason is Reason.MEASURED:
+                verdict = _measured(record, verdict)
         elif self._retry_due(trial, verdict):
             self._retry(trial, verdict, bad_nodes)
             return
@@ -92,8 +100,31 @@ def _untimely(trial: ActiveTrial, verdict: Verdict) -> str:
 def _stopped(stop: tuple[Reason, str], verdict: Verdict) -> Verdict:
     """The verdict on an attempt that the launcher itself ended."""
     reason, detail = stop
+    if reason is Reason.MEASURED and verdict.reason in _OF_LAYOUT:
+        return verdict
     status = Status.FAILED if reason in (Reason.CANNOT_START, Reason.UPSTREAM) else Status.STOPPED
     return Verdict(status, reason, detail or verdict.detail, verdict.attempt)
+
+
+def _measured(record: Record, verdict: Verdict) -> Verdict:
+    """An attempt of whose steps there were enough is done. What its rank 0 wrote as it was ended is its result; if it wrote nothing, what
+    its steps tell."""
+    record.attempt = verdict.attempt
+    result = record.read_result() or _told(record)
+    if positive(result.get("step_time_s")) is None:
+        return verdict
+    done = {"status": Status.DONE.value, "reason": Reason.MEASURED.value, "message": verdict.detail}
+    write_json(record.directory / RESULT, {"format": FORMAT} | result | done)
+    return replace(verdict, status=Status.DONE)
+
+
+def _told(record: Record) -> dict[str, Any]:
+    """A result from ``metrics.jsonl`` alone."""
+    config = from_record(ResolvedTrainConfig, {name: value for name, value in record.config.items() if name != SECTION})
+    steps = [step for step in read_steps(record.directory) if step.get("attempt") == record.attempt]
+    series = {many: [step.get(one) for step in steps] for many, one in SERIES.items()}
+    after = [seconds for step in steps if step["step"] > config.run.warmup_steps and (seconds := positive(step.get("step_time_s")))]
+    return result_of(config, Status.STOPPED, record.attempt, series, after, record.world_size, None)
 
 
 def _plan_again(record: Record, reason: Reason | None, detail: str) -> None:

@@ -17,7 +17,8 @@ from trainer.spec.records import attempt_of, outcome_of, reason_of
 
 ROOT_CAUSES = (
     Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS, Reason.CONFIGURATION, Reason.CANNOT_START, Reason.UPSTREAM,
-    Reason.CANNOT_WIN, Reason.CANCELLED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE, Reason.ERROR, Reason.COMMUNICATION,
+    Reason.CANNOT_WIN, Reason.MEASURED, Reason.CANCELLED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE, Reason.ERROR,
+    Reason.COMMUNICATION,
 )  # fmt: skip
 """Every reason, from the one that explains all others to the one that others explain."""
 

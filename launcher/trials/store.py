@@ -14,7 +14,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +49,7 @@ class Point:
     stage: StageRun | None = None  # of a pipeline's trial: what it takes and makes
     needs: tuple[str, ...] = ()  # trials that have to be done before it starts
     any_need: bool = False  # all of them have to have ended, and one to be done
+    enough: tuple[Reason, ...] = ()  # reasons for which a search ended it that leave nothing to be done
 
     @cached_property
     def trial(self) -> str:
@@ -105,12 +106,13 @@ class Record:
         """The newest line of ``metrics.jsonl``: step, loss, step_time_s, ..."""
         return last_object(self.directory / METRICS)
 
-    @property
-    def answered(self) -> bool:
-        """Whether running the trial again would only repeat what is known: measured, out of memory, diverged, or beaten."""
+    def answered(self, enough: Collection[Reason] = ()) -> bool:
+        """Whether running the trial again would only repeat what is known: all of its steps, out of memory, diverged, or that a search
+        ended it for a reason that is ``enough``."""
         if self.status is Status.DONE:
-            return (self.read_result() or {}).get("status") == Status.DONE.value
-        return self.status.final and self.reason in (Reason.OUT_OF_MEMORY, Reason.NUMERICS, Reason.CANNOT_WIN)
+            whole = self.reason is None or self.reason in enough
+            return whole and (self.read_result() or {}).get("status") == Status.DONE.value
+        return self.status.final and self.reason in (Reason.OUT_OF_MEMORY, Reason.NUMERICS, *enough)
 
     def to_json(self) -> dict[str, Any]:
         data = {"format": FORMAT} | {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "directory"}

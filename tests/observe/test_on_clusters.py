@@ -13,9 +13,11 @@ from launcher.cli import search
 from launcher.cli.main import main
 from launcher.config import compose
 from launcher.config.schema import ClusterConfig
+from launcher.trials.store import Store
 from tests.backends.slurm_support import CLUSTER, PROJECT
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.fixture import Slurm
+from trainer.spec import Reason, Status
 
 EXAMPLE = PROJECT / "examples" / "own_trainer"
 RUN = [
@@ -57,6 +59,22 @@ def check(ranked: list[dict[str, object]], trials: int, ranks: int) -> None:
     assert times == sorted(times)  # type: ignore[type-var]
 
 
+def check_enough(cluster: ClusterConfig) -> None:
+    """All steps would take days: a trial ends once its step time is known, and rank 0's result comes home."""
+    words = (
+        *("model=gpt_tiny", "data=synthetic", "hardware=cpu", "run.global_batch=8", "run.steps=1000000", "sweep.name=brief"),
+        *("search.max_trials=1", "search.enough=0.5", "search.nodes=full"),
+    )
+    config = compose(words)
+    found = dataclasses.replace(cluster, hardware=config.cluster.hardware)
+    assert search.run(dataclasses.replace(config, cluster=found), compose(search.alone(config)), words, {"micro_batch": [1]}) == 0
+    (record,) = Store("runs").sweep("brief").records
+    assert (record.status, record.reason, record.attempt) == (Status.DONE, Reason.MEASURED, 0)
+    result = record.read_result() or {}
+    assert 6 <= len(result["step_times_s"]) < 1000000 and result["message"].endswith("of 999998 measured steps")
+    assert result["peak_memory_bytes"] > 0 and result["communication"], "what rank 0 wrote, not what its steps tell"
+
+
 def test_on_four_nodes_of_a_real_slurm(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,9 +85,15 @@ def test_on_four_nodes_of_a_real_slurm(
     assert "torchrun --nnodes=4 --nproc-per-node=1" in words and "--width" in words
 
 
+def test_a_trial_on_a_real_slurm_ends_when_its_step_time_is_known(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_enough(dataclasses.replace(CLUSTER, nodes=2))
+
+
 def test_on_two_pods_of_a_real_kubernetes(
     real_node: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with real_node.namespace() as namespace:
         check(searched(real_node.cluster(namespace, nodes=2, gpus_per_node=1), 2, capsys), 2, ranks=2)
+        check_enough(real_node.cluster(namespace, nodes=2, gpus_per_node=1))

@@ -11,7 +11,9 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config.trainers import profile
+from launcher.trials.store import Store
 from tests.observe.test_profiles import LOGS
+from trainer.spec import Reason, Status
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 MICRO = {  # where each trainer is told its micro-batch
@@ -111,3 +113,39 @@ def test_a_trainer_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytes
     capsys.readouterr()
     assert main(["rank", "drill", "--json"]) == 0
     assert [(trial["place"], trial["reason"]) for trial in json.loads(capsys.readouterr().out)] == [(None, "communication")]
+
+
+SLEEPER = """
+import itertools, time
+for step in itertools.count(1):
+    time.sleep(0.05)
+    print(f"it {step} loss {9 - step / 1e6} 50 ms", flush=True)
+"""
+
+
+@pytest.mark.parametrize("trainer", ["own", "command"])
+def test_a_search_does_not_wait_for_steps_that_tell_nothing_new(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All steps would take hours."""
+    monkeypatch.chdir(tmp_path)
+    Path("sleeper.py").write_text(SLEEPER)
+    command = [
+        "trainer.launch.program=command", "trainer.launch.script=sleeper.py", "trainer.name=sleeper",
+        "trainer.launch.command=['{python}','{script}']", r"trainer.launch.log=['it (?P<step>\d+) loss (?P<loss>\S+) (?P<milliseconds>\S+) ms']",
+    ]  # fmt: skip
+    words = [
+        "model=gpt_tiny", "hardware=a100_80", "data=synthetic", "cluster.gpus_per_node=2", "run.global_batch=8", "run.steps=1000000",
+        "search.max_trials=1", "search.enough=0.5",
+    ]  # fmt: skip
+    assert main(["search", *words, *(command if trainer == "command" else []), "sweep.name=brief", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["ranking"]) == 1
+    records = Store("runs").sweep("brief").records
+    assert [(record.status, record.reason) for record in records] == [(Status.DONE, Reason.MEASURED)]
+    assert all("of 999998 measured steps" in record.detail for record in records)
+    assert main(["rank", "brief", "--json"]) == 0
+    ranked = json.loads(capsys.readouterr().out)
+    assert [one["place"] for one in ranked] == [1] and not any(one["other_model"] for one in ranked)
+    if trainer == "own":
+        assert all(one["peak_memory_bytes"] and one["mfu"] is not None for one in ranked), "the trainer itself wrote the result"

@@ -21,9 +21,9 @@ class PlantedBackend(Backend):
 
     poll_seconds = 0.0
 
-    def __init__(self, folder: Path, truth: Truth, dies_after: int | None = None):
+    def __init__(self, folder: Path, truth: Truth, dies_after: int | None = None, scatter: float = 0.001):
         super().__init__(LocalCluster())
-        self.folder, self.truth, self.dies_after = folder, truth, dies_after
+        self.folder, self.truth, self.dies_after, self.scatter = folder, truth, dies_after, scatter
         self.submitted: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -76,7 +76,8 @@ class PlantedBackend(Backend):
         step = int(str(job["step"])) + 1
         self._change(handle, step=step)
         with (directory / "metrics.jsonl").open("a") as stream:
-            stream.write(json.dumps({"attempt": job["attempt"], "step": step, "step_time_s": seconds * (1 + 0.001 * (step % 3))}) + "\n")
+            line = {"attempt": job["attempt"], "step": step, "step_time_s": seconds * (1 + self.scatter * (step % 3))}
+            stream.write(json.dumps(line) + "\n")
         if step < config.run.steps:
             return JobState(Status.RUNNING)
         result = {"status": "done", "attempt": job["attempt"], "step_time_s": seconds, "world_size": 1}

@@ -26,10 +26,13 @@ from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.cost import predict
 from launcher.planning.layout_filter import columns_wanted
 from launcher.planning.plan import plan
+from launcher.results.ranking import measurement as as_ranked
+from launcher.results.ranking import rank
 from launcher.search.policy import SearchTrial
 from launcher.search.problem import SearchProblem, ladder, search_problem
 from launcher.sweep import loop, multirun, stopping
-from launcher.sweep.search import SearchOutcome, measured_steps, measurement, noise_of, search
+from launcher.sweep.run import Point, run_sweep
+from launcher.sweep.search import SearchOutcome, known_to, measured_steps, measurement, noise_of, search
 from launcher.tracking import process as tracking
 from launcher.trials.identity import trial_id
 from launcher.trials.store import Store
@@ -106,6 +109,81 @@ def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> N
         assert "the best so far would take" in record.detail
     best = found.policy.ranking()[0]
     assert all(record.status is Status.DONE for trial, record, _ in found.trials if trial.index == best)
+
+
+class TestEnough:
+    """Trials end once their step time is known."""
+
+    def slow(self, config: TrainConfig) -> float:
+        """So slow that what is left of a trial is worth ending."""
+        return 1000 * truth(config)
+
+    def searched(
+        self, tmp_path: Path, enough: float = 0.005, scatter: float = 0.001, steps: int = 20
+    ) -> tuple[SearchOutcome[Any], list[str]]:
+        place = PlantedBackend(tmp_path / "place", self.slow, scatter=scatter)
+        settings, run = dataclasses.replace(BASE.search, enough=enough), dataclasses.replace(BASE.run, steps=steps)
+        return search("demo", prepared(tmp_path, search=settings, run=run), Backends(place)), place.submitted
+
+    def test_a_trial_ends_when_its_step_time_is_known_and_counts_as_measured(self, tmp_path: Path) -> None:
+        whole, _ = self.searched(tmp_path / "whole", enough=0.0)
+        found, _ = self.searched(tmp_path / "brief")
+        assert [trial.index for trial, _, _ in found.trials] == [trial.index for trial, _, _ in whole.trials]
+        assert found.policy.ranking() == whole.policy.ranking()
+        records = [record for _, record, _ in found.trials if record.status is Status.DONE]
+        assert records and all(record.reason is Reason.MEASURED for record in records)
+        for place, record in enumerate(records):
+            steps = measured_steps(record)
+            assert (4 if place == 0 else 3) <= len(steps) <= 8, "a few are asked for, and a few more run until the wish is read"
+            result = record.read_result() or {}
+            assert (result["status"], result["reason"]) == ("done", "measured")
+            assert result["step_time_s"] == pytest.approx(np.median(steps)) and "measured steps" in result["message"]
+        for (_, record, one), (_, _, other) in zip(found.trials, whole.trials, strict=True):
+            assert one.seconds == pytest.approx(other.seconds, rel=0.003)
+            assert record.status is not Status.DONE or one.noise <= 0.005
+        placed = rank(as_ranked(record, record.read_result() or {}) for record in records)
+        assert [one.place for one in placed] == list(range(1, len(placed) + 1))
+
+    def test_steps_that_scatter_run_to_the_end(self, tmp_path: Path) -> None:
+        found, _ = self.searched(tmp_path, scatter=0.04, steps=12)
+        done = [record for _, record, _ in found.trials if record.status is Status.DONE]
+        assert done and all(record.reason is None and len(measured_steps(record)) == 11 for record in done)
+
+    def test_what_is_left_of_short_trials_is_not_worth_ending(self, tmp_path: Path) -> None:
+        found = search("demo", prepared(tmp_path), Backends(PlantedBackend(tmp_path / "place", truth)))
+        assert all(record.reason is not Reason.MEASURED for _, record, _ in found.trials)
+
+    def test_repeated_it_starts_nothing_and_without_it_all_steps_run(self, tmp_path: Path) -> None:
+        found, first = self.searched(tmp_path)
+        again, second = self.searched(tmp_path)
+        assert first and not second and again.policy.ranking() == found.policy.ranking()
+        assert [one.seconds for _, _, one in again.trials] == [one.seconds for _, _, one in found.trials]
+        whole, third = self.searched(tmp_path, enough=0.0)
+        assert set(third) == {record.id for _, record, _ in found.trials if record.reason is Reason.MEASURED}
+        assert all(record.reason is not Reason.MEASURED for _, record, _ in whole.trials)
+
+    @pytest.mark.parametrize("ended", [Reason.MEASURED, Reason.CANNOT_WIN])
+    def test_a_sweep_runs_all_steps_of_what_a_search_ended(self, tmp_path: Path, ended: Reason) -> None:
+        found, _ = self.searched(tmp_path)
+        trial, before = next((trial, record) for trial, record, _ in found.trials if record.reason is ended)
+        run = dataclasses.replace(BASE.run, steps=20)
+        problem = prepared(tmp_path, run=run)
+        place = PlantedBackend(tmp_path / "place", self.slow)
+        point = Point((), resolve(problem.trial_config(trial)))
+        (record,) = run_sweep("whole", [point], problem.config.sweep, Backends(place))
+        assert record.id == before.id and place.submitted == [record.id]
+        assert (record.status, record.reason, record.attempt) == (Status.DONE, None, before.attempt + 1)
+        assert len(measured_steps(record)) == 19
+
+    def test_what_a_few_steps_say_is_never_surer_than_earlier_trials_were(self) -> None:
+        assert known_to([1.0, 1.0], 0.0) == known_to([1.0, 1.0, 1.0], None) == math.inf
+        assert known_to([1.0] * 3, 0.03) == pytest.approx(0.03 / math.sqrt(3))
+        assert known_to([1.0] * 4, None) == 0.0 and known_to([1.0] * 4, 0.02) == pytest.approx(0.01)
+        assert known_to([1.0, 1.0, 2.0], 0.001) > 0.2, "one odd step of three"
+        draw = np.random.default_rng(1)
+        runs = [list(draw.normal(1.0, 0.02, 3)) for _ in range(400)]
+        errors = np.array([known_to(run, 1.25 * 0.02) for run in runs])
+        assert np.std([np.median(run) for run in runs]) <= errors.mean() <= 2 * np.std([np.median(run) for run in runs])
 
 
 def test_out_of_memory_and_other_failures_are_shown_and_survived(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from launcher.trials.job import JobState
 from launcher.trials.store import Record, Store
 from tests.sweep.support import Place, PlayedQueue, finish, points, starts, sweep, trial, until
 from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.files import write_json
 
 
 def test_every_trial_runs_once_and_a_repetition_runs_nothing(cluster: Place) -> None:
@@ -258,6 +260,40 @@ def test_a_wish_to_stop_is_obeyed_while_others_run_on(place: Place) -> None:
     thread.join()
     assert [(r.status, r.reason) for r in records] == [(Status.STOPPED, Reason.CANNOT_WIN), (Status.DONE, None)]
     assert records[0].detail == "twice as slow as the best"
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ("nothing", (Status.DONE, Reason.MEASURED, 0.3, None)),
+        ("result", (Status.DONE, Reason.MEASURED, 0.25, 77)),
+        ("out of memory", (Status.FAILED, Reason.OUT_OF_MEMORY, None, None)),
+        ("no step", (Status.STOPPED, Reason.MEASURED, None, None)),
+    ],
+)
+def test_what_was_enough_is_done_with_what_its_ranks_left(place: Place, left: str, expected: tuple[object, ...]) -> None:
+    """Its result is rank 0's, or what its steps tell; without a step it is not measured, and a layout that failed meanwhile has failed."""
+    thread, records = place.begin(1)
+    until(lambda: place.queue.queued())
+    (asked,) = place.store.sweep("demo").records
+    if left != "no step":
+        times = [9.0, 9.0, 0.2, 0.3, 0.4]  # warm-up first
+        lines = [{"attempt": 0, "step": step, "loss": 5.0 - step, "step_time_s": seconds} for step, seconds in enumerate(times, 1)]
+        (asked.directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if left == "result":
+        own = {"status": "stopped", "reason": "preempted", "attempt": 0, "step_time_s": 0.25, "peak_memory_bytes": 77}
+        write_json(asked.directory / "result.json", own)
+    if left == "out of memory":
+        write_json(asked.directory / "failure-0.json", {"attempt": 0, "rank": 0, "reason": left})
+    place.store.ask_to_stop(asked, Reason.MEASURED, "known well enough")
+    thread.join()
+    (record,) = records
+    result = record.read_result() or {}
+    assert (record.status, record.reason, result.get("step_time_s"), result.get("peak_memory_bytes")) == expected
+    if record.status is Status.DONE:
+        assert (result["status"], result["message"], record.detail) == ("done", "known well enough", "known well enough")
+        assert left != "nothing" or result["losses"] == [4.0, 3.0, 2.0, 1.0, 0.0]
+        assert not record.answered() and record.answered((Reason.MEASURED,))
 
 
 def test_a_wish_that_outlived_its_launcher_does_not_bind_the_next(cluster: Place) -> None:

@@ -66,7 +66,7 @@ def test_a_torn_record_of_a_finished_trial_is_rebuilt_from_its_result(store: Sto
     write_json(record.directory / "result.json", {"status": "done", "attempt": 2})
     (record.directory / "trial.json").write_text(torn)
     (rebuilt,) = store.sweep("demo").records
-    assert (rebuilt.status, rebuilt.attempt, rebuilt.answered) == (Status.DONE, 2, True)
+    assert (rebuilt.status, rebuilt.attempt, rebuilt.answered()) == (Status.DONE, 2, True)
 
 
 @pytest.mark.parametrize("lost", ["trial.json", "config.yaml", "result.json"])
@@ -80,9 +80,9 @@ def test_a_trial_whose_result_was_deleted_is_not_taken_for_measured(store: Store
     (record,) = plan(store, 1)
     write_json(record.directory / "result.json", {"status": "done", "attempt": 0})
     record.status = Status.DONE
-    assert record.answered
+    assert record.answered()
     (record.directory / "result.json").unlink()
-    assert not record.answered
+    assert not record.answered()
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"points": 3}', '{"points": [3, {"trial": "../x"}, {"trial": null}]}'])

@@ -36,6 +36,7 @@ class Reason(str, Enum):
     UPSTREAM = "upstream failed"
     CANCELLED = "cancelled"
     CANNOT_WIN = "cannot win"
+    MEASURED = "measured"
     ERROR = "error"
 
     @property
@@ -91,6 +92,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     Reason.CANNOT_WIN: (
         "A search stopped it because it could no longer beat the best layout.",
         "Nothing: this saves time. 'trireme train' with its layout measures it in full.",
+    ),
+    Reason.MEASURED: (
+        "A search ended it because more steps would not have made its step time better known (search.enough). It counts as measured.",
+        "Nothing: this saves time. 'trireme train' with its layout runs all of its steps, and so does a search with search.enough=0.",
     ),
     Reason.ERROR: ("An error that has no reason of its own.", "Read the log: 'trireme logs TRIAL'."),
 }

@@ -38,6 +38,9 @@ MOST = 1e18
 SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
 """Keys of ``result.json`` that become metrics of the trial's MLflow run."""
 
+SERIES = {"losses": "loss", "grad_norms": "grad_norm", "step_times_s": "step_time_s"}
+"""Keys of ``result.json`` that hold a number of each step, and its name in ``metrics.jsonl``."""
+
 PERCENTILES = ("latency_s", "ttft_s", "tpot_s", "requests_per_s")
 """Keys of the ``result.json`` of an inference: p50, p90 and p99 of a request's seconds, of those to its first token and per further one,
 and of the requests served per second. Its step is a batch (static), or as many requests as a replica has in flight."""
