@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 
 from trainer.spec import ConfigError
+from trainer.spec.schema import MOST
 
-COLUMNS = ("arrival", "input", "output")
+COLUMNS = {"arrival": 10**15, "input": MOST, "output": MOST}
+"""The columns, and what a cell may be at most."""
 
 
 def read_trace(path: str | Path) -> tuple[int, int, float]:
@@ -34,14 +35,14 @@ def read_trace(path: str | Path) -> tuple[int, int, float]:
 
 def _row(path: str | Path, number: int, record: dict[str, str | None]) -> tuple[float, float, float]:
     values = []
-    for name in COLUMNS:
+    for name, most in COLUMNS.items():
+        text = record[name] or ""
         try:
-            value = float(record[name] or "")
-            if not math.isfinite(value) or value < 0:
+            value = float(text)
+            if not 0 <= value <= most:
                 raise ValueError(name)
         except ValueError:
-            raise ConfigError(
-                f"row {number} of workload.trace={path} has {name}={record[name] or 'nothing'}; give a number of 0 or more"
-            ) from None
+            given = repr(text[:40]) if text else "nothing"
+            raise ConfigError(f"row {number} of workload.trace={path} has {name}={given}; give a number from 0 to {most}") from None
         values.append(value)
     return values[0], values[1], values[2]

@@ -149,6 +149,9 @@ def test_what_contradicts_itself_is_refused_in_one_line(words: list[str], messag
     [
         ("time,input,output\n1,2,3\n", "has no column arrival"),
         ("arrival,input,output\n1,x,3\n", "row 1 of workload.trace"),
+        ('arrival,input,output\n1,"5\n,3\n', "has input='5\\n,3\\n'; give a number from 0 to 1000000000"),
+        ("arrival,input,output\n1,1e308,3\n2,1e308,3\n", "has input='1e308'"),
+        ("arrival,input,output\n1,nan,3\n", "has input='nan'"),
         ("arrival,input,output\n1,2,3\n", "no rate"),
     ],
 )
