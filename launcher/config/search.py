@@ -29,7 +29,7 @@ class SearchConfig:
     """How the fastest layout is found with few measured trials."""
 
     tolerance: float = key(0.02, "stop when no untried layout can plausibly beat the best by more than this fraction", minimum=0)
-    doubt: float = key(0.1, "stop once the probability that any untried layout is faster than the best by more than tolerance is below this", minimum=0)
+    doubt: float = key(0.1, "stop once the probability that any untried layout is faster than the best by more than tolerance is below this", minimum=0, maximum=1)
     max_trials: Optional[int] = key(None, "most trials; null = no limit", minimum=1)
     max_gpu_hours: Optional[float] = key(None, "most GPU-hours of trials; null = no limit", minimum=0)
     max_hours: Optional[float] = key(None, "most hours of wall-clock time; null = no limit", minimum=0)

@@ -147,7 +147,7 @@ class Policy:
 
     def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
         """Up to ``count`` trials to run now, the most promising first, or the reason to stop."""
-        fits, believed = self._fits(), self.time.posterior()
+        fits, believed, count = self._fits(), self.time.posterior(), at_most(self.settings, self.trials, count)
         if limit := limit_reached(self.settings, self.trials, self.gpu_hours, self.hours):
             return self._open_end(limit, believed, fits)
         if self.best_seconds() is None:  # nothing to compare with: run something
@@ -300,6 +300,11 @@ class Policy:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
         return float(ndtr(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.doubt
+
+
+def at_most(settings: SearchConfig, trials: int, count: int) -> int:
+    """How many of ``count`` more trials are left of ``search.max_trials``."""
+    return count if settings.max_trials is None else min(count, settings.max_trials - trials)
 
 
 def limit_reached(settings: SearchConfig, trials: int, gpu_hours: float, hours: float) -> str | None:

@@ -18,7 +18,7 @@ from launcher.cost.inference import InferenceEstimate
 from launcher.cost.parts import total
 from launcher.planning.inference import InferencePlan, estimated, name_of
 from launcher.search.front import FrontSearch, behind
-from launcher.search.policy import SearchTrial, Stop, TrialObservation, limit_reached
+from launcher.search.policy import SearchTrial, Stop, TrialObservation, at_most, limit_reached
 from trainer.spec import ConfigError, DataConfig, LayoutConfig, Reason
 
 HOPELESS = 4.0
@@ -112,6 +112,7 @@ class ServingPolicy:
         settings = self.problem.config.search
         if limit := limit_reached(settings, self.trials, self.gpu_hours, self.hours):
             return Stop(limit)
+        count = at_most(settings, self.trials, count)
         believed, found = dataclasses.replace(self.search, measured=dict(self.search.measured)), list[int]()
         while len(found) < count and (point := believed.ask()) is not None:
             found.append(point)

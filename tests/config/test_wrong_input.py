@@ -52,6 +52,7 @@ CASES = [
     (["layout.tensor='"], 'cannot read "layout.tensor=\'" as KEY=VALUE'),
     (["run.seed=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
     (["sweep.name='a\0b'"], "NUL"),
+    (["search.doubt=2"], "search.doubt=2.0 is above the largest allowed value; use 1 or less"),
     (["tune.base=base", "tune.rank=8"], "tune.rank is of a method that adds weights, and none is named: tune.method=full would train all"),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]

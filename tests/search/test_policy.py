@@ -136,6 +136,16 @@ def test_more_doubt_means_more_trials() -> None:
     assert counts == sorted(counts) and counts[0] < counts[-1]
 
 
+def test_trials_side_by_side_are_no_more_than_the_limit() -> None:
+    planted, done = Planted(5), 0
+    policy = Policy(planted.candidates, dataclasses.replace(SETTINGS, doubt=1e-9, max_trials=5))
+    while not isinstance(proposed := policy.ask(3), Stop):
+        done += len(proposed)
+        for trial in proposed:
+            policy.tell(trial, planted.measure(trial))
+    assert done == policy.trials == 5
+
+
 @pytest.mark.parametrize("limit, value, trials", [("max_trials", 3, 3), ("max_gpu_hours", 2.0, 2), ("max_hours", 0.5, 2)])
 def test_limits_end_the_search_and_are_named(limit: str, value: float, trials: int) -> None:
     planted = Planted(5, memory_factor=0.1)
