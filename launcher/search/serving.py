@@ -145,7 +145,8 @@ class ServingPolicy:
         return np.asarray(self.problem.planned.estimate.latency)[self.problem.rows]
 
     def plan(self, measured_only: bool) -> InferencePlan:
-        """The plan with every row's times corrected by what was measured; ``measured_only``: of what ran alone, which is the result."""
+        """The plan of the candidates, their times corrected by what was measured; ``measured_only``: of those that ran, the result.
+        What is no candidate is corrected by nothing, and would look better than what is where all are slower than predicted."""
         planned, rows = self.problem.planned, self.problem.rows
         first, further, fails = np.ones(len(planned.table)), np.ones(len(planned.table)), np.zeros(len(planned.table), dtype=bool)
         seconds = self.search.corrected()[0]
@@ -153,7 +154,7 @@ class ServingPolicy:
         first[rows] = further[rows] = np.where(fails[rows], 1.0, seconds / self._predicted)
         for i in self.ran:
             first[rows[i]], further[rows[i]] = self._ratios(i)
-        among = np.isin(np.arange(len(planned.table)), rows[self.ran]) if measured_only else None
+        among = np.isin(np.arange(len(planned.table)), rows[self.ran] if measured_only else rows)
         return planned.corrected(first, further, fails, among)
 
     def _ratios(self, index: int) -> tuple[float, float]:

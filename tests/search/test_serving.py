@@ -75,6 +75,21 @@ def searched(tmp_path: Path, problem: ServingProblem, truth: Truth | None = None
     return search("demo", problem, Backends(PlantedBackend(tmp_path / "place", truth or truth_of(problem))))
 
 
+def test_what_would_be_recommended_is_measured_however_much_slower_the_machine_is_than_predicted(tmp_path: Path) -> None:
+    problem = prepared(tmp_path, "cluster.gpus_per_node=8", "serving.batch=[1,2,4,8,16,32,64,128,256]", "sla.latency_ms=20000")
+    assert len(problem.rows) < problem.planned.possible.sum()
+    truth = truth_of(problem)
+    found = searched(tmp_path, problem, lambda config: 3 * truth(config))
+    wanted = {row for row in found.policy.plan(measured_only=False).recommended.values() if row is not None}
+    assert wanted <= {int(problem.rows[index]) for index in found.policy.seen}
+    done = found.policy.plan(measured_only=True)
+    most = done.recommended["highest throughput"]
+    assert (
+        most is not None
+        and done.values["throughput"][most] >= 0.9 * found.policy.plan(measured_only=False).values["throughput"][problem.rows].max()
+    )
+
+
 def true_front(problem: ServingProblem, chosen: np.ndarray) -> float:
     """How far ``chosen`` candidates are from the front of all."""
     truth = truth_of(problem)
