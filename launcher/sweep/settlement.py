@@ -107,11 +107,13 @@ def _stopped(stop: tuple[Reason, str], verdict: Verdict) -> Verdict:
 
 
 def _measured(record: Record, verdict: Verdict) -> Verdict:
-    """An attempt of whose steps there were enough is done. What its rank 0 wrote as it was ended is its result; if it wrote nothing, what
-    its steps tell."""
+    """An attempt of whose steps there were enough is done. What its rank 0 wrote as it was ended is its result; if it wrote no step
+    time, what its steps tell."""
     record.attempt = verdict.attempt
-    result = record.read_result() or _told(record)
+    result = record.read_result() or {}
     if positive(result.get("step_time_s")) is None:
+        result = _told(record)
+    if positive(result["step_time_s"]) is None:
         return verdict
     done = {"status": Status.DONE.value, "reason": Reason.MEASURED.value, "message": verdict.detail}
     write_json(record.directory / RESULT, {"format": FORMAT} | result | done)

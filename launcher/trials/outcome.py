@@ -51,7 +51,7 @@ def decide(attempt: int, state: JobState, result: dict[str, Any] | None, failure
         result = None
     if result is not None and outcome_of(result)[0] is Status.DONE:
         remarks = [state.detail if state.status is Status.DONE else "", str(result.get("message") or "")]
-        return Verdict(Status.DONE, None, "; ".join(filter(None, remarks)), newest)
+        return Verdict(Status.DONE, outcome_of(result)[1], "; ".join(filter(None, remarks)), newest)
     if result is not None and outcome_of(result)[0] is Status.STOPPED:  # the place knows best why it asked the trainer to stop
         reason = state.reason or outcome_of(result)[1] or Reason.PREEMPTED
         return Verdict(Status.STOPPED, reason, state.detail or str(result.get("message") or ""), newest)

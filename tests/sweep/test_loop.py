@@ -267,6 +267,7 @@ def test_a_wish_to_stop_is_obeyed_while_others_run_on(place: Place) -> None:
     [
         ("nothing", (Status.DONE, Reason.MEASURED, 0.3, None)),
         ("result", (Status.DONE, Reason.MEASURED, 0.25, 77)),
+        ("error", (Status.DONE, Reason.MEASURED, 0.3, None)),
         ("out of memory", (Status.FAILED, Reason.OUT_OF_MEMORY, None, None)),
         ("no step", (Status.STOPPED, Reason.MEASURED, None, None)),
     ],
@@ -283,6 +284,8 @@ def test_what_was_enough_is_done_with_what_its_ranks_left(place: Place, left: st
     if left == "result":
         own = {"status": "stopped", "reason": "preempted", "attempt": 0, "step_time_s": 0.25, "peak_memory_bytes": 77}
         write_json(asked.directory / "result.json", own)
+    if left == "error":  # a trainer that cannot be asked to stop
+        write_json(asked.directory / "result.json", {"status": "failed", "reason": "error", "attempt": 0, "message": "exit code 143"})
     if left == "out of memory":
         write_json(asked.directory / "failure-0.json", {"attempt": 0, "rank": 0, "reason": left})
     place.store.ask_to_stop(asked, Reason.MEASURED, "known well enough")
@@ -292,7 +295,7 @@ def test_what_was_enough_is_done_with_what_its_ranks_left(place: Place, left: st
     assert (record.status, record.reason, result.get("step_time_s"), result.get("peak_memory_bytes")) == expected
     if record.status is Status.DONE:
         assert (result["status"], result["message"], record.detail) == ("done", "known well enough", "known well enough")
-        assert left != "nothing" or result["losses"] == [4.0, 3.0, 2.0, 1.0, 0.0]
+        assert left == "result" or result["losses"] == [4.0, 3.0, 2.0, 1.0, 0.0]
         assert not record.answered() and record.answered((Reason.MEASURED,))
 
 

@@ -51,6 +51,11 @@ def test_a_result_counts_whatever_the_backend_says_of_the_job() -> None:
     assert decide(0, JobState(Status.FAILED, Reason.NODE, "node went away"), result("done")).status is Status.DONE
 
 
+def test_a_result_that_a_search_found_enough_is_still_that_after_its_launcher_died() -> None:
+    verdict = decide(0, JobState(Status.STOPPED, Reason.CANCELLED), result("done", Reason.MEASURED))
+    assert (verdict.status, verdict.reason, verdict.detail) == (Status.DONE, Reason.MEASURED, "words of the result")
+
+
 def test_nothing_of_an_older_attempt_is_believed() -> None:
     verdict = decide(1, FAILED, result("done", attempt=0), [failure(0, Reason.OUT_OF_MEMORY, attempt=0)])
     assert (verdict.status, verdict.reason, verdict.attempt) == (Status.FAILED, Reason.ERROR, 1)

@@ -69,6 +69,15 @@ def test_a_torn_record_of_a_finished_trial_is_rebuilt_from_its_result(store: Sto
     assert (rebuilt.status, rebuilt.attempt, rebuilt.answered()) == (Status.DONE, 2, True)
 
 
+def test_a_rebuilt_record_of_a_trial_that_a_search_ended_is_not_taken_for_whole(store: Store) -> None:
+    (record,) = plan(store, 1)
+    write_json(record.directory / "result.json", {"status": "done", "reason": "measured", "attempt": 0})
+    (record.directory / "trial.json").write_text("")
+    (rebuilt,) = store.sweep("demo").records
+    assert (rebuilt.status, rebuilt.reason) == (Status.DONE, Reason.MEASURED)
+    assert not rebuilt.answered() and rebuilt.answered([Reason.MEASURED])
+
+
 @pytest.mark.parametrize("lost", ["trial.json", "config.yaml", "result.json"])
 def test_a_lost_file_hides_no_other_trial(store: Store, lost: str) -> None:
     first, second = plan(store, 1, 2)
