@@ -29,13 +29,13 @@ from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, tim
 from launcher.config.compose import conf_dir
 from launcher.config.hardware import hardware_files
 from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths
-from launcher.cost.known import KNOWN, Places, cells_of
+from launcher.cost.known import KNOWN, Places
 from launcher.cost.model import estimate
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.uncertainty import Traits, between, columns, coordinates, own_variance, squared_distance
 from launcher.tables.canonical import Unanswerable, read
-from launcher.tables.cases import TableCase, table_case
+from launcher.tables.cases import TableCase, asked_cells, table_case
 from launcher.tables.predictions import grouped, predict_rows
 from launcher.tables.validation import short
 from trainer.spec import ConfigError
@@ -219,13 +219,7 @@ def coverage(missed: Sequence[Missed], widths: Widths) -> None:
 
 def known_cells(case: TableCase) -> dict[str, Any]:
     """What distances are measured by, and what a reader wants to know of a run."""
-    words = {
-        "source": short(case.row["source"]),
-        "hardware": case.row["hardware"],
-        "precision": case.precision,
-        "trainer": case.trainer.name,
-    }
-    return words | cells_of(case.device, case.shape, case.layout, case.row["gpus"])
+    return {"source": short(case.row["source"]), "hardware": case.row["hardware"]} | asked_cells(case)
 
 
 def written_known(cells: Sequence[Mapping[str, Any]], ratios: np.ndarray) -> Iterator[list[Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.config.uncertainty import PLACE, known_runs, uncertainty_file
+from launcher.config.uncertainty import PLACE, Widths, known_runs, shipped_widths, uncertainty_file, widened, widest, widths_on
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
@@ -70,7 +70,7 @@ class Places:
         machines = np.log2([[float(run[name]) for name in SIZES] for run in runs])
         degrees = np.log2([[float(run[name]) for name in DEGREES] for run in runs])
         kinds = np.array([[KIND * RECOMPUTE.index(str(run["recompute"])) / 2] for run in runs])
-        words = np.array([[WIDTHS.get(run["precision"], run["precision"]), run["trainer"]] for run in runs])
+        words = np.array([_words(run) for run in runs])
         return cls(machines, np.concatenate([degrees, kinds], axis=1), words)
 
     def rows(self, index: np.ndarray) -> Places:
@@ -108,10 +108,18 @@ def place_of(cells: Mapping[str, Any]) -> dict[str, Any]:
     return {name: cells[name] for name in PLACE}
 
 
-def same_words(case: Case, own: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether one of ``own`` had the trainer and the width of the number format that are asked about."""
-    asked = [WIDTHS.get(case.precision, case.precision), case.trainer.name]
-    return any([WIDTHS.get(each["precision"], each["precision"]), each["trainer"]] == asked for each in own)
+def widths_at(learnt: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[Widths]:
+    """How far predictions of questions, as cells, may be off: as learnt of their machine, wider where they are unlike all known runs and
+    all that it was learnt from. Under another trainer, or in another number format, than ran here, no less than before."""
+    own, widths = learnt.get("places", ()), widths_on(learnt)
+    elsewhere = widest(widths, shipped_widths()) if own else widths
+    ran = {_words(each) for each in own}
+    far = distances(cells, own)
+    return [widened(widths if _words(each) in ran else elsewhere, one) for each, one in zip(cells, far.tolist(), strict=True)]
+
+
+def _words(cells: Mapping[str, Any]) -> tuple[str, str]:
+    return WIDTHS.get(cells["precision"], cells["precision"]), cells["trainer"]
 
 
 def nearest_runs(case: Case, place: int, count: int = 3) -> list[KnownRun]:

@@ -9,14 +9,14 @@ import numpy as np
 from launcher.config.schema import ClusterConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import OWN, profile
-from launcher.config.uncertainty import Widths, shipped_widths, widened, widest, widths_on
+from launcher.config.uncertainty import Widths
 from launcher.cost.calibration import measured
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.inputs.shape import Shape
-from launcher.cost.known import distance_of, same_words
+from launcher.cost.known import asked_cells, widths_at
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
@@ -96,12 +96,8 @@ class CostModel:
         return estimate(self.case(model, table, run))
 
     def widths(self, case: Case) -> Widths:
-        """How far predictions of ``case`` may be off: as learnt of this machine, wider where it is unlike all known runs and all that it
-        was learnt from. Under another trainer, or in another number format, than ran here, no less than before anything was learnt."""
-        own, widths = self.learnt.get("places", ()), widths_on(self.learnt)
-        if own and not same_words(case, own):
-            widths = widest(widths, shipped_widths())
-        return widened(widths, distance_of(case, own))
+        """How far predictions of ``case`` may be off (``launcher.cost.known``)."""
+        return widths_at(self.learnt, [asked_cells(case, 0)])[0]
 
     def case(self, model: ModelConfig, table: np.ndarray, run: RunConfig, tune: TuneConfig | None = None) -> Case:
         """The question behind a prediction: ``model`` under each layout of ``table``, trained as ``run`` and ``tune`` say."""

@@ -16,6 +16,7 @@ from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.cost.inputs.shape import ADAPTED, Experts, LatentAttention, Shape
+from launcher.cost.known import cells_of
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
 from trainer.spec import RunConfig
@@ -46,6 +47,12 @@ def table_case(row: MeasuredRun, hardware: dict[str, HardwareConfig], trainer: T
     machine = machine_of(row, hardware)
     trainer = trainer or trainer_of(row, machine.device)
     return TableCase(row, shape, layout, row.known("global_batch"), machine.device, machine.constants, row.known("precision"), trainer)
+
+
+def asked_cells(case: TableCase) -> dict[str, Any]:
+    """What distances between runs are measured by."""
+    words = {"precision": case.precision, "trainer": case.trainer.name}
+    return words | cells_of(case.device, case.shape, case.layout, case.row["gpus"])
 
 
 def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:

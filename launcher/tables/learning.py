@@ -28,13 +28,13 @@ from launcher.config.uncertainty import OF_PARTS, Widths, widened, widths_on
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
-from launcher.cost.known import cells_of, distances, place_of
+from launcher.cost.known import distances, place_of
 from launcher.cost.model import step
 from launcher.cost.parts import WIDTH_OF_PART, total
 from launcher.cost.prediction import CostModel
 from launcher.cost.uncertainty import Traits, between, coordinates, sizes
 from launcher.tables.canonical import MeasuredRun, written
-from launcher.tables.cases import TableCase, machine_of
+from launcher.tables.cases import TableCase, asked_cells, machine_of
 from launcher.tables.predictions import grouped, predict_rows
 from trainer.spec import ConfigError
 
@@ -72,7 +72,7 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     asked, noise = without_repeats(new, widths_on(hardware.learnt).noise)
     if len(asked) > MOST:
         raise ConfigError(f"{len(asked):,} different runs are more than can be learnt from at once; give {MOST:,} of them at most")
-    earlier, cells = hardware.learnt.get("places", []), [cells_of_run(case) for case in asked]
+    earlier, cells = hardware.learnt.get("places", []), [asked_cells(case) for case in asked]
     widths = widened(widths_on(hardware.learnt), float(np.median(distances(cells, earlier))))
     values = start(asked, hardware)
     found, here = values, np.zeros(len(values) + 1)
@@ -91,12 +91,6 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     factor = rounded(hardware.time_factor * float(np.exp(here[0])))
     corrected = dataclasses.replace(with_values(hardware, found), name=name, time_factor=factor, learnt=learnt)
     return Lesson(corrected, missed(new, hardware), missed(new, corrected))
-
-
-def cells_of_run(case: TableCase) -> dict[str, Any]:
-    """What distances from a run are measured by."""
-    words = {"precision": case.precision, "trainer": case.trainer.name}
-    return words | cells_of(case.device, case.shape, case.layout, case.row["gpus"])
 
 
 def distinct(places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

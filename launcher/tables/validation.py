@@ -12,11 +12,12 @@ import numpy as np
 
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainer import TrainerProfile
-from launcher.config.uncertainty import widths_on
+from launcher.config.uncertainty import Widths
+from launcher.cost.known import widths_at
 from launcher.cost.thresholds import FITS
 from launcher.cost.uncertainty import TimeSurrogate, Traits, coordinates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
-from launcher.tables.cases import TableCase, table_case
+from launcher.tables.cases import TableCase, asked_cells, table_case
 from launcher.tables.metrics import Errors, Verdicts, correlation, regret
 from launcher.tables.predictions import RowPrediction, predict_rows
 
@@ -105,7 +106,7 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trai
 
 
 def _inside(cases: Sequence[TableCase], predicted: Sequence[RowPrediction], hardware: dict[str, HardwareConfig]) -> list[bool | None]:
-    """Whether each measured step time lies in the 80 % interval of the predicted one, as a new run of its machine would have it."""
+    """Whether each measured step time lies in the 80 % interval of the predicted one, as a plan shows it before anything is measured."""
     found: list[bool | None] = [None] * len(cases)
     for name in {case.row["hardware"] for case in cases}:
         rows = [i for i, case in enumerate(cases) if case.row["hardware"] == name and case.row.step_seconds]
@@ -115,9 +116,13 @@ def _inside(cases: Sequence[TableCase], predicted: Sequence[RowPrediction], hard
         seconds = parts.sum(axis=1)
         layouts = np.array([cases[i].layout for i in rows], dtype=cases[rows[0]].layout.dtype)
         traits = Traits(parts / seconds[:, None], coordinates(layouts))
-        low, high = TimeSurrogate(seconds, traits, widths_on(hardware[name].learnt)).posterior().interval
-        for place, i in enumerate(rows):
-            found[i] = bool(low[place] <= (cases[i].row.step_seconds or 0.0) <= high[place])
+        groups: dict[Widths, list[int]] = defaultdict(list)
+        for place, widths in enumerate(widths_at(hardware[name].learnt, [asked_cells(cases[i]) for i in rows])):
+            groups[widths].append(place)
+        for widths, places in groups.items():
+            low, high = TimeSurrogate(seconds[places], traits.rows(places), widths).posterior().interval
+            for place, least, most in zip(places, low, high, strict=True):
+                found[rows[place]] = bool(least <= (cases[rows[place]].row.step_seconds or 0.0) <= most)
     return found
 
 

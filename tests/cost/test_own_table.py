@@ -35,3 +35,15 @@ def test_a_row_of_our_own_is_predicted_as_its_trial_was(tmp_path: Path) -> None:
         expected = predict(config.model, config.layout, config.run, config.cluster, tune=config.tune)
         assert j.prediction is not None and j.step_seconds == 1.0
         assert (j.prediction.step_time_s, j.prediction.memory_bytes) == pytest.approx((expected.step_time_s, expected.memory_bytes))
+
+
+@pytest.mark.parametrize(("factor", "inside"), [(0.999, True), (1.001, False)])
+def test_coverage_counts_the_intervals_that_a_plan_shows(factor: float, inside: bool, tmp_path: Path) -> None:
+    """Also far from all known runs, where they are wider."""
+    words = (["recipe=gpt3_5b"], ["model=gpt_tiny", "hardware=cpu"], ["recipe=gpt3_5b", "model.seq=65536"])
+    configs, hardware = [resolve(compose(each)) for each in words], hardware_files()
+    ends = [predict(c.model, c.layout, c.run, c.cluster).interval_s[1] * factor for c in configs]
+    measured = [{"step_time_s": end, "peak_memory_gb": None, "oom": False} for end in ends]
+    rows = [own_row("mine", c.train_config(), c.cluster, hardware, each) for c, each in zip(configs, measured, strict=True)]
+    write(tmp_path / "mine.csv", rows)
+    assert [j.inside for j in judge(read(tmp_path / "mine.csv"), hardware)] == [inside] * len(words)
