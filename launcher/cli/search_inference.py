@@ -123,10 +123,10 @@ def write_recipes(
         if row is None:
             continue
         layout = done.table[row]
-        serving = dataclasses.replace(
-            config.serving, tensor=[int(layout["tensor"])], pipeline=[int(layout["pipeline"])], batch=[int(layout["batch"])]
-        )
-        one = dataclasses.replace(config, serving=serving, layout=LayoutConfig(), data=default.data)
+        tensor, pipeline, replicas, batch = ([int(size)] for size in layout)
+        serving = dataclasses.replace(config.serving, tensor=tensor, pipeline=pipeline, replicas=replicas, batch=batch)
+        workload = dataclasses.replace(config.workload, trace=None)  # its lengths and its rate are those of the workload
+        one = dataclasses.replace(config, serving=serving, workload=workload, layout=LayoutConfig(), data=default.data)
         made = recipe(one, dataclasses.replace(default, layout=LayoutConfig()), hardware_files()) | {"task": "inference"}
         sections = {key: changes(getattr(one, key), getattr(default, key)) for key in ("workload", "sla", "serving")}
         took = f"{seconds(done.values['latency_ms'][row] / 1e3)} a request, {amount(done.values['throughput'][row])} requests/s"

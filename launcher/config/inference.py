@@ -41,6 +41,7 @@ class ServingConfig:
     kv: str = key("bf16", "number format of keys and values", choices=FORMATS)
     tensor: list[int] = key(list, "tensor degrees that are compared; empty = all powers of two that divide the heads", minimum=1, maximum=MOST)
     pipeline: list[int] = key(list, "pipeline degrees that are compared; empty = all powers of two that divide the layers", minimum=1, maximum=MOST)
+    replicas: list[int] = key(list, "numbers of replicas that are compared; empty = as many as there is room for, and under load all powers of two", minimum=1, maximum=MOST)
     batch: list[int] = key(lambda: [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512], "requests in flight per replica that are compared", minimum=1, maximum=MOST)
     device_hour: float = key(2.0, "price of a device for an hour", above=0, maximum=MOST)
     checkpoint: str = key("MODEL", "what the rendered commands serve: a folder or name that the engine understands")

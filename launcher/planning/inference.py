@@ -98,6 +98,8 @@ class InferencePlan:
         """The same with factors on the seconds to the first token and per further one, without rows that were seen to fail."""
         e = self.estimate
         known = replace(e, prompt=scale(e.prompt, first), step=scale(e.step, further), fits=np.where(fails, 0.0, e.fits))
+        if self.rate is not None:  # what arrives is served all the same: as much more is in flight as it takes longer
+            known = replace(known, arriving=e.arriving * known.latency / e.latency)
         return replace(self, estimate=known, among=among)
 
     def excess(self) -> np.ndarray:
@@ -273,10 +275,13 @@ def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
                 continue
             most = min(devices // (tensor * pipeline), work.concurrency or devices)
             load = work.concurrency or work.rate
-            for replicas in sorted({*powers(most), most}) if load else [most]:
+            named = [count for count in dict.fromkeys(config.serving.replicas) if count <= most]
+            if config.serving.replicas and not named:
+                dropped["more ranks than devices, or replicas than requests"] += 1
+            for replicas in named if config.serving.replicas else sorted({*powers(most), most}) if load else [most]:
                 rows += [(tensor, pipeline, replicas, batch) for batch in _batches(config, replicas)]
     if not rows:
-        raise ConfigError(f"no tensor x pipeline is possible: {'; '.join(dropped)}; widen serving.tensor and serving.pipeline")
+        raise ConfigError(f"no tensor x pipeline is possible: {'; '.join(dropped)}; widen serving.tensor, pipeline and replicas")
     return np.array(rows, SERVING_DTYPE), dict(dropped)
 
 

@@ -65,7 +65,7 @@ def truth_of(problem: ServingProblem) -> Truth:
 
     def truth(config: TrainConfig) -> float:
         assert config.requests is not None
-        found = latency[config.layout.tensor, config.layout.pipeline, config.requests.batch]
+        found = latency.get((config.layout.tensor, config.layout.pipeline, config.requests.batch), 1.0)
         return float(found * 1.2 * 1.1 ** np.log2(config.layout.tensor))
 
     return truth
@@ -225,6 +225,24 @@ def test_every_recommendation_has_a_command_and_a_recipe_that_plans_it(
         assert main(["plan", "--json", f"recipe={Path(one['recipe']).stem}"]) in (0, 1)  # not all keep the limit
         planned = json.loads(capsys.readouterr().out)
         assert planned["front"][0]["name"] == one["name"] and planned["limits"]["latency_ms"] == 2000
+
+
+@pytest.mark.parametrize("load", ["workload.concurrency=9", "workload.trace=trace.csv"])
+def test_a_recipe_of_served_load_plans_the_row_that_was_recommended_and_no_other(
+    command: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], load: str
+) -> None:
+    Path("trace.csv").write_text("arrival,input,output\n0,50,10\n1,70,30\n2,60,20\n")
+    found = command("sweep.name=demo", load)
+    for one in found["recommended"].values():
+        assert one["command"].startswith("trireme serve")
+        assert main(["plan", "--json", f"recipe={Path(one['recipe']).stem}"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        assert planned["considered"] == 1 and planned["front"][0]["name"].split()[:3] == one["name"].split()[:3]
+
+
+def test_what_arrives_is_served_however_much_longer_it_takes_than_predicted(tmp_path: Path) -> None:
+    done = searched(tmp_path, prepared(tmp_path, "workload.rate=3"), lambda config: 9.0).policy.plan(measured_only=True)
+    assert done.values["throughput"][done.possible] == pytest.approx(3.0, rel=1e-3)
 
 
 def test_report_and_mlflow_show_what_was_measured_filled_and_what_was_predicted_hollow(command: Callable[..., dict[str, Any]]) -> None:
