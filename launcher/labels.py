@@ -44,11 +44,13 @@ def seconds(value: float | None) -> str:
 
 
 def interval(ends: tuple[float, float] | None) -> str:
-    """``1.02-1.31 s``, in one unit; ``-`` when unknown."""
+    """``1.02-1.31 s``, in one unit where that shows both; ``-`` when unknown."""
     if ends is None:
         return "-"
     low, high = ends
     scale, unit = next(((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if high >= scale), (1e-6, "µs"))
+    if low < 0.1 * scale:
+        return f"{seconds(low)}-{seconds(high)}"
     return f"{_three(low / scale)}-{_three(high / scale)} {unit}"
 
 

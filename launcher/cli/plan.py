@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, check_task, layouts_asked
-from launcher.labels import amount, interval, memory, percent
+from launcher.labels import amount, interval, memory, percent, plural
 from launcher.named_files import check_file, write_named
 from trainer.spec import ConfigError
 
@@ -218,7 +218,7 @@ def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
 
 def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int:
     """One layout: every second and byte by part, and the simulated pipeline as a picture."""
-    from launcher.cost.known import nearest_runs, unmeasured
+    from launcher.cost.known import asked_cells, distances_from, nearest_runs, unmeasured
     from launcher.planning.layout_names import name_of
 
     row = chosen(config, planned, arguments.explain)
@@ -226,17 +226,28 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     case = dataclasses.replace(planned.case, table=planned.space.table[row : row + 1])
     picture = Path(PICTURE if arguments.svg is None else arguments.svg)
     draw(case, layout, f"{heading(config)}: {name_of(layout)}", picture)
-    known = nearest_runs(planned.case, row)
+    known, learnt = nearest_runs(planned.case, row), config.cluster.hardware.learnt
+    own = float(distances_from(learnt["places"], [asked_cells(planned.case, row)])[0]) if learnt.get("places") else None
     if arguments.json:
         more: dict[str, Any] = {"timeline": str(picture), "known": [{"distance": one.distance, **one.cells} for one in known]}
-        more |= {"unmeasured": unmeasured(predicted.time)}
+        more |= {"unmeasured": unmeasured(predicted.time), "learnt_distance": own}
         print(json.dumps(entry(config, planned, row) | more, indent=2, allow_nan=False))
         return 0
     console = wide_console()
     console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}")
+    console.print(
+        f"80 % of such steps take {interval(predicted.interval_s)}; it is the fastest of all with a probability of "
+        f"{percent(float(planned.chances[row]))}",
+        soft_wrap=True,
+    )
     console.print(parts("time of a step", predicted.time, lambda seconds: f"{seconds:.4g} s"))
     console.print(parts("memory of the fullest rank", predicted.memory, lambda size: f"{size / 1e9:.2f} GB"))
     console.print(closest(known))
+    if own is not None:
+        runs = plural(len(learnt.get("runs", [])), "run")
+        console.print(
+            f"{config.cluster.hardware.name} has learnt from {runs} here, the nearest of them {own:.1f} doublings away", soft_wrap=True
+        )
     for name, share in unmeasured(predicted.time).items():
         console.print(
             f"{name} is {percent(share, digits=0)} of the step, more than in known runs: this rests on no measurement", soft_wrap=True
@@ -313,7 +324,7 @@ def parts(title: str, values: dict[str, float], form: Any) -> Any:
     whole = sum(values.values())
     made = Table(title, "", "share", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, value in sorted(values.items(), key=lambda item: -item[1]):
-        if value:
+        if value > 1e-6 * whole:  # differences that should be 0 may leave some bits
             made.add_row(name, form(value), percent(value / whole))
     made.add_row("all", form(whole), "")
     return made

@@ -95,12 +95,14 @@ def distance_of(case: Case, own: Sequence[Mapping[str, Any]] = ()) -> float:
 
 def distances(cells: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
     """(n,) the same for questions as cells; ``own`` are runs that were measured here (``place_of``)."""
-    asked = Places.of(cells)
-    far = asked.apart(_known_places()).min(axis=1)
-    if not own:
-        return np.asarray(far)
+    far = Places.of(cells).apart(_known_places()).min(axis=1)
+    return np.minimum(far, distances_from(own, cells)) if own else np.asarray(far)
+
+
+def distances_from(own: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """(n,) doublings from questions to the nearest of ``own``."""
     any_layout = dict.fromkeys(DEGREES, 1) | {"recompute": RECOMPUTE[0]}
-    return np.minimum(far, asked.apart(Places.of([any_layout | dict(each) for each in own])).min(axis=1))
+    return np.asarray(Places.of(cells).apart(Places.of([any_layout | dict(each) for each in own])).min(axis=1))
 
 
 def place_of(cells: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose, resolve
+from launcher.config.compose import conf_dir
+from launcher.labels import interval
 from launcher.planning.layout_filter import columns_wanted, describe
 from launcher.planning.plan import world
 from trainer.spec import ConfigError
@@ -120,6 +122,28 @@ def test_what_cannot_be_answered_is_one_plain_error_that_says_why(plan: Any, arg
 def test_the_heading_names_the_device(plan: Any) -> None:
     cluster = compose(SMALL).cluster
     assert world(cluster) == "1 x 8 A100-80GB-SXM" and plan(*SMALL)[1].splitlines()[0].endswith(world(cluster))
+
+
+def test_an_explanation_has_the_interval_and_says_how_far_own_runs_are(plan: Any) -> None:
+    entry = json.loads(plan(*SMALL, "--top", "1", "--json")[1])["layouts"][0]
+    words = plan(*SMALL, "--explain", entry["name"])[1]
+    assert f"80 % of such steps take {interval(entry['interval_s'])}; it is the fastest" in words and "has learnt from" not in words
+    place = "{tflops: 312, layers: 4, hidden: 128, seq: 128, gpus: 8, precision: fp32, trainer: trireme}"
+    Path("runs/hardware").mkdir(parents=True, exist_ok=True)
+    shipped = (conf_dir() / "hardware" / "a100_80.yaml").read_text()
+    Path("runs/hardware/here.yaml").write_text(f"{shipped}\nlearnt: {{runs: [r1, r2], places: [{place}]}}\n")
+    asked = [*SMALL, "hardware=here", "--explain", entry["name"]]
+    away = json.loads(plan(*asked, "--json")[1])["learnt_distance"]
+    assert f"has learnt from 2 runs here, the nearest of them {away:.1f} doublings away" in plan(*asked)[1]
+
+
+def test_ends_of_an_interval_keep_their_digits() -> None:
+    assert [interval(ends) for ends in ((0.0196, 1.15), (0.9, 1.15), (0.033, 0.357), None)] == [
+        "19.6 ms-1.15 s",
+        "0.90-1.15 s",
+        "33.0-357 ms",
+        "-",
+    ]
 
 
 def test_every_listed_layout_is_explained_by_its_name(plan: Any) -> None:
