@@ -89,6 +89,8 @@ def for_generation(words: Sequence[str], overrides: list[str], own: Path | None 
     for option, name in (("--dtype", "run.precision"), ("--threads", "run.threads")):
         if any(word.partition("=")[0] == option for word in words):
             raise ConfigError(f"{option} is of one process alone, and keys start ranks; give {name}=...")
+    if strange := [word for word in words if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word)]:
+        raise ConfigError(f"{strange[0][:40]!r} is no text in UTF-8")
     if not words or words[0].startswith("-"):
         raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
     return generating(compose(overrides, own), model_of(Path(words[0])))

@@ -9,6 +9,8 @@ import pytest
 from launcher.cli.generate import command, for_generation, split
 from launcher.stages.tasks import check_tasks
 from tests.convert.test_logits import MODELS, checkpoint, ours
+from trainer.generate.command import parser, texts_of
+from trainer.generate.generate import check_texts
 from trainer.spec import ConfigError, resolve_model
 
 
@@ -76,3 +78,12 @@ def test_a_task_or_a_file_that_is_missing_is_named_first(tmp_path: Path) -> None
 def test_what_is_of_one_process_is_refused_where_keys_start_ranks(option: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"is of one process alone, and keys start ranks; give {key}="):
         for_generation(["m", option, "2"], ["layout.tensor=2"])
+
+
+def test_words_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+        for_generation(["m", "--prompt", "\udcff"], ["layout.tensor=2"])
+    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+        check_texts(["fine", "\udcff"])
+    (tmp_path / "prompts").write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
+    assert texts_of(parser().parse_args(["m", "--prompts", str(tmp_path / "prompts")])) == ["one", "two"]

@@ -169,11 +169,23 @@ def test_log_probabilities_are_those_of_the_tokens(server: Server) -> None:
         ({"prompt": "a", "temperature": -1}, 400, "temperature=-1"),
         ({"prompt": "a", "best_of": 3}, 400, "best_of=3 is not served; leave it out"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens=0 must be a whole number of 1 or more"),
+        ({"prompt": "a", "max_tokens": True}, 400, "max_tokens=True must be a whole number of 1 or more"),
+        ({"prompt": "\ud800"}, 400, "'\\ud800' is no text in UTF-8"),
+        ({"prompt": "a", "stop": "\ud800"}, 400, "is no text in UTF-8"),
+        ({"prompt": "a", "stream": "no"}, 400, "stream='no' is no truth value"),
+        ({"prompt": "a", "stream": True, "stream_options": 3}, 400, "stream_options=3 is no JSON object"),
     ],
 )
 def test_wrong_requests_are_one_line(server: Server, body: dict[str, Any], status: int, message: str) -> None:
     found, answer = server.ask(body)
     assert found == status and message in answer["error"]["message"] and "\n" not in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("length", "body"), [(b"20000", b"[" * 20000), (b"2", b"\xff\xff"), (b"\xb2", b"{}"), (b"9" * 6000, b"{}")])
+def test_bodies_that_are_none_are_refused_in_words(server: Server, length: bytes, body: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: " + length + b"\r\n\r\n" + body)
+        assert client.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 413")
 
 
 def test_a_full_queue_refuses_and_sigterm_finishes_what_runs_and_takes_nothing_new(folder: Path) -> None:

@@ -4,6 +4,7 @@ generate``; with keys of a layout that command starts the same on ranks (``train
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,16 @@ def main(argv: list[str] | None = None) -> int:
             completions = complete(arguments, prompts, config, world, None if arguments.json else sys.stdout)
         if arguments.out is not None:
             _write(arguments.out, completions)
+        if arguments.json:
+            print(json.dumps(completions))
+        sys.stdout.flush()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code
     except KeyboardInterrupt:
         return 130
-    if arguments.json:
-        print(json.dumps(completions))
+    except BrokenPipeError:  # the reader went away, as in `trireme generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -198,6 +198,13 @@ def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 6
     return [made[request.number] for request in requests] if session.world.rank == 0 else []
 
 
+def check_texts(texts: Sequence[str]) -> None:
+    """``ConfigError`` for what no tokenizer reads: bytes that were no UTF-8, or half of a pair of surrogates."""
+    for text in texts:
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ConfigError(f"{text[:40]!r} is no text in UTF-8")
+
+
 def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int) -> None:
     """``ConfigError`` for a prompt that cannot be completed."""
     for number, (prompt, more) in enumerate(zip(prompts, tokens)):

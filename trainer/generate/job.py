@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from trainer.comm.collectives import World
 from trainer.generate.command import parser, sampling_of, texts_of
-from trainer.generate.generate import Completion, Decoder, News, PromptRequest, TextRow, check_prompts
+from trainer.generate.generate import Completion, Decoder, News, PromptRequest, TextRow, check_prompts, check_texts
 from trainer.generate.harness import parser as harness_parser
 from trainer.generate.harness import score
 from trainer.generate.ranks import world_of
@@ -70,6 +70,7 @@ def complete(
     arguments: argparse.Namespace, texts: Sequence[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None
 ) -> list[dict[str, Any]]:
     """What followed each of ``texts``, as plain data, on rank 0. The text is also written to ``file``, as it grows."""
+    check_texts([*texts, *arguments.stop])
     weights, sampling = open_weights(arguments.model), sampling_of(arguments)
     tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
     ends = end_tokens(arguments.model, tokenizer)

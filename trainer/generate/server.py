@@ -10,6 +10,7 @@ Wrong input is 400, a wrong token 401, a full queue 429, a server that is about 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import itertools
 import json
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from trainer.generate.generate import News, PromptRequest, TextRow, check_prompts
+from trainer.generate.generate import News, PromptRequest, TextRow, check_prompts, check_texts
 from trainer.generate.telling import Telling
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.stages import Sampling
@@ -139,13 +140,18 @@ class Desk:
         for name, allowed in (("n", 1), ("prompt", None), *((name, None) for name in body)):
             if name not in KNOWN or (allowed is not None and body.get(name, allowed) != allowed):
                 raise ConfigError(f"{name}={body.get(name)!r} is not served; leave it out")
-        prompt, tokens, stops = body.get("prompt"), body.get("max_tokens", 16), body.get("stop") or []
+        prompt, tokens, stops = body.get("prompt"), body.get("max_tokens"), body.get("stop") or []
+        tokens = 16 if tokens is None else tokens
         stops = [stops] if isinstance(stops, str) else stops
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
             prompt = prompt[0]
         if not isinstance(prompt, str):
-            raise ConfigError(f"prompt={prompt!r} is no text; give one text")
-        if not isinstance(tokens, int) or tokens < 1:
+            raise ConfigError(f"prompt={repr(prompt)[:60]} is no text; give one text")
+        check_texts([prompt, *stops] if isinstance(stops, list) and all(isinstance(stop, str) for stop in stops) else [prompt])
+        for name, kind in (("stream", bool), ("stream_options", dict)):
+            if not isinstance(body.get(name), (kind, type(None))):
+                raise ConfigError(f"{name}={repr(body[name])[:60]} is no {'truth value' if kind is bool else 'JSON object'}")
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
             raise ConfigError(f"max_tokens={tokens!r} must be a whole number of 1 or more")
         if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
             raise ConfigError(f"stop={stops!r} must be a text, or a list of texts")
@@ -229,6 +235,10 @@ class Handler(BaseHTTPRequestHandler):
     def _guarded(self, act: Callable[[], object]) -> None:
         self.close_connection = True
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        with contextlib.suppress(OSError):  # the client is gone
+            self._answered(act, given)
+
+    def _answered(self, act: Callable[[], object], given: str) -> None:
         try:
             if self.server.secret is not None and not hmac.compare_digest(given.encode(), self.server.secret.encode()):
                 raise HttpRefusal(401, "the bearer token is missing or wrong")
@@ -237,18 +247,16 @@ class Handler(BaseHTTPRequestHandler):
             self._json(refused.status, fault(str(refused)))
         except ConfigError as error:
             self._json(400, fault(str(error)))
-        except OSError:  # the client is gone
-            pass
 
     def _complete(self) -> None:
         size = self.headers.get("Content-Length", "")
         if self.path != "/v1/completions":
             raise HttpRefusal(404, "no such page")
-        if not size.isdigit() or int(size) > MOST_BYTES:
+        if not (size.isascii() and size.isdigit()) or int(size[:20]) > MOST_BYTES:
             raise HttpRefusal(413, f"the body must have a length of {MOST_BYTES} bytes at most")
         try:
             body = json.loads(self.rfile.read(int(size)))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise HttpRefusal(400, "the body is no JSON") from None
         if not isinstance(body, dict):
             raise HttpRefusal(400, "the body is no JSON object")
