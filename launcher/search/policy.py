@@ -307,6 +307,11 @@ def at_most(settings: SearchConfig, trials: int, count: int) -> int:
     return count if settings.max_trials is None else min(count, settings.max_trials - trials)
 
 
+def expected_steps(settings: SearchConfig, steps: int, warmup_steps: int) -> int:
+    """Steps of a trial as its price counts them: all, or as few as its time is known after where they hardly scatter."""
+    return min(steps, warmup_steps + FEW_STEPS) if settings.enough else steps
+
+
 def limit_reached(settings: SearchConfig, trials: int, gpu_hours: float, hours: float) -> str | None:
     """Why a search ends that has spent so much; None: it may go on."""
     for name, spent in (("max_trials", trials), ("max_gpu_hours", gpu_hours), ("max_hours", hours)):

@@ -18,7 +18,7 @@ from launcher.cost.uncertainty import columns
 from launcher.planning.layout_names import overrides_of
 from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, needed
-from launcher.search.policy import Policy, Price, SearchTrial, Small
+from launcher.search.policy import Policy, Price, SearchTrial, Small, expected_steps
 from launcher.search.surrogate import Candidates
 from trainer.spec import ConfigError, LayoutConfig
 from trainer.spec.errors import divisors
@@ -44,7 +44,9 @@ class SearchProblem:
         """The search of these candidates, from its beginning."""
         ranks = self.small_table["tensor"] * self.small_table["pipeline"] * self.small_table["data"]
         start, one = self.config.search.start_s, self.small.parts.sum(axis=1)
-        price = Price(ranks * (start + self.config.run.steps * one), ranks * (start + one))
+        run = self.config.run
+        steps = expected_steps(self.config.search, run.steps, run.warmup_steps)
+        price = Price(ranks * (start + steps * one), ranks * (start + one))
         return Policy(self.candidates, self.config.search, self.small, price, self.widths)
 
     def layout(self, index: int) -> LayoutConfig:

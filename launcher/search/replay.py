@@ -24,7 +24,7 @@ from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
 from launcher.cost.uncertainty import coordinates
 from launcher.search.candidates import plain
-from launcher.search.policy import FEW_STEPS, OWN_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation
+from launcher.search.policy import FEW_STEPS, OWN_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation, expected_steps
 from launcher.search.surrogate import Candidates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
@@ -138,7 +138,8 @@ def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup
     """Search ``table`` with trials of ``steps`` steps, ``warmup_steps`` of them not measured."""
     candidates = _candidates(table)
     one = candidates.seconds * table.tokens
-    policy = Policy(candidates, settings, price=Price(settings.start_s + steps * one, settings.start_s + one), widths=widths)
+    expected = expected_steps(settings, steps, warmup_steps)
+    policy = Policy(candidates, settings, price=Price(settings.start_s + expected * one, settings.start_s + one), widths=widths)
     best = float(table.cost.min())
     done: list[Step] = []
     least = OWN_STEPS  # until a trial has told how much steps scatter

@@ -175,6 +175,14 @@ class TestEnough:
         assert (record.status, record.reason, record.attempt) == (Status.DONE, None, before.attempt + 1)
         assert len(measured_steps(record)) == 19
 
+    def test_a_trial_is_priced_by_the_steps_that_it_is_expected_to_run(self, tmp_path: Path) -> None:
+        """With many steps its price would hang on step times alone, though a trial that ends early mostly costs its start."""
+        for enough, steps in ((0.0, 1000), (0.005, BASE.run.warmup_steps + 3)):
+            settings = dataclasses.replace(BASE.search, enough=enough, start_s=60.0)
+            problem = prepared(tmp_path, search=settings, run=dataclasses.replace(BASE.run, steps=1000))
+            one = problem.small.parts.sum(axis=1)
+            assert problem.policy().price.whole == pytest.approx(8 * (60.0 + steps * one))
+
     def test_what_a_few_steps_say_is_never_surer_than_earlier_trials_were(self) -> None:
         assert known_to([1.0, 1.0], 0.0) == known_to([1.0, 1.0, 1.0], None) == math.inf
         assert known_to([1.0] * 3, 0.03) == pytest.approx(0.03 / math.sqrt(3))
