@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, say, searched, tell_result
 from launcher.cli.overrides import add_overrides, check_task, key_of, layouts_asked, typed
-from launcher.labels import error_of, percent, plural, seconds
+from launcher.labels import error_of, interval, percent, plural, seconds
 from launcher.named_files import check_file, check_folder, write_named
 from trainer.spec import ConfigError, Reason
 from trainer.spec.errors import listed
@@ -236,6 +236,7 @@ def show(result: dict[str, Any]) -> None:
         Column("step", [seconds(row["step_time_s"]) for row in ranking], right=True),
         Column("predicted", [seconds(row["predicted_s"]) for row in ranking], keep=1, right=True),
         Column("error", errors, keep=3, right=True),
+        Column("80 % now", [interval((row["interval_s"][0], row["interval_s"][1])) for row in ranking], keep=5, right=True),
         Column("fastest", [percent(row["fastest"]) for row in ranking], keep=1, right=True),
         Column("size", ["full" if row["full_size"] else "scaled up" for row in ranking], keep=4),
         Column("trial", [row["trial"] for row in ranking], keep=2),

@@ -117,6 +117,9 @@ class Searched(Protocol[P]):
     def predicted(self, trial: SearchTrial) -> tuple[np.ndarray, float]:
         """Seconds of a step by part, and bytes."""
 
+    def interval(self, trial: SearchTrial) -> tuple[float, float] | None:
+        """Seconds between which 80 % of such steps lie."""
+
     def words(self, trial: SearchTrial) -> list[str]:
         """The overrides that make the trial out of ``config``, for the record."""
 

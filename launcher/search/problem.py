@@ -14,7 +14,7 @@ from launcher.config.uncertainty import Widths
 from launcher.cost.inputs.layouts import to_layout
 from launcher.cost.model import estimate
 from launcher.cost.thresholds import NEVER_TRIED
-from launcher.cost.uncertainty import columns
+from launcher.cost.uncertainty import TimeSurrogate, Traits, columns
 from launcher.planning.layout_names import overrides_of
 from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, needed
@@ -79,6 +79,13 @@ class SearchProblem:
         if trial.full:
             return self.candidates.parts[trial.index], float(self.candidates.memory[trial.index])
         return self.small.parts[trial.index], float(self.small.memory[trial.index])
+
+    def interval(self, trial: SearchTrial) -> tuple[float, float]:
+        """Seconds between which 80 % of such steps lie, before anything is measured."""
+        parts = self.predicted(trial)[0][None, :]
+        kind = Traits(parts / parts.sum(), self.candidates.features[trial.index : trial.index + 1])
+        low, high = TimeSurrogate(parts.sum(axis=1), kind, self.widths).posterior().interval
+        return float(low[0]), float(high[0])
 
 
 def search_problem(config: Config, planned: Plan) -> SearchProblem:

@@ -76,6 +76,9 @@ class ServingProblem:
         parts = np.array([e.ttft[i], e.latency[i] - e.ttft[i]])
         return parts, float(np.broadcast_to(total(e.memory), self.rows.shape)[i])
 
+    def interval(self, trial: SearchTrial) -> None:
+        """Of requests none is shown."""
+
     def words(self, trial: SearchTrial) -> list[str]:
         """The overrides that keep the plan to the trial's row."""
         row = self.planned.table[self.rows[trial.index]]

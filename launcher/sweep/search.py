@@ -119,7 +119,8 @@ def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str],
     parts, memory = problem.predicted(trial)
     words = [*overrides, *problem.words(trial)]
     try:
-        predicted = {"step_time_s": float(parts.sum()), "memory_bytes": memory}
+        between = problem.interval(trial)
+        predicted = {"step_time_s": float(parts.sum()), "interval_s": between and list(between), "memory_bytes": memory}
         return Point(tuple(words), resolve(config), None, predicted, enough=enough)
     except ConfigError as error:
         return Point(tuple(words), None, str(error))

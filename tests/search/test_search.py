@@ -97,6 +97,12 @@ def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(tmp_path: Path
     records = Store(tmp_path / "runs").sweep("demo").records
     assert [r.id for r in records] == [record.id for _, record, _ in found.trials]
     assert all(record.predicted and record.predicted["step_time_s"] > 0 and record.overrides[0] == "model=x" for record in records)
+    for trial, record, _ in found.trials:
+        low, high = record.predicted["interval_s"]  # type: ignore[index]
+        assert low < record.predicted["step_time_s"] < high  # type: ignore[index]
+        if trial.full:
+            layout = resolve(prepared(tmp_path).trial_config(trial)).layout
+            assert predict(BASE.model, layout, BASE.run, BASE.cluster).interval_s == pytest.approx((low, high), rel=0.01)
 
 
 def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> None:
