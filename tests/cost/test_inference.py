@@ -252,6 +252,25 @@ def test_more_requests_in_flight_never_lower_the_throughput_where_there_is_room(
     assert np.all(np.diff(closed(case).throughput) > 0)
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm"])
+def test_requests_that_wait_take_no_room_from_those_that_run(name: str) -> None:
+    case = asked(*((1, p, 1, b) for p in (1, 8) for b in (8, 32, 64, 128, 256, 512)), name=name, device="v100_32", lengths=(1000, 4000))
+    found = closed(case)
+    for rows in (slice(0, 6), slice(6, 12)):
+        assert len(set(found.room[rows])) == 1 and np.all(np.diff(found.throughput[rows]) >= -1e-9)
+    full = dataclasses.replace(case, table=case.table.copy())
+    full.table["batch"] = found.room
+    capacity = case.device.memory * (1 if case.engine.memory.of_free else case.engine.memory.share)
+    assert np.all(sum(bytes_of.needed(full, full.batch).values()) <= capacity)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm"])
+def test_a_layout_fits_where_it_has_room_for_a_request(name: str) -> None:
+    for length in range(10_000, 300_000, 5_000):
+        found = closed(asked((1, 1, 1, 4), (2, 1, 1, 4), name=name, device="v100_32", lengths=(length, 100)))
+        assert ((found.fits >= 0.5) == (found.room >= 1)).all(), length
+
+
 def test_prompts_of_those_that_arrive_slow_the_tokens_of_those_that_run() -> None:
     """A turn of decoding is as long as if nobody came, and what all prompts of a second take of that second on top."""
     found = opened(asked((1, 1, 1, 1), name="sglang", lengths=(2000, 100)), 4.0)

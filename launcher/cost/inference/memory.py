@@ -55,7 +55,7 @@ def buffers(case: InferenceCase, sequences: Array) -> np.ndarray:
     s, m = case.shape, case.engine.memory
     sequences = np.maximum(sequences, 1)
     tokens = np.minimum(sequences * case.input, np.maximum(case.engine.prefill_tokens, case.input))
-    together = np.minimum(tokens, np.maximum(group(case, case.input) * case.input, case.input))
+    together = np.minimum(tokens, np.maximum(group(case, case.input, sequences) * case.input, case.input))
     made = case.width * s.hidden * (tokens * m.full_buffers + together * m.split_buffers / case.tensor)
     if case.engine.attention == "unfused":
         made = made + case.input * (tokens * case.width + together * s.heads / case.tensor * (case.width + 4 * m.float_scores))
@@ -63,14 +63,29 @@ def buffers(case: InferenceCase, sequences: Array) -> np.ndarray:
 
 
 def room(case: InferenceCase) -> np.ndarray:
-    """Requests whose keys and values fit beside the rest; 0 where not even the weights do."""
-    free = case.device.memory * (1.0 if case.engine.memory.of_free else case.engine.memory.share) - total(fixed(case, case.batch))
-    free = free * (case.engine.memory.share if case.engine.memory.of_free else 1.0)
-    return np.floor(np.maximum(free, 0.0) / per_sequence(case))
+    """Requests whose keys and values fit beside the rest, and beside the buffers of as many; 0 where not even the weights do."""
+    low = np.zeros_like(case.tensor)
+    high = np.floor(_free(case, low) / per_sequence(case))
+    if np.isinf(high).any():
+        return high
+    while np.any(low < high):  # the most that fit: buffers grow with the requests
+        middle = np.ceil((low + high) / 2)
+        fit = _free(case, middle) >= middle * per_sequence(case)
+        low, high = np.where(fit, middle, low), np.where(fit, high, middle - 1)
+    return low
+
+
+def _free(case: InferenceCase, sequences: Array) -> np.ndarray:
+    """Bytes for keys and values beside what ``sequences`` requests need otherwise."""
+    m = case.engine.memory
+    free = np.maximum(case.device.memory * (1.0 if m.of_free else m.share) - total(fixed(case, sequences)), 0.0)
+    return free * (m.share if m.of_free else 1.0)
 
 
 def fits(case: InferenceCase, sequences: Array) -> np.ndarray:
     """Probability that ``sequences`` requests fit: a logistic curve in need over capacity, as wide as the estimate is uncertain."""
-    capacity = case.device.memory * (1.0 if case.engine.memory.of_free else case.engine.memory.share)
-    distance = (np.log(capacity) - np.log(total(needed(case, sequences)))) / case.constants.oom_spread
+    m = case.engine.memory
+    capacity = case.device.memory * (1.0 if m.of_free else m.share)
+    need = total(fixed(case, sequences)) + sequences * per_sequence(case) / (m.share if m.of_free else 1.0)
+    distance = (np.log(capacity) - np.log(need)) / case.constants.oom_spread
     return 1 / (1 + np.exp(-1.7 * np.clip(distance, -50, 50)))

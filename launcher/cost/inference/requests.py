@@ -75,7 +75,7 @@ def static(case: InferenceCase) -> InferenceEstimate:
 
 def _static(case: InferenceCase) -> tuple[Parts, Parts]:
     b, p = case.batch, case.pipeline
-    of_prompts, of_tokens = group(case, case.input), group(case, 1.0)
+    of_prompts, of_tokens = group(case, case.input, b), group(case, 1.0, b)
     prompt = through(forward(case, Load(of_prompts, case.input)), b / of_prompts, p, True)
     decoded = forward(case, Load(running=of_tokens, context=case.context))
     step = through(decoded, b / of_tokens, p, case.engine.pipeline_drains)
