@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from launcher.config.engines import engine, engine_names
 from launcher.planning.inference import SATURATED, InferencePlan, command, front, name_of, plan_inference
 from trainer.spec import ConfigError
 
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "inference.md", ROOT / "docs" / "how-to" / "serving.md"]
 BASE = ["task=inference", "recipe=gpt3_175b", "workload=nemo", "cluster.nodes=8", "serving.weights=fp16", "serving.kv=fp16"]
 
 
@@ -109,6 +112,15 @@ def test_a_command_says_of_every_format_other_than_16_bits_how_it_is_had() -> No
         for kind, key in (("formats", "weights"), ("kv_formats", "kv")):
             profile = engine(name)
             assert "fp8" not in getattr(profile, kind) or (getattr(profile, kind)["fp8"] and f"{{{key}}}" in profile.command), (name, kind)
+
+
+def test_the_commands_of_the_documentation_are_taken_as_they_are_printed() -> None:
+    lines = [line for page in PAGES for line in page.read_text().splitlines() if re.match(r"trireme (plan|search) task=inference ", line)]
+    words = [line.partition("#")[0].split()[2:] for line in lines if "..." not in line]
+    assert len(words) >= 5
+    for each in words:
+        config = compose(["hardware=h100" if word == "hardware=mine" else word for word in each])
+        assert plan_inference(config).possible.any(), each
 
 
 WRONG = [
