@@ -94,8 +94,9 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
 
 
 def distinct(places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each once, in order."""
-    return [dict(each) for each in {tuple(sorted(place.items())): place for place in places}.values()]
+    """Each once, in an order of their own: that of a table's rows says nothing."""
+    found = {tuple(sorted(place.items())): dict(place) for place in places}
+    return [found[key] for key in sorted(found)]
 
 
 def run_id(case: TableCase) -> str:

@@ -26,7 +26,8 @@ from launcher.tables.predictions import predict_rows
 from trainer.spec import ConfigError
 
 HARDWARE = "a100_80"
-ROWS = [row for row in read(Path(__file__).parent.parent / "search" / "layouts_13b.csv") if row["gpus"] == 64 and row.step_seconds]
+TABLE = Path(__file__).parent.parent / "search" / "layouts_13b.csv"
+ROWS = [row for row in read(TABLE) if row["gpus"] == 64 and row.step_seconds]
 PLAIN = [row for row in ROWS if row["trainer_changes"] == ROWS[-1]["trainer_changes"]]
 """Rows of one kernel: they are predicted together."""
 
@@ -101,6 +102,15 @@ def test_a_run_counts_once() -> None:
 def test_a_row_that_stands_twice_in_a_table_counts_once() -> None:
     cases, _, hardware = planted(4, 5)
     assert learn([*cases, *cases, *cases], hardware, "here").hardware == learn(cases, hardware, "here").hardware
+
+
+def test_the_order_of_rows_says_nothing() -> None:
+    cases, hardware = cases_of(ROWS[:3] + [row for row in read(TABLE) if row.step_seconds][::9]), shipped_hardware()[HARDWARE]
+    one, other = (learn(some, hardware, "here").hardware for some in (cases, cases[::-1]))
+    assert (one.learnt["runs"], one.learnt["places"]) == (other.learnt["runs"], other.learnt["places"])
+    assert one.learnt["widths"] == pytest.approx(other.learnt["widths"], rel=1e-2) and one.constants == pytest.approx(
+        other.constants, rel=1e-2
+    )
 
 
 def test_repeats_of_one_layout_say_nothing_of_other_layouts() -> None:
