@@ -198,6 +198,8 @@ def check(config: Config) -> None:
     check_model(config.model)
     _check_workload(config)
     _check_formats(config)
+    for name in ("command", "server"):
+        _filled(config.engine, name, dict.fromkeys(("model", "weights", "kv"), "") | dict.fromkeys(SIZES, 1))
     _check_limits(config)
     model, work = resolve_model(config.model), config.workload
     if model.family == "gpt" and work.input + work.output > model.seq:
@@ -319,6 +321,10 @@ def powers(most: int) -> list[int]:
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
+SIZES = ("tensor", "pipeline", "ranks", "batch", "length", "tokens")
+"""Whole numbers that a command may have in braces."""
+
+
 def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: str, engine: EngineProfile | None = None) -> str:
     """How the engine of the plan, or another one, is started with the layout of a row."""
     case = planned.case
@@ -339,7 +345,16 @@ def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: 
         "kv": engine.kv_formats.get(case.kv, ""),
     }
     comes = work.rate is not None or work.concurrency is not None
-    return " ".join((engine.server if comes and engine.server else engine.command).format(**words).split())
+    return _filled(engine, "server" if comes and engine.server else "command", words)
+
+
+def _filled(engine: EngineProfile, name: str, words: Mapping[str, object]) -> str:
+    line: str = getattr(engine, name)
+    try:
+        return " ".join(line.format(**words).split())
+    except (KeyError, IndexError, ValueError, AttributeError):
+        known = ", ".join(f"{{{word}}}" for word in words)
+        raise ConfigError(f"engine.{name}={line!r} of {engine.name} cannot be filled in; in braces it may have {known}") from None
 
 
 def name_of(layout: np.void) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose
+from launcher.config.engine import EngineProfile
 from launcher.config.engines import engine, engine_names
 from launcher.planning.inference import SATURATED, InferencePlan, command, front, name_of, plan_inference
 from trainer.spec import ConfigError
@@ -112,6 +114,13 @@ def test_a_command_says_of_every_format_other_than_16_bits_how_it_is_had() -> No
         for kind, key in (("formats", "weights"), ("kv_formats", "kv")):
             profile = engine(name)
             assert "fp8" not in getattr(profile, kind) or (getattr(profile, kind)["fp8"] and f"{{{key}}}" in profile.command), (name, kind)
+
+
+@pytest.mark.parametrize("line", ["serve {nope}", "serve {model", "serve {} {0}", "serve {tensor:zz}", "serve {model.x}"])
+def test_a_profile_whose_command_cannot_be_filled_in_is_one_plain_line(line: str) -> None:
+    config = compose([*BASE, "engine=vllm"])
+    with pytest.raises(ConfigError, match=r"engine.command=.* of Mine cannot be filled in; in braces it may have {model}"):
+        plan_inference(dataclasses.replace(config, engine=EngineProfile(name="Mine", command=line)))
 
 
 def test_the_commands_of_the_documentation_are_taken_as_they_are_printed() -> None:
