@@ -102,8 +102,8 @@ def read(path: str | Path) -> list[MeasuredRun]:
 
 
 def is_inference(path: str | Path) -> bool:
-    """Whether a table is of inference, by its columns."""
-    return {"tpot_ms", "engine"} <= set(canonical.header(path))
+    """Whether a table is of inference, by its columns: those that no table of training has."""
+    return not {"tpot_ms", "ttft_ms", "engine"}.isdisjoint(canonical.header(path))
 
 
 def shape_of(row: MeasuredRun) -> Shape:

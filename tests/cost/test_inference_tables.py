@@ -11,7 +11,7 @@ from benchmarks.history.inference import MARKS, PAGE, TABLES, figures, newest, w
 from benchmarks.published.convert import converted
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.canonical import write
-from launcher.tables.inference import judge, read, summary, weighted_median
+from launcher.tables.inference import COLUMNS, is_inference, judge, read, summary, weighted_median
 from trainer.spec import ConfigError
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "inference_data"
@@ -36,6 +36,14 @@ def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
     path.write_text("source,model\na,b\n")
     with pytest.raises(ConfigError, match="has no column"):
         read(path)
+
+
+def test_a_table_of_inference_without_one_of_its_columns_is_told_which(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(",".join(name for name in COLUMNS if name != "tpot_ms") + "\n")
+    with pytest.raises(ConfigError, match="has no column tpot_ms"):
+        read(path)
+    assert is_inference(path)
 
 
 def test_the_figures_in_the_documentation_are_those_of_the_newest_record_of_the_shipped_tables() -> None:
