@@ -9,8 +9,9 @@ for what no part explains, and r, which no other layout shares. All are Gaussian
 Williams 2006, section 2.2). How large what no part explains is differs from machine to machine by a factor s, which is log-normal;
 integrals over it are sums over the nodes of Gauss-Hermite quadrature, so that a distribution is a mixture of few Gaussians with one weight
 each (hierarchical model; Gelman et al., Bayesian Data Analysis, chapter 5). Where measured trials scatter more than was expected, the
-weights move to the wide ones. The corrections of parts have no part in s: a few trials that agree say that the mechanisms describe this
-machine, not that a part which they hardly have is predicted well.
+weights move to the wide ones; the width of ``a`` has a factor like s, but of its own, so that a machine on which everything takes twice as
+long is not taken for one whose layouts scatter. The corrections of parts have no part in s: a few trials that agree say that the mechanisms
+describe this machine, not that a part which they hardly have is predicted well.
 
 The widths are data, conf/uncertainty.yaml, learnt from runs whose source was left out of every fit (``python -m benchmarks.spreads``).
 """
@@ -39,8 +40,14 @@ CONTENDERS = 400
 DRAWS = 4096
 HOPELESS = 1e-6
 """Layouts that fit with a smaller probability have no part in who is the fastest."""
+HARDLY = 1e-3
+"""Sizes of errors that are so much less likely than the likeliest are left out."""
 LOW, HIGH = 0.1, 0.9
 """The ends of an 80 % interval."""
+
+
+Size = tuple[float, float]
+"""``s**2``, and what the variance of the common error is multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +98,11 @@ class Covariance:
 
     sure: np.ndarray
     rest: np.ndarray
+    common: np.ndarray  # what ``sure`` has of the common error
 
-    def at(self, factor: np.ndarray | float) -> np.ndarray:
-        """For ``factor`` = s**2."""
-        return np.asarray(self.sure + factor * self.rest)
+    def at(self, factor: np.ndarray | float, common: float = 1.0) -> np.ndarray:
+        """For ``factor`` = s**2, and a common error whose variance is ``common`` times as large."""
+        return np.asarray(self.sure + factor * self.rest + (common - 1.0) * self.common)
 
 
 def squared_distance(one: Traits, other: Traits) -> np.ndarray:
@@ -108,23 +116,25 @@ def between(widths: Widths, one: Traits, other: Traits, same: np.ndarray, distan
     distance = squared_distance(one, other) if distance is None else distance
     smooth = widths.layout**2 * np.exp(-distance / (2 * widths.reach**2))
     each = part_widths(widths, one.shares.shape[1])
-    sure, rest = widths.common**2 + (one.shares * each) @ (other.shares * each).T, smooth + widths.rough**2 * same
+    parts, rest = (one.shares * each) @ (other.shares * each).T, smooth + widths.rough**2 * same
+    common = np.full(parts.shape, widths.common**2)
     if one.unit is None or other.unit is None:
-        return Covariance(sure, rest)
+        return Covariance(common + parts, rest, common)
     together = one.unit[:, None] == other.unit[None, :]
-    return Covariance(sure * together, rest * together)
+    return Covariance((common + parts) * together, rest * together, common * together)
 
 
 def own_variance(widths: Widths, traits: Traits) -> Covariance:
     """(n,) the diagonals of ``between``."""
     each = part_widths(widths, traits.shares.shape[1])
-    sure = widths.common**2 + ((traits.shares * each) ** 2).sum(axis=1)
-    return Covariance(sure, np.full(len(traits), widths.layout**2 + widths.rough**2))
+    common = np.full(len(traits), widths.common**2)
+    sure = common + ((traits.shares * each) ** 2).sum(axis=1)
+    return Covariance(sure, np.full(len(traits), widths.layout**2 + widths.rough**2), common)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A distribution of log step time for each layout: a Gaussian for each size of ``s``."""
+    """A distribution of log step time for each layout: a Gaussian for each size of what is not known."""
 
     weights: np.ndarray  # (k,)
     means: np.ndarray  # (k, n)
@@ -197,53 +207,62 @@ class TimeSurrogate:
 
     def posterior(self) -> Mixture:
         """The distribution of every layout's true log step time (a measurement adds its noise)."""
-        nodes, weights = sizes()
-        factors = np.exp(2 * self.widths.scale * nodes)
         own, log = own_variance(self.widths, self.traits), np.log(self.seconds)
+        believed, weights = self._sizes()
         if not self.seen:
-            spreads = np.sqrt(own.at(factors[:, None]))
+            spreads = np.sqrt(np.stack([own.at(*size) for size in believed]))
             return Mixture(weights, np.broadcast_to(log, spreads.shape), spreads)
         gram, cross, ratios = self._gram(), self._cross(np.arange(len(self.traits))), self._ratios()
-        found = [self._node(factor, gram, cross, own, ratios) for factor in factors]
-        evidence = np.log(weights) + [one[0] for one in found]
-        return Mixture(
-            np.exp(evidence - np.logaddexp.reduce(evidence)), log + np.stack([m for _, m, _ in found]), np.stack([s for *_, s in found])
-        )
+        found = [self._node(size, gram, cross, own, ratios) for size in believed]
+        return Mixture(weights, log + np.stack([mean for mean, _ in found]), np.stack([spread for _, spread in found]))
 
     def draws(self, rows: np.ndarray, count: int = DRAWS) -> np.ndarray:
         """(count, rows) joint draws of the true log step times of some layouts, always the same."""
-        nodes, _ = sizes()
         believed, random = self.posterior(), np.random.default_rng(SEED)
         some = self.traits.rows(rows)
         prior = between(self.widths, some, some, np.eye(len(rows)))
         drawn = []
         with threadpool_limits(1, "blas"):  # threads that spin while they wait for a core that others use make it ten times slower
-            for node, share, mean in zip(nodes, _counts(believed.weights, count), believed.means[:, rows], strict=True):
+            for size, share, mean in zip(self._sizes()[0], _counts(believed.weights, count), believed.means[:, rows], strict=True):
                 if not share:
                     continue
-                factor = np.exp(2 * self.widths.scale * node)
-                covariance = prior.at(factor)
+                covariance = prior.at(*size)
                 if self.seen:
-                    gram, cross = self._both(factor, self._gram(), self._cross(rows))
+                    gram, cross = self._both(size, self._gram(), self._cross(rows))
                     covariance = covariance - cross @ np.linalg.solve(gram, cross.T)
                 root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows)))
                 drawn.append(mean + random.standard_normal((share, len(rows))) @ root.T)
         return np.concatenate(drawn)
 
-    def _node(
-        self, factor: float, gram: Covariance, cross: Covariance, own: Covariance, ratios: np.ndarray
-    ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Log evidence, means (n,) and spreads (n,) for one size of ``s``."""
-        seen, with_seen = self._both(factor, gram, cross)
-        solved = np.linalg.solve(seen, np.column_stack([ratios[:, None], with_seen.T]))
-        variance = own.at(factor) - np.einsum("nm,mn->n", with_seen, solved[:, 1:])
-        evidence = -0.5 * (ratios @ solved[:, 0] + np.linalg.slogdet(seen)[1])
-        return float(evidence), with_seen @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-12))
-
-    def _both(self, factor: float, gram: Covariance, cross: Covariance) -> tuple[np.ndarray, np.ndarray]:
-        """Covariances between measured runs, and of all layouts with them, for one size of ``s``."""
+    def _sizes(self) -> tuple[list[Size], np.ndarray]:
+        """How large the errors are that layouts have of their own, and the common one, with weights: what measured runs leave of it. Before
+        any, the common error has the width that was learnt. Runs may tell of a machine on which everything takes twice as long, and not of
+        one whose layouts scatter: once there are some, that width is no better known than those of layouts, with a factor of its own."""
+        nodes, weights = sizes()
+        factors = np.exp(2 * self.widths.scale * nodes)
+        if not self.seen:
+            return [(float(factor), 1.0) for factor in factors], weights
+        pairs = [(float(factor), float(common)) for factor in factors for common in factors]
+        gram, ratios = self._gram(), self._ratios()
         noise = np.diag([one.noise**2 for one in self.seen])
-        return gram.at(factor) + noise, cross.at(factor)
+        covariances = np.stack([gram.at(*pair) + noise for pair in pairs])
+        fit = np.linalg.solve(covariances, np.broadcast_to(ratios[:, None], (len(pairs), len(ratios), 1)))[..., 0] @ ratios
+        evidence = np.log(np.multiply.outer(weights, weights).ravel()) - 0.5 * (fit + np.linalg.slogdet(covariances)[1])
+        shares = np.exp(evidence - np.logaddexp.reduce(evidence))
+        kept = np.flatnonzero(shares > HARDLY * shares.max())
+        return [pairs[i] for i in kept], shares[kept] / shares[kept].sum()
+
+    def _node(self, size: Size, gram: Covariance, cross: Covariance, own: Covariance, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means (n,) and spreads (n,) for one size."""
+        seen, with_seen = self._both(size, gram, cross)
+        solved = np.linalg.solve(seen, np.column_stack([ratios[:, None], with_seen.T]))
+        variance = own.at(*size) - np.einsum("nm,mn->n", with_seen, solved[:, 1:])
+        return with_seen @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-12))
+
+    def _both(self, size: Size, gram: Covariance, cross: Covariance) -> tuple[np.ndarray, np.ndarray]:
+        """Covariances between measured runs, and of all layouts with them, for one size."""
+        noise = np.diag([one.noise**2 for one in self.seen])
+        return gram.at(*size) + noise, cross.at(*size)
 
     def _gram(self) -> Covariance:
         some, index = self._known(), np.array([one.index for one in self.seen])

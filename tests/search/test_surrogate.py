@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.uncertainty import Widths
 from launcher.cost.parts import HOST, MATRICES, WIDTH_OF_PART
-from launcher.cost.uncertainty import TimeSurrogate, Traits, fastest, fitting
+from launcher.cost.uncertainty import TimeSurrogate, Traits, fastest, fitting, sizes
 from launcher.search.surrogate import Candidates, MemorySurrogate
 
 WIDTHS = Widths(
@@ -119,6 +119,49 @@ def test_the_posterior_is_the_textbook_formula() -> None:
     believed = belief.posterior()
     assert believed.mean == pytest.approx(np.log(some.seconds) + weights @ np.log(measured / some.seconds[:2]))
     assert believed.spread**2 == pytest.approx(np.diag(prior - weights @ prior[:2]))
+
+
+def test_the_belief_is_a_sum_over_both_sizes_of_errors_weighted_by_what_trials_leave_of_them() -> None:
+    """Bayes' rule written out for every pair of sizes, unlikely ones too: that of the common error has a factor of its own."""
+    some = candidates(6)
+    belief = belief_of(some)
+    ratios = np.array([0.6, 0.75, 0.5])
+    for index, ratio in enumerate(ratios):
+        observe(belief, some, index, some.seconds[index] * np.exp(ratio))
+    distance = ((some.features[:, None] - some.features[None]) ** 2).sum(2)
+    shares = some.parts / some.seconds[:, None]
+    parts = WIDTHS.part**2 * shares @ shares.T
+    rest = WIDTHS.layout**2 * np.exp(-distance / 2 / WIDTHS.reach**2) + WIDTHS.rough**2 * np.eye(6)
+    nodes, weights = sizes()
+    found = []
+    for size, one in zip(np.exp(2 * WIDTHS.scale * nodes), weights, strict=True):
+        for common, other in zip(np.exp(2 * WIDTHS.scale * nodes), weights, strict=True):
+            prior = common * WIDTHS.common**2 + parts + size * rest
+            gram = prior[:3, :3] + WIDTHS.noise**2 * np.eye(3)
+            likely = one * other * np.exp(-0.5 * ratios @ np.linalg.inv(gram) @ ratios) / np.sqrt(np.linalg.det(gram))
+            turn = prior[:, :3] @ np.linalg.inv(gram)
+            found.append((likely, turn @ ratios, np.diag(prior - turn @ prior[:3])))
+    share = np.array([likely for likely, *_ in found])
+    share /= share.sum()
+    mean = share @ np.array([each[1] for each in found])
+    second = share @ np.array([each[2] + each[1] ** 2 for each in found])
+    believed = belief.posterior()
+    assert believed.weights.sum() == pytest.approx(1.0)
+    assert believed.mean == pytest.approx(np.log(some.seconds) + mean, abs=0.002)
+    assert believed.spread == pytest.approx(np.sqrt(second - mean**2), rel=0.01)
+
+
+def test_trials_that_all_take_twice_as_long_tell_of_the_machine_and_not_of_its_layouts() -> None:
+    """The others are believed to take twice as long too, and are hardly less sure than beside trials that are as predicted."""
+    some, spreads = candidates(), []
+    for factor in (1.0, 2.0):
+        belief = belief_of(some, dataclasses.replace(WIDTHS, common=0.06, part=0.07, scale=0.9))
+        for index in range(4):
+            observe(belief, some, index, factor * some.seconds[index])
+        believed = belief.posterior()
+        assert np.exp(believed.mean) / some.seconds == pytest.approx(np.full(40, factor), rel=0.05)
+        spreads.append(believed.spread[4:].mean())
+    assert spreads[1] < 1.3 * spreads[0]
 
 
 def test_joint_draws_have_the_moments_of_the_posterior() -> None:
