@@ -240,6 +240,15 @@ def test_a_mount_that_fails_for_long_cannot_start() -> None:
     assert (told.status, told.reason) == (Status.FAILED, Reason.CANNOT_START) and "correct cluster.volumes" in told.detail
 
 
+@pytest.mark.parametrize("kind", ["configmap", "secret"])
+def test_a_node_that_has_not_heard_of_a_secret_yet_says_nothing_of_whether_there_is_one(kind: str) -> None:
+    words = f'MountVolume.SetUp failed for volume "v" : failed to sync {kind} cache: timed out waiting for the condition'
+    slow, absent = event("FailedMount", words), event("FailedMount", f'{kind} "nope" not found')
+    assert state(waits(0, placed=301), events=(slow,)).status is Status.SUBMITTED
+    for events in ((absent, slow), (slow, absent)):
+        assert f'{kind} "nope" not found' in state(waits(0, placed=301), events=events).detail
+
+
 def test_faults_are_waited_for_in_vain_only_as_long_as_is_set() -> None:
     absent = waits(0, "ImagePullBackOff", "Back-off", placed=10_000)
     observed = Observed(1, {}, None, (absent,))

@@ -46,6 +46,8 @@ FAULTS = {
     "FailedCreatePodSandBox": "look at the node's container runtime",
 }
 """Waiting reasons and events that time seldom cures: given up after ``cluster.fault_timeout``."""
+NODE_WAITS = "cache: timed out waiting for the condition"
+"""Words of a node that has not heard of a secret or a config map yet, whether there is one or not: it asks again by itself."""
 _BEFELL = {
     "Preempting": Reason.PREEMPTED,
     "PreemptionByScheduler": Reason.PREEMPTED,
@@ -285,6 +287,8 @@ def _fault(pod: Object, events: Sequence[Object]) -> tuple[str, str] | None:
     if word in HOPELESS or word in FAULTS:
         return word, line(waiting.get("message")) or "no reason was given"
     for event in reversed(events):
+        if NODE_WAITS in (event.get("message") or ""):
+            continue
         if event.get("reason") in FAULTS and word in ("ContainerCreating", "PodInitializing", ""):
             return event["reason"], line(event.get("message"))
     return None
