@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 wrong configuration, 75 stopped by SIGTERM or SIGUSR2 (to 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import importlib.util
 import os
@@ -102,4 +103,5 @@ def _read(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, st
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a crash of native code says where Python was
     sys.exit(main())

@@ -16,6 +16,7 @@ killed after a short grace, since they can only wait for it.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -176,12 +177,13 @@ def reply(document: dict[str, Any]) -> None:
 
 
 def redirect(log: Path) -> None:
-    """Standard input from nothing, output and errors to ``log``, line by line."""
+    """Standard input from nothing, output and errors to ``log``, line by line; a crash (SIGSEGV, SIGABRT) says there where it was."""
     null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for source, target in ((null, 0), (file, 1), (file, 2)):
         os.dup2(source, target)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable(2)
 
 
 def die_with_parent() -> None:

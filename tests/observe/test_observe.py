@@ -73,6 +73,11 @@ def test_a_run_that_measured_nothing_fails_with_its_reason(tmp_path: Path, progr
     assert json.loads((tmp_path / "failure-0.json").read_text())["reason"] == reason
 
 
+def test_a_rank_that_crashes_says_where_it_was(tmp_path: Path) -> None:
+    code, _, said = observed(tmp_path, "import os, signal; os.kill(os.getppid(), signal.SIGSEGV)")
+    assert code == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in said and f"{os.sep}trainer{os.sep}observe.py" in said
+
+
 @pytest.mark.parametrize(
     ("time", "words"),
     [

@@ -130,6 +130,16 @@ def test_peers_of_a_failed_rank_are_killed(server: Conversation, tmp_path: Path)
     assert {server.hear()["rank"], server.hear()["rank"]} == {0, 1}
 
 
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGSEGV, "Segmentation fault"), (signal.SIGABRT, "Aborted")])
+def test_a_rank_that_crashes_says_in_its_log_where_it_was(server: Conversation, tmp_path: Path, number: int, name: str) -> None:
+    (pid,) = server.start(tmp_path, 1)
+    until((tmp_path / "metrics.jsonl").exists)
+    os.kill(pid, number)
+    assert server.hear() == {"exited": "trial", "rank": 0, "code": -number}
+    said = (tmp_path / "logs" / "rank0.log").read_text()
+    assert f"Fatal Python error: {name}" in said and f"{os.sep}trainer{os.sep}loop.py" in said
+
+
 @pytest.mark.parametrize("line", ["no json", "[]", "{}", '{"start": "a"}', '{"start": "b", "ranks": 3}'])
 def test_a_request_that_cannot_be_served_is_answered_and_harms_nothing(server: Conversation, tmp_path: Path, line: str) -> None:
     server.say(line)
