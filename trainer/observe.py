@@ -56,11 +56,16 @@ def observe(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) 
     folder = write_files(command, out)
     words = filled(command.words, placeholders(env, folder))
     record = Recording(config, out, attempt, env.world_size) if _reports(command, env) else None
-    with running(words, command, env, folder) as process:
-        last = Watch(process, config, command, record).follow()
+    try:
+        with running(words, command, env, folder) as process:
+            last = Watch(process, config, command, record).follow()
+        if not last.stopped:
+            _check_end(process.returncode, last, command, record)
+    except TrainerFailure as failure:
+        failure.reports = record is not None
+        raise
     if last.stopped:
         return record.result(Status.STOPPED) if record else Status.STOPPED
-    _check_end(process.returncode, last, command, record)
     return record.result(Status.DONE) if record else Status.DONE
 
 

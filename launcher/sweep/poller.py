@@ -166,5 +166,7 @@ def _files_complete(trial: ActiveTrial, job: JobState) -> bool:
     """Whether everything is there that the ranks may have written."""
     record, result = trial.record, trial.record.read_result()
     if result is not None and result.get("status") == Status.DONE.value:
+        if record.config.get("command") and job.status is Status.FAILED and not failures_in(record.directory):
+            return False  # a rank failed: what it wrote tells whether that was in its shutdown
         return trial.read_last_step() >= (total_steps(record) or 0)
     return all_said(record.attempt, job, result, failures_in(record.directory))

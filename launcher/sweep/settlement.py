@@ -10,12 +10,13 @@ from typing import Any
 from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.state import SweepState
 from launcher.trials.job import JobState
-from launcher.trials.outcome import Verdict, decide, silent_nodes
+from launcher.trials.labels import total_steps
+from launcher.trials.outcome import Told, Verdict, decide, silent_nodes
 from launcher.trials.store import Record
 from trainer.spec import Reason, ResolvedTrainConfig, Status
 from trainer.spec.files import look_again, remove_if, write_json, write_json_first
 from trainer.spec.read import SECTION, from_record
-from trainer.spec.records import FORMAT, RESULT, SERIES, attempt_of, failures_in, positive, read_steps
+from trainer.spec.records import FORMAT, RESULT, SERIES, attempt_of, failures_in, outcome_of, positive, read_steps
 from trainer.spec.summary import result_of
 
 _OF_LAYOUT = (Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS)
@@ -31,8 +32,7 @@ class Settlement:
     def settle(self, trial: ActiveTrial, job: JobState) -> None:
         """Judge an ended attempt: finish the trial, or put it back for another attempt."""
         record = trial.record
-        failures = failures_in(record.directory)
-        verdict = decide(record.attempt, job, record.read_result(), failures)
+        verdict, failures = _judge(record, job), failures_in(record.directory)
         if trial.stop is None and verdict.status is not Status.DONE:
             trial.withdrawn = trial.withdrawn or _untimely(trial, verdict)
             if trial.withdrawn:
@@ -129,6 +129,27 @@ def _told(record: Record) -> dict[str, Any]:
     return result_of(config, Status.STOPPED, record.attempt, series, after, record.world_size, None)
 
 
+def _judge(record: Record, job: JobState) -> Verdict:
+    """The verdict on an ended attempt, by all that its ranks wrote. A result that says "done" and is not believed says so from then on."""
+    result = record.read_result()
+    steps = read_steps(record.directory) if result is not None and record.config.get("command") else None
+    told = None if steps is None else _steps_told(record, [step for step in steps if step.get("attempt") == attempt_of(result or {})])
+    verdict = decide(record.attempt, job, result, failures_in(record.directory), told)
+    believed = result is None or outcome_of(result)[0] is not Status.DONE or verdict.status is Status.DONE
+    if result is not None and not believed and attempt_of(result) == verdict.attempt:
+        said = {"status": verdict.status.value, "reason": verdict.reason and verdict.reason.value, "message": verdict.detail}
+        write_json(record.directory / RESULT, {"format": FORMAT} | result | said)
+    return verdict
+
+
+def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> Told:
+    """What the rank that reports wrote down. A log may tell every tenth step only, from 0 or from 1."""
+    numbers = [step["step"] for step in steps]
+    apart = numbers[-1] - numbers[-2] if len(numbers) > 1 else 1
+    whole = bool(numbers) and numbers[-1] + apart >= (total_steps(record) or 0)
+    return Told(tuple(positive(step.get("time")) or 0.0 for step in steps), whole)
+
+
 def _plan_again(record: Record, reason: Reason | None, detail: str) -> None:
     record.status, record.reason, record.detail, record.handle = Status.PLANNED, reason, detail, None
     record.submitted, record.started, record.nodes = None, None, ()
@@ -144,8 +165,8 @@ def _sign(record: Record, verdict: Verdict) -> Verdict:
         if write_json_first(path, {"format": FORMAT, **outcome, "attempt": verdict.attempt, "world_size": record.world_size}):
             break
         look_again(record.directory)
-        if (late := record.read_result()) is not None:
-            return decide(verdict.attempt, JobState(verdict.status, verdict.reason, verdict.detail), late)
+        if record.read_result() is not None:
+            return _judge(record, JobState(verdict.status, verdict.reason, verdict.detail, attempt=verdict.attempt))
         remove_if(path, lambda older: attempt_of(older or {}) < record.attempt)
     return verdict
 

@@ -3,6 +3,10 @@
 Known are: what the backend says of the job, what rank 0 wrote (``result.json``), and what each failing rank wrote
 (``failure-<rank>.json``). When one rank fails its peers fail too, a moment later and for a duller reason (a lost
 connection), so the reason is the one that cannot be a consequence of the others.
+
+A result that says "done" counts where the ranks that failed did so in their shutdown. Our own ranks write it when each of them has
+given what it measured: whatever fails later, nothing is missing. The ranks of another trainer are observed one by one, and the result
+is what one of them told: a rank that failed while others went on was no part of it, and its layout was not measured.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 
 from launcher.trials.job import JobState
 from trainer.spec import Reason, Status
-from trainer.spec.records import attempt_of, outcome_of, reason_of
+from trainer.spec.records import attempt_of, outcome_of, positive, reason_of
 
 ROOT_CAUSES = (
     Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS, Reason.CONFIGURATION, Reason.CANNOT_START, Reason.UPSTREAM,
@@ -23,6 +27,18 @@ ROOT_CAUSES = (
 """Every reason, from the one that explains all others to the one that others explain."""
 
 _STOPPED = (Reason.CANCELLED, Reason.CANNOT_WIN)
+
+_LAST_LINES = 2
+"""Steps that may be written down after a rank ended that took part in all: a step is when the next one is told, and the last line may
+come a moment after the others have ended."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one rank of a trainer that is not ours told of its steps."""
+
+    times: tuple[float, ...]  # unix seconds at which each was written down
+    whole: bool  # they are all that it was to run
 
 
 @dataclass(frozen=True)
@@ -44,25 +60,35 @@ class Verdict:
         return self.resumable or (self.reason is not None and self.reason.retryable)
 
 
-def decide(attempt: int, state: JobState, result: dict[str, Any] | None, failures: Sequence[dict[str, Any]] = ()) -> Verdict:
-    """The verdict on ``attempt``. Whatever an older attempt wrote is not looked at."""
+def decide(
+    attempt: int,
+    state: JobState,
+    result: dict[str, Any] | None,
+    failures: Sequence[dict[str, Any]] = (),
+    told: Told | None = None,
+) -> Verdict:
+    """The verdict on ``attempt``. Whatever an older attempt wrote is not looked at. ``told``: of another trainer's run; None: ranks of ours
+    wrote the result together."""
     newest = max([attempt, state.attempt or 0, *(attempt_of(f) for f in failures), attempt_of(result or {})])
     if result is not None and attempt_of(result) < newest:
         result = None
+    words = [failure for failure in failures if attempt_of(failure) == newest]
     if result is not None and outcome_of(result)[0] is Status.DONE:
-        remarks = [state.detail if state.status is Status.DONE else "", str(result.get("message") or "")]
-        return Verdict(Status.DONE, outcome_of(result)[1], "; ".join(filter(None, remarks)), newest)
+        if not _incomplete(state, result, words, told):
+            remarks = [_of_shutdown(state, words), str(result.get("message") or "")]
+            return Verdict(Status.DONE, outcome_of(result)[1], "; ".join(filter(None, remarks)), newest)
+        result = None
     if result is not None and outcome_of(result)[0] is Status.STOPPED:  # the place knows best why it asked the trainer to stop
         reason = state.reason or outcome_of(result)[1] or Reason.PREEMPTED
         return Verdict(Status.STOPPED, reason, state.detail or str(result.get("message") or ""), newest)
-    causes = [_cause(f, f"rank {f.get('rank')}: ") for f in failures if attempt_of(f) == newest]
+    causes = [_of_rank(failure) for failure in words]
     if result is not None:
         causes.append(_cause(result))
     if state.reason is not None:
         causes.append((state.reason, state.detail))
     if not causes:
         return Verdict(Status.FAILED, Reason.ERROR, state.detail or "ended without a result; its log may say why", newest)
-    reason, detail = min(causes, key=lambda cause: ROOT_CAUSES.index(cause[0]))  # the first of equals: failures come by rank
+    reason, detail = _first(causes)
     return Verdict(Status.STOPPED if reason in _STOPPED else Status.FAILED, reason, detail, newest)
 
 
@@ -85,6 +111,35 @@ def silent_nodes(nodes: Sequence[str], world_size: int, attempt: int, failures: 
     spoke = {rank // per_node for failure in of_attempt if isinstance(rank := failure.get("rank"), int)}
     lost = any(failure.get("reason") == Reason.COMMUNICATION.value for failure in of_attempt)
     return tuple(node for index, node in enumerate(nodes) if index not in spoke) if lost else ()
+
+
+def _incomplete(state: JobState, result: dict[str, Any], failures: Sequence[dict[str, Any]], told: Told | None) -> bool:
+    """Whether a result that says "done" lacks the part of a rank."""
+    if told is None or outcome_of(result)[1] is Reason.MEASURED:  # those whose steps were enough were ended
+        return False
+    if not told.whole and (failures or state.status is Status.FAILED):
+        return True
+    ends = [positive(failure.get("time")) for failure in failures]
+    return any(end is None or sum(time > end for time in told.times) > _LAST_LINES for end in ends)
+
+
+def _of_shutdown(state: JobState, failures: Sequence[dict[str, Any]]) -> str:
+    """A remark on a run that is done: what failed when all was measured; else what the backend says of a run that went well."""
+    if state.status is Status.DONE and not failures:
+        return state.detail
+    if failures or (state.status is Status.FAILED and state.reason in (None, Reason.ERROR)):
+        said = _first([_of_rank(failure) for failure in failures])[1] if failures else state.detail
+        return f"after the last step: {said}" if said else ""
+    return ""
+
+
+def _first(causes: Sequence[tuple[Reason, str]]) -> tuple[Reason, str]:
+    """The one that explains the others; the first of equals, for failures come by rank."""
+    return min(causes, key=lambda cause: ROOT_CAUSES.index(cause[0]))
+
+
+def _of_rank(failure: dict[str, Any]) -> tuple[Reason, str]:
+    return _cause(failure, f"rank {failure.get('rank')}: ")
 
 
 def _cause(data: dict[str, Any], prefix: str = "") -> tuple[Reason, str]:

@@ -149,3 +149,45 @@ def test_a_search_does_not_wait_for_steps_that_tell_nothing_new(
     assert [one["place"] for one in ranked] == [1] and not any(one["other_model"] for one in ranked)
     if trainer == "own":
         assert all(one["peak_memory_bytes"] and one["mfu"] is not None for one in ranked), "the trainer itself wrote the result"
+
+
+PARTED = """
+import os, sys, time
+from pathlib import Path
+trial, shutdown, failing = Path(sys.argv[1]).parent, SHUTDOWN, int(os.environ["RANK"]) == FAILING
+def wait(name):
+    while not (trial / name).exists():
+        time.sleep(0.01)
+if failing:
+    if shutdown:
+        wait("result.json")
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory")
+for step in range(1, 9):
+    print(f"it {step} loss 2 150 ms", flush=True)
+    if not shutdown:
+        wait("failure-FAILING.json")
+"""
+
+
+@pytest.mark.parametrize(("failing", "reports"), [(1, "first"), (0, "last")])
+@pytest.mark.parametrize("shutdown", [True, False])
+def test_a_trial_is_done_only_if_no_rank_failed_before_its_shutdown(
+    shutdown: bool, failing: int, reports: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ranks do not wait for each other: the one that reports ends well while the other fails, at once or when the last step is over."""
+    monkeypatch.chdir(tmp_path)
+    Path("parted.py").write_text(PARTED.replace("FAILING", str(failing)).replace("SHUTDOWN", str(shutdown)))
+    words = [
+        "trainer.launch.program=command", "trainer.launch.script=parted.py", "trainer.name=parted", f"trainer.launch.reports={reports}",
+        "trainer.launch.command=['{python}','{script}','{folder}']",
+        r"trainer.launch.log=['it (?P<step>\d+) loss (?P<loss>\S+) (?P<milliseconds>\S+) ms']",
+        "model=gpt_tiny", "data=synthetic", "cluster.gpus_per_node=2", "run.global_batch=8", "run.steps=8", "sweep.name=parted",
+    ]  # fmt: skip
+    assert main(["train", *words]) == (0 if shutdown else 1)
+    (record,) = Store("runs").sweep("parted").records
+    told = (record.read_result() or {})["status"]
+    if shutdown:
+        assert (record.status, told) == (Status.DONE, "done")
+        assert record.detail.startswith(f"after the last step: rank {failing}: the trainer ended with exit code 1")
+    else:
+        assert (record.status, record.reason, told) == (Status.FAILED, Reason.OUT_OF_MEMORY, "failed")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.trials.job import JobState
-from launcher.trials.outcome import ROOT_CAUSES, decide, silent_nodes
+from launcher.trials.outcome import ROOT_CAUSES, Told, decide, silent_nodes
 from trainer.spec import Reason, Status
 
 FAILED = JobState(Status.FAILED, None, "rank 0 exited with code 1")
@@ -54,6 +54,37 @@ def test_a_result_counts_whatever_the_backend_says_of_the_job() -> None:
 def test_a_result_that_a_search_found_enough_is_still_that_after_its_launcher_died() -> None:
     verdict = decide(0, JobState(Status.STOPPED, Reason.CANCELLED), result("done", Reason.MEASURED))
     assert (verdict.status, verdict.reason, verdict.detail) == (Status.DONE, Reason.MEASURED, "words of the result")
+
+
+ALL = Told((10.0, 11.0, 12.0, 13.0, 14.0), whole=True)
+CRASHED = JobState(Status.FAILED, Reason.ERROR, "the job ended with exit code 1")
+
+
+@pytest.mark.parametrize("state", [CRASHED, JobState(Status.FAILED, None, "pod 1 failed"), JobState(Status.DONE)])
+@pytest.mark.parametrize("ended", [9.0, 11.5, None])
+def test_a_rank_that_failed_while_another_went_on_was_no_part_of_what_that_one_measured(state: JobState, ended: float | None) -> None:
+    verdict = decide(0, state, result("done"), [failure(1, Reason.OUT_OF_MEMORY) | {"time": ended}], ALL)
+    assert (verdict.status, verdict.reason, verdict.detail) == (Status.FAILED, Reason.OUT_OF_MEMORY, "rank 1: words of 1")
+
+
+@pytest.mark.parametrize("told", [None, ALL], ids=["ours", "another trainer"])
+@pytest.mark.parametrize("ended", [12.5, 15.0])
+def test_a_rank_that_fails_in_its_shutdown_takes_no_measurement_away_and_is_named(told: Told | None, ended: float) -> None:
+    verdict = decide(0, CRASHED, result("done"), [failure(1, Reason.ERROR) | {"time": ended}], told)
+    assert (verdict.status, verdict.reason, verdict.detail) == (
+        Status.DONE, None, "after the last step: rank 1: words of 1; words of the result",
+    )  # fmt: skip
+    unseen = decide(0, JobState(Status.FAILED, Reason.ERROR, "rank 1 crashed (SIGSEGV)"), result("done"), (), told)
+    assert (unseen.status, unseen.detail) == (Status.DONE, "after the last step: rank 1 crashed (SIGSEGV); words of the result")
+
+
+def test_fewer_steps_than_asked_for_are_no_measurement_where_a_rank_failed() -> None:
+    short = Told(ALL.times, whole=False)
+    assert decide(0, JobState(Status.DONE), result("done"), (), short).status is Status.DONE
+    late = failure(1, Reason.ERROR) | {"time": 15.0}
+    assert decide(0, CRASHED, result("done"), [late], short).status is Status.FAILED
+    assert decide(0, CRASHED, result("done"), (), short).status is Status.FAILED
+    assert decide(0, CRASHED, result("done", Reason.MEASURED), [late], short).status is Status.DONE, "its ranks were ended"
 
 
 def test_nothing_of_an_older_attempt_is_believed() -> None:

@@ -50,11 +50,13 @@ class CheckpointError(RuntimeError):
 
 
 class TrainerFailure(RuntimeError):
-    """The command of a trainer that is not ours did not do its work, for ``reason``."""
+    """The command of a trainer that is not ours did not do its work, for ``reason``. ``reports``: it was that of the rank whose log tells
+    of steps, which writes the run's result."""
 
     def __init__(self, reason: Reason, message: str):
         super().__init__(message)
         self.reason = reason
+        self.reports = True
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,9 @@ def classify(error: BaseException) -> Failure:
 
 
 def write_failure(directory: Path, attempt: int, rank: int, failure: Failure) -> None:
-    """``failure-<rank>.json``."""
-    write_outcome(
-        directory / failure_file(rank),
-        {"attempt": attempt, "rank": rank, "reason": failure.reason.value, "message": failure.message, "collective": failure.collective},
-    )
+    """``failure-<rank>.json``. ``time``, unix seconds: whether the run was over by then (``launcher.trials.outcome``)."""
+    said = {"reason": failure.reason.value, "message": failure.message, "collective": failure.collective}
+    write_outcome(directory / failure_file(rank), {"attempt": attempt, "rank": rank, **said, "time": time.time()})
 
 
 def root_cause(directory: Path, attempt: int, own: Failure, patience_s: float = 1.0) -> Failure:
@@ -132,7 +132,7 @@ def _record(error: BaseException, env: RankEnv, out: Path, attempt: int) -> int:
         print(f"error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(error)
-    if env.rank == 0:
+    if env.rank == 0 and (not isinstance(error, TrainerFailure) or error.reports):  # else another rank's word on the run may be there
         cause = root_cause(out, attempt, failure)
         write_outcome(
             out / RESULT,
