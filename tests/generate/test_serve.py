@@ -174,6 +174,8 @@ def test_log_probabilities_are_those_of_the_tokens(server: Server) -> None:
         ({"prompt": "a", "stop": "\ud800"}, 400, "is no text in UTF-8"),
         ({"prompt": "a", "stream": "no"}, 400, "stream='no' is no truth value"),
         ({"prompt": "a", "stream": True, "stream_options": 3}, 400, "stream_options=3 is no JSON object"),
+        ({"prompt": "a", "task": 1}, 400, "task=1: the model was not tuned for several tasks; leave it out"),
+        ({"prompt": "a", "task": ["x" * 500]}, 400, "the model was not tuned for several tasks; leave it out"),
     ],
 )
 def test_wrong_requests_are_one_line(server: Server, body: dict[str, Any], status: int, message: str) -> None:

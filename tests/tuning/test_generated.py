@@ -10,7 +10,9 @@ import pytest
 import torch
 from tuning.test_checkpoints import opened, weights
 
+from tests.generate.test_serve import Server
 from tests.small_runs import small
+from trainer.data.prepare import prepare
 from trainer.generate.generate import PromptRequest, generate
 from trainer.generate.ranks import alone, world_of
 from trainer.generate.session import Session
@@ -31,9 +33,10 @@ TUNES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
 
 
-def tuned(farm: Farm, folder: Path, method: str) -> dict[str, Any]:
+def tuned(farm: Farm, folder: Path, method: str, **shape: int) -> dict[str, Any]:
     """A run, trained for a few steps from a base of its own."""
     model, tune = TUNES[method]
+    model = model | shape
     saved: dict[str, Any] = {"model": model, "optimizer": {"lr": 0.05}}
     farm.train(small(run={"checkpoint": {"every": 3, "dir": str(folder / "base")}}, **saved), 1).checked()
     config = small(run={"checkpoint": {"every": 3, "dir": str(folder / "tuned")}}, **saved) | {
@@ -97,6 +100,41 @@ def test_tuned_text_is_that_of_the_whole_forward_token_by_token(farm: Farm, tmp_
         torch.testing.assert_close(every[: len(prompt), row], whole, rtol=0, atol=1e-9)
 
 
+def test_texts_of_several_tasks_are_continued_side_by_side_each_behind_its_own_virtual_tokens(farm: Farm, tmp_path: Path) -> None:
+    tuned(farm, tmp_path, "p_tuning")
+    with alone(tmp_path / "tuned", "fp64") as (own, world):
+        found = open_weights(tmp_path / "tuned")
+        by_task = []
+        for task in (0, 1):
+            session = Session(own, world, found.load, found.tune, task)
+            by_task.append(generate(session, [PromptRequest(n, prompt, 5) for n, prompt in enumerate(PROMPTS)]))
+        mixed = [PromptRequest(n, prompt, 5, task=(1, None, 0)[n]) for n, prompt in enumerate(PROMPTS)]
+        made = generate(session, mixed, slots=2)
+    for text, expected in zip(made, (by_task[1][0], by_task[1][1], by_task[0][2])):
+        assert text.tokens == expected.tokens and text.log_probabilities == pytest.approx(expected.log_probabilities, abs=1e-9)
+    assert by_task[0][0].log_probabilities != pytest.approx(by_task[1][0].log_probabilities, abs=1e-3), "the tasks must differ"
+
+
+def test_a_server_answers_for_its_own_task_or_that_of_a_request(farm: Farm, tmp_path: Path) -> None:
+    tuned(farm, tmp_path, "p_tuning", vocab=300)
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog; über größe\n" * 100)
+    prepare(DataConfig(source=str(tmp_path / "a.txt"), path=str(tmp_path / "corpus"), vocab=300), False)
+    words = ["--tokenizer", str(tmp_path / "corpus")]
+    asked = {"prompt": "the", "max_tokens": 4, "temperature": 0, "logprobs": 1}
+
+    def heard(server: Server, **more: Any) -> list[float]:
+        status, answer = server.ask(asked | more)
+        assert status == 200, answer
+        return [round(value, 6) for value in answer["choices"][0]["logprobs"]["token_logprobs"]]
+
+    first, second = Server(tmp_path / "tuned", *words), Server(tmp_path / "tuned", *words, "--task=1")
+    assert heard(first) == heard(first, task=0) == heard(second, task=0) != heard(first, task=1)
+    assert heard(second) == heard(first, task=1)
+    status, answer = first.ask(asked | {"task": 2})
+    assert (status, answer["error"]["message"]) == (400, "task=2: the model was tuned for 2 tasks, numbered from 0; use 0 to 1")
+    assert first.end() == second.end() == 0
+
+
 def test_a_task_that_was_not_trained_is_refused_in_one_line(farm: Farm, tmp_path: Path) -> None:
     tuned(farm, tmp_path, "prompt")
     with alone(tmp_path / "tuned", "fp64") as (own, world):
@@ -104,3 +142,5 @@ def test_a_task_that_was_not_trained_is_refused_in_one_line(farm: Farm, tmp_path
         for task in (2, -1):
             with pytest.raises(ConfigError, match=f"--task={task}: the model was tuned for 2 tasks, numbered from 0; use 0 to 1"):
                 Session(own, world, found.load, found.tune, task)
+        with pytest.raises(ConfigError, match="--task=1: the model was not tuned for several tasks; leave it out"):
+            Session(own, world, found.load, None, 1)

@@ -30,6 +30,7 @@ class PromptRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: frozenset[int] = frozenset()  # tokens at which it ends; they are no part of the text
     name: int = 0
+    task: int | None = None  # whose virtual tokens stand before it; None: that of the session
 
 
 @dataclass
@@ -172,7 +173,8 @@ class Decoder:
             longest = max(len(row.made.prompt) for row in new)
             padding = [longest - len(row.made.prompt) for row in new]
             fresh = self.session.begin(padding)
-            parts.append(self.session.read(fresh, [[0] * spare + row.made.prompt for spare, row in zip(padding, new)]))
+            texts = [[0] * spare + row.made.prompt for spare, row in zip(padding, new)]
+            parts.append(self.session.read(fresh, texts, [row.request.task for row in new]))
             self.memory = fresh if self.memory is None else self.memory.joined(fresh)
         self.most_cached = max(self.most_cached, 0 if self.memory is None else self.memory.nbytes)
         return [row for part in parts if part is not None for row in part.cpu()]

@@ -57,6 +57,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--dtype", choices=PRECISIONS, default="float32", help="type of the weights (default: %(default)s); with keys: run.precision"
     )
+    made.add_argument(
+        "--task",
+        type=int,
+        default=0,
+        help="of a model with virtual tokens of several tasks: which, where a request names none (default: %(default)s)",
+    )
     return made
 
 
@@ -78,13 +84,13 @@ def serve(
             raise ConfigError(f"--{name}={getattr(arguments, name)} must be 1 or more")
     if world.rank == 0:
         server = open_server(arguments.host, arguments.port, arguments.model.name, _secret(arguments.token_file))
-    decoder = Decoder(Session(config, world, weights.load, weights.tune), arguments.batch)
+    decoder = Decoder(Session(config, world, weights.load, weights.tune, arguments.task), arguments.batch)
     if server is None:
         decoder.run(lambda idle: News(), lambda row: None)
         return
     room = arguments.batch * decoder.replicas + arguments.queue
     ends = end_tokens(arguments.model, tokenizer)
-    desk = server.desk = Desk(tokenizer, ends, weights.seq, room, lambda: stop.is_set() or asked())
+    desk = server.desk = Desk(tokenizer, ends, weights.seq, room, lambda: stop.is_set() or asked(), weights.tune.tasks)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"serving {arguments.model} on http://{arguments.host}:{server.server_port}/v1/completions", file=file, flush=True)
     decoder.run(desk.hear, desk.tell)

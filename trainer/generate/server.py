@@ -1,6 +1,7 @@
 """Completions over HTTP, in the form of OpenAI's ``/v1/completions``: requests come in threads, the decoder's turns take them up.
 
-    POST /v1/completions   prompt, max_tokens, temperature, top_p, seed, stop, stream, logprobs; also top_k, repetition_penalty, ignore_eos
+    POST /v1/completions   prompt, max_tokens, temperature, top_p, seed, stop, stream, logprobs; also top_k, repetition_penalty, ignore_eos,
+                           task
     GET  /v1/models        the one model
     GET  /health           {"status": "ok"}
     GET  /stats            requests by state; seconds to the first token and per further token as percentiles
@@ -28,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from trainer.generate.generate import News, PromptRequest, TextRow, check_prompts, check_texts
+from trainer.generate.session import check_task
 from trainer.generate.telling import Telling
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.stages import Sampling
@@ -44,7 +46,7 @@ LAST_RECEIVED = 52
 IDLE_SECONDS = 0.5
 """How long a turn waits for requests when there are none, and a thread until it looks whether its client is still there."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
-KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "stream_options", "n", "user")
+KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "task", "stream_options", "n", "user")
 
 
 @dataclass
@@ -71,10 +73,12 @@ class HttpRefusal(Exception):
 
 
 class Desk:
-    """Where the threads of clients and the decoder on rank 0 meet. ``room``: requests that may wait or run at once."""
+    """Where the threads of clients and the decoder on rank 0 meet. ``room``: requests that may wait or run at once;
+    ``tasks``: those that the model was tuned for."""
 
-    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int], seq: int, room: int, stopped: Callable[[], bool]):
+    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int], seq: int, room: int, stopped: Callable[[], bool], tasks: int = 1):
         self.tokenizer, self.ends, self.seq, self.room, self.stopped = tokenizer, ends, seq, room, stopped
+        self.tasks = tasks
         self.names = itertools.count()
         self.changed = threading.Condition()
         self.closed = False  # the decoder has heard for the last time
@@ -155,12 +159,14 @@ class Desk:
             raise ConfigError(f"max_tokens={tokens!r} must be a whole number of 1 or more")
         if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
             raise ConfigError(f"stop={stops!r} must be a text, or a list of texts")
+        if (task := body.get("task")) is not None:
+            check_task(task, self.tasks, "task")
         given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
         sampling = from_dict(Sampling, {"temperature": 1.0, "seed": secrets.randbits(32)} | given)
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         check_prompts([ids], [tokens], self.seq)
         ends = frozenset() if body.get("ignore_eos") else self.ends
-        return PromptRequest(0, ids, tokens, sampling, ends, next(self.names)), stops
+        return PromptRequest(0, ids, tokens, sampling, ends, next(self.names), task), stops
 
     def stats(self) -> dict[str, Any]:
         with self.changed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class Words:
 
 class Session:
     """This rank's part of a model whose weights ``load`` fills in, with what ``tune`` says was added. Virtual tokens of ``task`` stand
-    before every text."""
+    before every text that has no other task."""
 
     def __init__(
         self,
@@ -64,11 +65,10 @@ class Session:
         task: int = 0,
     ):
         tune = tune or TuneConfig()
-        if not 0 <= task < tune.tasks:
-            raise ConfigError(f"--task={task}: the model was tuned for {tune.tasks} tasks, numbered from 0; use 0 to {tune.tasks - 1}")
+        check_task(task, tune.tasks, "--task")
         self.config, self.world = dataclasses.replace(for_inference(config), tune=tune), world
-        self.virtual = [task] * virtual_tokens(tune)
-        self.seq = self.config.model.seq - len(self.virtual)
+        self.task, self.virtual = task, virtual_tokens(tune)
+        self.seq = self.config.model.seq - self.virtual
         self.engine = Engine(self.config, world, open_dataset(self.config.data, self.config.model, 0))
         world.group.together(lambda: load(self.engine.held), (ConfigError,))
         self.engine.state.publish_updates()
@@ -88,10 +88,12 @@ class Session:
         """A memory of rows that have so many tokens of padding on their left, and have read nothing."""
         return Memory(torch.tensor(padding, device=self.world.device))
 
-    def read(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
-        """Logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. Collective over the replica."""
+    def read(self, memory: Memory, tokens: Sequence[Sequence[int]], tasks: Sequence[int | None] = ()) -> Tensor | None:
+        """Logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. ``tasks`` of new texts, if it is
+        not that of the session. Collective over the replica."""
         if self.virtual and not memory.read:
-            tokens = [row[:spare] + self.virtual + row[spare:] for spare, row in zip(memory.padding.tolist(), map(list, tokens))]
+            spares, tasks = memory.padding.tolist(), tasks or [None] * len(tokens)
+            tokens = [[*row[:spare], *self._virtual(task), *row[spare:]] for spare, task, row in zip(spares, tasks, tokens)]
         logits = self._forward(memory, tokens)
         return None if logits is None else logits[-1]
 
@@ -99,10 +101,14 @@ class Session:
         """Logits [s, b, V] after every token of new texts [b, s], padded on the right. Otherwise as ``read``."""
         self.reading.every = True
         try:
-            logits = self._forward(self.begin([0] * len(tokens)), [[*self.virtual, *row] for row in tokens])
-            return None if logits is None else logits[len(self.virtual) :]
+            logits = self._forward(self.begin([0] * len(tokens)), [[*self._virtual(None), *row] for row in tokens])
+            return None if logits is None else logits[self.virtual :]
         finally:
             self.reading.every = False
+
+    def _virtual(self, task: int | None) -> list[int]:
+        """What stands for the virtual tokens of a text: its task (``trainer.models.tuned.Prompts``)."""
+        return [self.task if task is None else task] * self.virtual
 
     def _forward(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
         rows = torch.tensor(tokens, device=self.world.device)
@@ -128,3 +134,12 @@ class Session:
         whole = mine.new_empty(mine.shape[0] * group.size, *mine.shape[1:])
         group.all_gather(whole, mine).wait()
         return whole[: self.config.model.vocab].permute(1, 2, 0)
+
+
+def check_task(task: Any, tasks: int, name: str) -> None:
+    """``ConfigError`` unless a model that was tuned for ``tasks`` tasks has ``task``, which was given as ``name``."""
+    if not isinstance(task, int) or isinstance(task, bool) or not 0 <= task < tasks:
+        tuned = (
+            f"tuned for {tasks} tasks, numbered from 0; use 0 to {tasks - 1}" if tasks > 1 else "not tuned for several tasks; leave it out"
+        )
+        raise ConfigError(f"{name}={repr(task)[:60]}: the model was {tuned}")
