@@ -144,6 +144,7 @@ class Policy:
         self.verified: dict[int, float] = {}
         self.noise: dict[int, float] = {}  # relative standard error of what was measured last
         self.repeated: set[int] = set()
+        self.given_up: set[int] = set()
         self.strangers: set[int] = set()  # tried candidates that do not train the same model: they ran, and cannot win
         self.starts: list[float] = []  # measured seconds of trials besides their steps
         self.trials, self.gpu_hours, self.hours = 0, 0.0, 0.0
@@ -226,6 +227,7 @@ class Policy:
             self.repeated.add(index)
             seconds = math.sqrt(self._measured(index) * seconds) if measured.ran else self._measured(index)
         self.tried[index], self.noise[index] = seconds, measured.noise
+        (self.given_up.add if measured.reason is Reason.CANNOT_WIN else self.given_up.discard)(index)
         if self._is_full(trial):
             self.verified[index] = seconds
 
@@ -297,9 +299,9 @@ class Policy:
         return next((SearchTrial(i, True, None, 1) for i in (best, *rivals) if rivals and i not in self.repeated), None)
 
     def _open(self, best: int, other: int) -> bool:
-        """Whether the one that measured slower may well be faster by more than the tolerance. A trial that was given up has too few steps
-        to say."""
-        if min(self.noise[best], self.noise[other]) <= 0:
+        """Whether the one that measured slower may well be faster by more than the tolerance. One that was given up is not measured
+        again: its steps were too slow to win."""
+        if min(self.noise[best], self.noise[other]) <= 0 or self.given_up & {best, other}:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
         return float(ndtr(np.asarray(ahead / math.hypot(self.noise[best], self.noise[other])))) >= self.settings.doubt

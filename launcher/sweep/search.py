@@ -17,6 +17,7 @@ from typing import Any, Generic
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import SweepConfig
+from launcher.config.uncertainty import shipped_widths
 from launcher.interrupt import Interrupted
 from launcher.results.ranking import Measurement, agreeing, compared
 from launcher.results.ranking import measurement as as_ranked
@@ -111,7 +112,7 @@ def _measure(
     started = time.time()
     records = run_sweep(name, points, settings, backends, [watch])
     hours = (time.time() - started) / 3600 / len(records)
-    return [(trial, record, measurement(record, hours, watch.enough)) for trial, record in zip(trials, records)]
+    return [(trial, record, measurement(record, hours, watch.enough, watch.scatter)) for trial, record in zip(trials, records)]
 
 
 def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str], enough: tuple[Reason, ...] = ()) -> Point:
@@ -126,9 +127,9 @@ def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str],
         return Point(tuple(words), None, str(error))
 
 
-def measurement(record: Record, hours: float, enough: float = 0.0) -> TrialObservation:
+def measurement(record: Record, hours: float, enough: float = 0.0, scatter: float | None = None) -> TrialObservation:
     """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran; one whose step time was known to
-    ``enough`` is done."""
+    ``enough`` is done. ``scatter``: of a step, by earlier trials."""
     result = record.read_result() or {}
     elapsed = max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0)
     done = record.status is Status.DONE
@@ -140,7 +141,7 @@ def measurement(record: Record, hours: float, enough: float = 0.0) -> TrialObser
     ran = len(result.get("step_times_s") or steps) if known else record.config["run"]["steps"]
     start = max(elapsed - ran * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
     reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * elapsed / 3600
-    noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps)
+    noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps, scatter)
     return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, served(result) if done else {})
 
 
@@ -150,14 +151,20 @@ def served(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, shares in known if isinstance(shares, dict) and (value := positive(shares.get("p50")))}
 
 
-def noise_of(steps: Sequence[float]) -> float:
+def noise_of(steps: Sequence[float], scatter: float | None = None) -> float:
     """Relative standard error of the median of ``steps``: 1.25 standard deviations over root n, the deviation from the quartiles.
+
+    Fewer than ``OWN_STEPS`` cannot say how much they scatter: what they differ by is added to what a step is known to be off, by those of
+    earlier trials (``step_scatter``); without any, by a run of ``OWN_STEPS``, which is off by as much as published repeats are.
 
     Where the first and the second half differ by more than that allows, the machine's speed drifts (others use it), and half of their
     difference is the error that more steps of the same moment would not lower.
     """
+    if not steps:
+        return 0.0  # of nothing
     if len(steps) < OWN_STEPS:
-        return 0.0
+        known = shipped_widths().noise * math.sqrt(OWN_STEPS) if scatter is None else scatter
+        return math.hypot(known, _scatter_of(steps)) / math.sqrt(len(steps))
     halves = steps[: len(steps) // 2], steps[len(steps) // 2 :]
     if len(steps) < 8:
         return _error_of_median(steps, len(steps))
@@ -178,8 +185,13 @@ def known_to(steps: Sequence[float], scatter: float | None) -> float:
     if len(steps) < (OWN_STEPS if scatter is None else FEW_STEPS):
         return math.inf
     root = math.sqrt(len(steps))
-    own = noise_of(steps) if len(steps) >= OWN_STEPS else 1.25 * stdev(map(math.log, steps)) / root
+    own = noise_of(steps) if len(steps) >= OWN_STEPS else _scatter_of(steps) / root
     return max(own, (scatter or 0.0) / root)
+
+
+def _scatter_of(steps: Sequence[float]) -> float:
+    """Relative standard error of one of a few steps, as far as they differ; 0 of a single one."""
+    return 1.25 * stdev(map(math.log, steps)) if len(steps) > 1 else 0.0
 
 
 def _error_of_median(steps: Sequence[float], count: int) -> float:

@@ -23,12 +23,13 @@ from launcher.config import Config, compose, resolve, rules
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import LocalCluster, SweepConfig
 from launcher.config.search import SearchConfig, SpaceConfig
+from launcher.config.uncertainty import shipped_widths
 from launcher.cost import predict
 from launcher.planning.layout_filter import columns_wanted
 from launcher.planning.plan import plan
 from launcher.results.ranking import measurement as as_ranked
 from launcher.results.ranking import rank
-from launcher.search.policy import SearchTrial
+from launcher.search.policy import OWN_STEPS, SearchTrial
 from launcher.search.problem import SearchProblem, ladder, search_problem
 from launcher.sweep import loop, multirun, stopping
 from launcher.sweep.run import Point, run_sweep
@@ -414,7 +415,18 @@ def test_noise_is_the_standard_error_of_the_median() -> None:
     draw = np.random.default_rng(0)
     runs = [list(draw.normal(1.0, 0.05, 50)) for _ in range(300)]
     assert np.mean([noise_of(run) for run in runs]) == pytest.approx(np.std([np.median(run) for run in runs]), rel=0.2)
-    assert noise_of([1.0, 1.0]) == 0.0 and noise_of([1.0] * 8) == 0.0
+    assert noise_of([1.0] * 8) == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_steps_are_never_exact(count: int) -> None:
+    """They scatter as those of earlier trials did, and where there were none, so that a run which is believed repeats as published ones do."""
+    draw = np.random.default_rng(0)
+    runs = [list(draw.normal(1.0, 0.05, count)) for _ in range(2000)]
+    off = np.std([np.median(run) for run in runs])
+    assert off < np.mean([noise_of(run, 1.25 * 0.05) for run in runs]) < 2 * off
+    assert noise_of([1.0] * count) == pytest.approx(shipped_widths().noise * math.sqrt(OWN_STEPS / count))
+    assert noise_of([1.0, 1.1]) > noise_of([1.0, 1.01]) > noise_of([1.0, 1.0]) and noise_of([]) == 0.0
 
 
 def test_a_drifting_machine_is_not_taken_for_an_exact_measurement() -> None:
