@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.machines import FOLDER, target, write
+from launcher.cli.repeats import MEDIAN, warn
 from launcher.labels import percent, plural
 from launcher.named_files import check_file
 from trainer.spec import ConfigError
@@ -59,13 +60,15 @@ def main(argv: list[str]) -> int:
     from launcher.cli.validate import check_units
     from launcher.config.hardware import hardware_files
     from launcher.tables.canonical import read
+    from launcher.tables.repeats import of_rows
     from launcher.tables.validation import judge
 
     files, is_table = hardware_files(arguments.config_dir), named_table(arguments.runs)
     rows = read(arguments.runs) if is_table else sweep_rows(arguments.runs, arguments.dir)
     base = machine_of_rows(rows, files)
     if is_table:
-        check_units(judge(rows, files))
+        check_units(judged := judge(rows, files))
+        warn(of_rows(each.case for each in judged if each.case is not None), MEDIAN)
     name = f"{base}_calibrated" if arguments.out is None else arguments.out
     path = target(name, "--out", FOLDER if arguments.config_dir is None else arguments.config_dir / "hardware")
     if path.exists():
@@ -99,14 +102,16 @@ def named_table(runs: str | None) -> bool:
 
 def sweep_rows(name: str | None, folder: str) -> list[MeasuredRun]:
     """The trials of a sweep as rows of a canonical table."""
-    from launcher.cli.rank import table_rows
+    from launcher.cli.rank import repeated, table_rows
     from launcher.results.measurements import measure
     from launcher.results.ranking import rank
     from launcher.tables.canonical import MeasuredRun
     from launcher.trials.store import Store
 
     sweep = Store(folder).sweep(name)
-    return [MeasuredRun(number, cells) for number, cells in enumerate(table_rows(sweep, rank(measure(sweep.records))), 1)]
+    ranked = rank(measure(sweep.records))
+    warn(repeated(sweep, ranked), MEDIAN)
+    return [MeasuredRun(number, cells) for number, cells in enumerate(table_rows(sweep, ranked), 1)]
 
 
 def machine_of_rows(rows: Sequence[MeasuredRun], known: HardwareFiles) -> str:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 from launcher import labels
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
+from launcher.cli.repeats import warn
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
 from launcher.trials.labels import heading, trial_labels
-from launcher.trials.store import Sweep
+from launcher.trials.store import Record, Sweep
 from trainer.spec import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from launcher.tables.repeats import Repeat
 
 DESCRIPTION = """\
 Trials that ran to the end come first, by median step time after warm-up. "=" marks trials that the measurements cannot tell
@@ -37,6 +40,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     sweep = open_sweep(arguments)
     ranked = rank(measure(sweep.records))
+    warn(repeated(sweep, ranked), "each has its own place; measure the layout again (sweep.rerun=true)")
     if arguments.csv:
         write_csv(arguments.csv, sweep, ranked)
     if arguments.json:
@@ -44,6 +48,20 @@ def main(argv: list[str]) -> int:
     else:
         show(wide_console(), sweep, ranked)
     return 0
+
+
+def repeated(sweep: Sweep, ranked: Sequence[Measurement]) -> list[list[Repeat]]:
+    """Trials of a sweep that differ in nothing which changes a step time, and contradict each other."""
+    from launcher.tables.repeats import contradictions
+
+    configs = {record.id: _timed(record) for record in sweep.records}
+    return contradictions((configs[m.trial], m.trial, m.step_time_s) for m in ranked if m.place and m.step_time_s)
+
+
+def _timed(record: Record) -> str:
+    """What a trial's step time depends on."""
+    run = {key: value for key, value in record.config.get("run", {}).items() if key not in ("seed", "steps", "warmup_steps")}
+    return json.dumps([record.config | {"run": run, "tracking": None}, record.cluster], sort_keys=True, default=str)
 
 
 def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:

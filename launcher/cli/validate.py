@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.overrides import add_overrides, key_of
+from launcher.cli.repeats import warn
 from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural
 from launcher.named_files import check_file, write_named
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
     from launcher.config.hardware import hardware_files
     from launcher.tables.canonical import read
     from launcher.tables.inference import is_inference
+    from launcher.tables.repeats import of_rows
     from launcher.tables.validation import by_source, judge, summary, unanswered
 
     out = arguments.out
@@ -59,6 +61,7 @@ def main(argv: list[str]) -> int:
     table = read(arguments.table)
     judged = judge(table, hardware_files(), trainer=trainer_of(arguments))
     check_units(judged)
+    warn(of_rows(each.case for each in judged if each.case is not None), "each counts by itself; leave out the one that is wrong")
     if out is not None:
         write(judged, out)
     sources, everything = by_source(judged), summary(judged)

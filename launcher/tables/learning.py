@@ -36,6 +36,7 @@ from launcher.cost.uncertainty import Traits, between, coordinates, sizes
 from launcher.tables.canonical import MeasuredRun, written
 from launcher.tables.cases import TableCase, asked_cells, machine_of
 from launcher.tables.predictions import grouped, predict_rows
+from launcher.tables.repeats import question
 from trainer.spec import ConfigError
 
 ROUNDS = 3
@@ -115,8 +116,7 @@ def without_repeats(cases: Sequence[TableCase], noise: float) -> tuple[list[Tabl
     layout scatter, over the root of their number. Repeats say nothing of other layouts."""
     groups: dict[object, list[TableCase]] = defaultdict(list)
     for case in cases:
-        asked = (case.shape, case.global_batch, case.device, case.constants, case.precision, case.trainer)
-        groups[case.layout.tobytes(), repr(asked)].append(case)
+        groups[question(case)].append(case)
     found, errors = [], []
     for members in groups.values():
         seconds = np.array([case.row.step_seconds for case in members])

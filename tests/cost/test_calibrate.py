@@ -224,6 +224,19 @@ class TestCommand:
             error = capsys.readouterr().err
             assert words in error and error.count("\n") == 1
 
+    @pytest.mark.parametrize("verb", ["calibrate", "validate"])
+    def test_rows_of_one_layout_that_contradict_each_other_are_named_in_one_line(
+        self, verb: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cells = [dict(row.cells) for row in PLAIN[:4]]
+        took = float(cells[1]["step_time_s"])
+        write("same.csv", [*cells, cells[1] | {"step_time_s": took * 1.09}])
+        write("other.csv", [*cells, *(cells[1] | {"step_time_s": took * factor} for factor in (10, 2, 3, 4))])
+        assert main([verb, "same.csv"]) == 0 and "contradict" not in capsys.readouterr().err
+        assert main([verb, "other.csv", "--out", "other"]) == 0
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "contradict" in line]
+        assert "row 2 " in line and "row 5 " in line and "(1 between)" in line and "row 3 " not in line
+
     def test_a_search_keeps_no_file_that_is_not_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("runs/hardware").mkdir(parents=True)
         Path("runs/hardware/mine.yaml").write_text("name: mine\n")

@@ -181,3 +181,20 @@ def test_no_value_of_an_environment_variable_is_part_of_a_label(tmp_path: Path) 
     for number in (1, 2):
         sweep.add(Point((f"cluster.env.TOKEN=planted-{number}", "layout.tensor=3", f"run.seed={number}"), None, "no"))
     assert sorted(trial_labels(sweep.records).values()) == ["run.seed=1", "run.seed=2"]
+
+
+def test_repeats_that_contradict_each_other_are_named_in_one_line_and_those_that_agree_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    first = sweep.done(seeded(1), 0.2)
+    sweep.done(seeded(2), 0.202)
+    sweep.done(point(4, 1), 2.0)
+    rank.main(["--dir", str(tmp_path)])
+    assert capsys.readouterr().err == ""
+    last = sweep.done(seeded(3), 2.0)
+    rank.main(["--dir", str(tmp_path), "--json"])
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()
+    assert line.startswith(f"warning: repeats of one layout contradict each other: {first.id} 200 ms, ") and f"{last.id} 2.00 s;" in line
+    assert len(json.loads(told.out)) == 4

@@ -1,0 +1,47 @@
+"""Repeats of one layout that contradict each other. Pure.
+
+What asks the same of the cost model is one question, of whose answers the median is taken. That is right as long as they differ by the
+noise of a measurement; where they do not, one of them is not what its row says, and nobody but their owner knows which.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+
+from launcher.tables.cases import TableCase
+
+APART = 1.1
+"""Largest over smallest step time from which on repeats contradict each other. Published repeats of one configuration differ by 0.1 to
+1.2 %, for which one of them is taken to be off by 0.5 % (``noise`` of conf/uncertainty.yaml) and two by 0.7 %: a tenth is eight times the
+most that was seen, and fourteen times that width."""
+Repeat = tuple[str, float]
+"""What somebody calls it, and its step time in seconds."""
+
+
+def question(case: TableCase) -> tuple[Hashable, ...]:
+    """Equal for rows that say the same of all that a prediction depends on."""
+    asked = (case.shape, case.global_batch, case.device, case.constants, case.precision, case.trainer)
+    return case.layout.tobytes(), repr(asked)
+
+
+def contradictions(measured: Iterable[tuple[Hashable, str, float]]) -> list[list[Repeat]]:
+    """Groups of one key whose step times are further apart than ``APART``, the furthest first; in a group the fastest first. ``measured``:
+    key, name and seconds of each."""
+    groups: dict[Hashable, list[Repeat]] = defaultdict(list)
+    for key, name, took in measured:
+        groups[key].append((name, took))
+    apart = [sorted(each, key=lambda repeat: repeat[1]) for each in groups.values()]
+    return sorted((each for each in apart if _ratio(each) > APART), key=_ratio, reverse=True)
+
+
+def of_rows(cases: Iterable[TableCase]) -> list[list[Repeat]]:
+    """Those of a table, within each of its sources and trainers."""
+    own = ((case, (case.row["source"], case.row["trainer"], case.row["trainer_changes"])) for case in cases)
+    return contradictions(
+        ((stated, *question(case)), f"row {case.row.number}", took) for case, stated in own if (took := case.row.step_seconds)
+    )
+
+
+def _ratio(repeats: Sequence[Repeat]) -> float:
+    return repeats[-1][1] / repeats[0][1]
