@@ -1,5 +1,5 @@
-"""run.async_tensor: products that communicate while they compute train what collectives and products train. On this machine torch's own
-definition of the operations runs; what GPUs run instead is held against it by ``tests/gpu``."""
+"""run.async_tensor: products that communicate while they compute train what collectives and products train. On this machine a collective
+and a product run, by which torch defines the operations; what GPUs run instead is held against that by ``tests/gpu``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from numerics.matrix import TOLERANCE, Case, Matrix
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.small_runs import ranks, small
 from trainer import loop
@@ -101,6 +102,39 @@ def test_what_would_be_waited_for_is_part_of_a_product(
     each = LAYERS * MICRO * STEPS
     assert json.loads((run.directory / "fused.json").read_text()) == {"gathered": gathers * each, "scattered": scatters * each}
     assert run.result["communication"] == plain["communication"]
+
+
+class Operations(TorchDispatchMode):
+    """The names of all operations that torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def multiplied(env: RankEnv, folder: Path) -> None:
+    """Both products, and the operations that they consist of."""
+    world = World(env.rank, env.world_size, torch.device("cpu"), env.address, env.port, 60.0)
+    group = world.make_group("tensor", [0, 1])
+    products, x = FusedProducts.on(torch.device("cpu"), group, world.group, 1024), torch.full((2, 1, 3), env.rank + 1.0)
+    with Operations() as asked:
+        whole, product = products.gathered(x, torch.ones(3, 5))
+        piece = products.scattered(x, torch.ones(3, 5))
+    assert whole[:, 0, 0].tolist() == [1, 1, 2, 2] and product[:, 0, 4].tolist() == [3, 3, 6, 6] and piece.tolist() == [[[9.0] * 5]]
+    (folder / f"{env.rank}.json").write_text(json.dumps(sorted(asked.names)))
+    world.close()
+
+
+def test_without_shared_memory_they_use_no_functional_collective(farm: Farm) -> None:
+    """Two threads of a gloo group write the long name of such a gather without a lock, into memory that one of them may have freed."""
+    folder = farm.call(multiplied, 2).directory
+    for rank in range(2):
+        names = json.loads((folder / f"{rank}.json").read_text())
+        assert any("mm" in name for name in names) and not [name for name in names if "functional" in name]
 
 
 WRONG = [
