@@ -1,7 +1,8 @@
 """What makes two trials the same trial.
 
-A trial's id is a hash of everything that can change what it computes or how fast. Left out, because a trial repeated with
-another value would measure the same thing:
+A trial's id is a hash of everything that can change what it computes or how fast: its configuration, and the content of files that a tuning
+reads (``launcher.trials.reads``). A prepared corpus is known by its path; it changes only by ``trireme prepare --force``. Left out,
+because a trial repeated with another value would measure the same thing:
 
 - ``tracking``: where measurements are mirrored;
 - ``cluster.hardware`` but its name: rates are the cost model's input, and calibration changes them while a search runs
@@ -17,6 +18,7 @@ from typing import Any
 
 from launcher.config.rules import run_of
 from launcher.config.schema import Config
+from launcher.trials.reads import digests
 from trainer.spec import TuneConfig, to_dict
 
 _NEWER = [
@@ -39,7 +41,8 @@ def trial_id(config: Config) -> str:
             del content[section][name]
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
-    return digest({**content, "cluster": place})
+    read = digests(config)  # none for most trials, which keep the id that they had before
+    return digest({**content, "cluster": place} | ({"reads": read} if read else {}))
 
 
 def digest(content: Any) -> str:

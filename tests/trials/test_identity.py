@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,23 @@ def test_the_id_survives_writing_and_reading_the_configuration() -> None:
     config = trial()
     again = Config(**{k: v for k, v in vars(config).items() if k != "model"}, model=from_dict(type(config.model), to_dict(config.model)))
     assert trial_id(again) == trial_id(config)
+
+
+def test_what_a_tuning_reads_is_part_of_the_id_by_its_content_not_by_its_time(tmp_path: Path) -> None:
+    files = {"examples": tmp_path / "a.jsonl", "tokenizer": tmp_path / "tokenizer.json", "base": tmp_path / "base" / "manifest.json"}
+    files["base"].parent.mkdir()
+    for path in files.values():
+        path.write_text('{"model": {}}')
+    config = trial()
+    config.data = dataclasses.replace(config.data, kind="instructions", source=str(files["examples"]), path=str(tmp_path))
+    config.tune = dataclasses.replace(config.tune, method="lora", base=str(tmp_path / "base"))
+    before = trial_id(config)
+    for path in files.values():
+        os.utime(path, (1, 1))
+        assert trial_id(config) == before
+        path.write_text('{"model": {} }')
+        assert trial_id(config) != before
+        path.write_text('{"model": {}}')
+        assert trial_id(config) == before
+    files["examples"].unlink()
+    assert trial_id(config) != before, "whoever reads it says that it is gone"

@@ -1,0 +1,43 @@
+"""What a run reads that may change at the same path: digests of examples, of their tokenizer and of the checkpoint that is tuned.
+
+Whole files are hashed: a size and a time do not tell a copy from a change. It costs little, since the launcher has read every line of the
+examples before, to check them; a checkpoint is named by its manifest, as in what tuning writes. A file is read once as long as its size and
+its time stay. Pods have files that this machine may not have; of these nothing is known here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from launcher.config.schema import Config
+from trainer.spec.artifacts import CHECKPOINT_MANIFEST, newest_checkpoint
+from trainer.spec.corpus import TOKENIZER
+from trainer.spec.sources import STDLIB
+
+
+def digests(config: Config) -> dict[str, str]:
+    """By what it is; empty for a run that reads none of it, or where it is out of sight."""
+    data, files = config.data, dict[str, Path]()
+    if config.trainer.foreign or config.cluster.backend == "kubernetes":
+        return {}
+    if data.kind == "instructions":
+        files |= {"tokenizer": Path(data.path, TOKENIZER)} | ({} if data.source == STDLIB else {"examples": Path(data.source)})
+    if isinstance(config.tune.base, str) and (checkpoint := newest_checkpoint(Path(config.tune.base))) is not None:
+        files["base"] = checkpoint / CHECKPOINT_MANIFEST
+    return {name: found for name, path in files.items() if (found := _digest(path))}
+
+
+def _digest(path: Path) -> str:
+    try:
+        known = path.stat()
+        return _read(path.absolute(), known.st_ino, known.st_size, known.st_mtime_ns)
+    except OSError:  # whoever reads it says what is wrong
+        return ""
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, *state: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
