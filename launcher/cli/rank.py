@@ -61,7 +61,7 @@ def repeated(sweep: Sweep, ranked: Sequence[Measurement]) -> list[list[Repeat]]:
 def _timed(record: Record) -> str:
     """What a trial's step time depends on."""
     run = {key: value for key, value in record.config.get("run", {}).items() if key not in ("seed", "steps", "warmup_steps")}
-    return json.dumps([record.config | {"run": run, "tracking": None}, record.cluster], sort_keys=True, default=str)
+    return json.dumps([record.config | {"run": run, "tracking": None}, record.cluster, record.reads], sort_keys=True, default=str)
 
 
 def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:

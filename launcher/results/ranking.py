@@ -118,15 +118,17 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
         dir=None if record.status is Status.PRUNED else str(record.directory),
         overrides=tuple(record.overrides),
         losses=_first_losses(result.get("losses")),
-        problem=problem(config),
+        problem=problem(config, record.reads),
     )
 
 
-def problem(config: Mapping[str, Any]) -> str:
-    """All of a run's configuration that decides its losses, whatever the layout."""
+def problem(config: Mapping[str, Any], reads: Mapping[str, str] | None = None) -> str:
+    """All of a run's configuration that decides its losses, whatever the layout; ``reads``: digests of what it reads."""
     run = {name: config["run"].get(name) for name in ("global_batch", "seed", "precision")} if "run" in config else {}
     trainer = (config.get("command") or {}).get("trainer")
-    return json.dumps([config.get("model"), config.get("data"), config.get("optimizer"), run, trainer], sort_keys=True)
+    tune = config.get("tune") or {}
+    tuned = [tune, dict(reads or {})] if tune.get("base") or tune.get("method", "full") != "full" or reads else None
+    return json.dumps([config.get("model"), config.get("data"), config.get("optimizer"), run, trainer, tuned], sort_keys=True)
 
 
 def rank(measurements: Iterable[Measurement]) -> list[Measurement]:

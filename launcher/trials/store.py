@@ -25,6 +25,7 @@ from launcher.config.rules import run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.trials.identity import digest, trial_id
 from launcher.trials.owner import owned
+from launcher.trials.reads import digests
 from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
 from trainer.spec.errors import nearest
 from trainer.spec.files import last_object, read_json, write_json
@@ -89,6 +90,7 @@ class Record:
     avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
     left: list[dict[str, Any]] = field(default_factory=list)  # ended attempts with objects at their place: {"attempt", "handle"}
     launcher: str = ""  # who runs it: "process 123 on host"
+    reads: dict[str, str] = field(default_factory=dict)  # digests of files that decide its losses (``launcher.trials.reads``)
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
 
     @property
@@ -167,6 +169,7 @@ class Store:
         record.config, record.cluster, record.sweep = to_dict(train) | section, to_dict(cluster), sweep
         record.world_size = world_size_of(train.layout)
         record.created, record.commit = record.created or time.time(), commit
+        record.reads = digests(point.config) if point.stage is None else {}  # a stage's id has its inputs
         if fresh or section or not (record.directory / CONFIG).exists():
             record.directory.mkdir(parents=True, exist_ok=True)
             save(record.config, record.directory / CONFIG)

@@ -210,4 +210,6 @@ def test_losses_are_compared_only_between_trials_of_one_problem_and_one_trainer(
     run = {"model": {"layers": 2}, "run": {"precision": "fp32"}}
     problems = [problem(run | {"command": {"trainer": name}}) for name in ("a", "b")] + [problem(run | {"model": {"layers": 4}})]
     ranked = rank(Measurement(p, Status.DONE, step_time_s=1.0, losses=(float(i + 1),), problem=p) for i, p in enumerate(problems))
+    assert problem(run) == problem(run | {"tune": {"method": "full", "base": None}}) == problem(run, {})
+    assert len({problem(run | {"tune": {"method": name}}, {"examples": read}) for name in ("full", "lora") for read in ("1", "2")}) == 4
     assert len(set(problems)) == 3 and not any(m.other_model for m in ranked)

@@ -13,6 +13,7 @@ from launcher.config.rules import GIVEN
 from launcher.config.schema import Config, HardwareConfig, LocalCluster
 from launcher.config.trainer import LaunchProfile
 from launcher.trials.identity import digest, trial_id
+from launcher.trials.store import Point, Record, Store
 from tests.sweep.support import trial
 from trainer.spec import TrackingConfig, flatten, from_dict, to_dict
 
@@ -111,5 +112,7 @@ def test_what_a_tuning_reads_is_part_of_the_id_by_its_content_not_by_its_time(tm
         assert trial_id(config) != before
         path.write_text('{"model": {}}')
         assert trial_id(config) == before
+    planned = Store(tmp_path / "runs").plan(Point((), config), "s")
+    assert set(planned.reads) == set(files) and Record.from_json(planned.directory, planned.to_json()).reads == planned.reads
     files["examples"].unlink()
     assert trial_id(config) != before, "whoever reads it says that it is gone"
