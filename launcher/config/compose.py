@@ -7,6 +7,7 @@ Hydra is given the schema as plain data: it knows every key, and every value is 
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -259,7 +260,7 @@ def _backend_of(cluster_option: str, own: Path | None) -> str:
     """The backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports what is wrong)."""
     for root in group_folders(own):
         path = root / "cluster" / f"{cluster_option}.yaml"
-        if path.is_file():
+        if os.path.isfile(path):  # False, too, for a name that is too long for a file
             read = read_yaml(path.read_text())
             for item in read.get("defaults", []) if isinstance(read, dict) else []:
                 if isinstance(item, str) and item.removeprefix("_") in CLUSTER_CLASSES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trainer.spec.errors import listed, nearest
 @cache
 def engine(name: str, own: Path | None = None) -> EngineProfile:
     """The profile ``name``, as ``engine=NAME`` composes it. ``ConfigError`` if there is none."""
-    path = next((p for folder in group_folders(own) if (p := folder / "engine" / f"{name}.yaml").is_file()), None)
+    path = next((p for folder in group_folders(own) if os.path.isfile(p := folder / "engine" / f"{name}.yaml")), None)
     if path is None:
         names = engine_names(own)
         raise ConfigError(f"engine={name} does not exist{nearest(name, names)}; conf/engine/ has {listed(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -46,7 +47,7 @@ def _composed(name: str, own: Path | None, above: tuple[str, ...] = ()) -> dict[
     """The keys of a profile: those that it builds on (``defaults``), then its own. ``above``: profiles that build on it."""
     if name in above:
         raise ConfigError(f"trainer={name} builds on itself ({' on '.join((*above, name))}); correct 'defaults' in its file")
-    path = next((p for folder in group_folders(own) if (p := folder / "trainer" / f"{name}.yaml").is_file()), None)
+    path = next((p for folder in group_folders(own) if os.path.isfile(p := folder / "trainer" / f"{name}.yaml")), None)
     if path is None:
         names = profile_names(own)
         raise ConfigError(f"trainer={name} does not exist{nearest(name, names)}; conf/trainer/ has {listed(names)}")

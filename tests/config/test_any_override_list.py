@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.config import compose, resolve
@@ -26,6 +26,9 @@ overrides = st.lists(
 
 @settings(max_examples=250, deadline=None)
 @given(overrides)
+@example(["cluster=" + 300 * "x"])
+@example(["engine=" + 300 * "x"])
+@example(["trainer=" + 300 * "x"])
 def test_any_override_list_is_a_valid_run_or_one_plain_error(lines: list[str]) -> None:
     try:
         config = resolve(compose(lines))
