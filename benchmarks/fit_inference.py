@@ -5,27 +5,30 @@
                                                                   for each constant: how far it moves then (spread in conf/inference.yaml)
 
 The tables are canonical ones of inference, as ``trireme validate`` reads them. A fit starts from the defaults of conf/inference.yaml (what
-is known without any table) and is held near them; all models weigh the same, and rows far off count linearly (Huber).
+is known without any table) and is held near them; all models weigh the same, and rows far off count linearly (Huber). A row of served load
+is judged by the time per token; a fit has the time of its whole requests beside it, half of its weight each: which part of the prompts is
+waited for before the first token and which after it is the load generator's, but all of them are waited for.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from launcher.config.hardware import hardware_files
 from launcher.config.inference_constants import inference_entries
-from launcher.cost.inference import InferenceCase
+from launcher.cost.inference import InferenceCase, InferenceEstimate
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.inference import cases, estimated, read, weighted_median
 
 ENTRIES = inference_entries()
 NAMES = tuple(name for name, entry in ENTRIES.items() if entry["kind"] == "fitted")
-LARGEST = {"weights_bandwidth": 0.95, "kv_bandwidth": 0.95, "flash": 0.95, "staggered": 1.0, "waves": 1.0, "matrix": 1.15}
+LARGEST = {"weights_bandwidth": 0.95, "kv_bandwidth": 0.95, "flash": 0.95, "staggered": 1.0, "matrix": 1.15}
 """Shares that cannot be larger; the best measured products are 10-16 % faster than those of training."""
 HUBER, NOISE, PRIOR, ROWS_OF_A_MODEL, STEP, STEPS, FIRM = 0.08, 0.05, 0.5, 9, 0.02, 8, 1e9
 """Where an error begins to count linearly; a row's and a default's standard error, in logarithms; rows that a model counts as;
@@ -54,13 +57,49 @@ class RequestFit:
     def models(self) -> list[str]:
         return [row["model"] for row in self.rows]
 
+    @cached_property
+    def whole_seconds(self) -> np.ndarray:
+        """Measured seconds of the whole requests of rows of served load, (rows,); nan where a row does not tell, or where requests wait for
+        memory, which no fitted constant is about."""
+        found = np.array([_whole(row) for row in self.rows]) / 1e3
+        for case, members in self.cases:
+            made = estimated(case, [self.rows[i] for i in members])
+            found[members] = np.where(made.running < made.arriving, np.nan, found[members])
+        return found
+
     def errors(self, values: Values) -> np.ndarray:
         """Logarithm of predicted / measured of each row."""
+        return np.log(self._predicted(values, _judged) / self.measured)
+
+    def observed(self, values: Values) -> np.ndarray:
+        """That of what a fit is held to: what each row is judged by, and then its whole requests (2 rows,), 0 where they are not known."""
+        told = self.whole_seconds
+        whole = np.log(self._predicted(values, lambda made, _: made.latency) / told)
+        return np.concatenate([self.errors(values), np.where(np.isnan(told), 0.0, whole)])
+
+    def shares(self, without: Sequence[str]) -> np.ndarray:
+        """What each of ``observed`` weighs in a fit to all models but ``without``."""
+        counts, told = Counter(self.models), ~np.isnan(self.whole_seconds)
+        shares = np.array([0.0 if m in without else ROWS_OF_A_MODEL / counts[m] for m in self.models])
+        return np.concatenate([shares * np.where(told, 0.5, 1.0), shares * np.where(told, 0.5, 0.0)])
+
+    def _predicted(self, values: Values, what: Callable[[InferenceEstimate, MeasuredRun], np.ndarray]) -> np.ndarray:
         out = np.empty(len(self.rows))
         for case, members in self.cases:
             made = estimated(replace(case, constants=case.constants.on(values)), [self.rows[i] for i in members])
-            out[members] = np.log(made.latency if self.rows[members[0]]["mode"] == "static" else made.tpot)
-        return out - np.log(self.measured)
+            out[members] = what(made, self.rows[members[0]])
+        return out
+
+
+def _judged(made: InferenceEstimate, row: MeasuredRun) -> np.ndarray:
+    return made.latency if row["mode"] == "static" else made.tpot
+
+
+def _whole(row: MeasuredRun) -> float:
+    """Milliseconds of a request of served load."""
+    if row["mode"] == "static" or row["ttft_ms"] is None:
+        return np.nan
+    return float(row["ttft_ms"] + (row["output"] - 1) * row["tpot_ms"])
 
 
 def _measured(row: MeasuredRun) -> float | None:
@@ -69,9 +108,9 @@ def _measured(row: MeasuredRun) -> float | None:
 
 
 def slopes(problem: RequestFit, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each row's error with the constants at ``at`` (logarithms over the defaults), and its change with each of them."""
-    base = problem.errors(_values(at))
-    moved = [problem.errors(_values(at + STEP * np.eye(len(NAMES))[i])) - base for i in range(len(NAMES))]
+    """Each observation's error with the constants at ``at`` (logarithms over the defaults), and its change with each of them."""
+    base = problem.observed(_values(at))
+    moved = [problem.observed(_values(at + STEP * np.eye(len(NAMES))[i])) - base for i in range(len(NAMES))]
     return base, np.stack(moved, axis=1) / STEP
 
 
@@ -81,8 +120,7 @@ def _values(moves: np.ndarray) -> Values:
 
 def solve(problem: RequestFit, without: Sequence[str] = (), near: Values | None = None) -> Values:
     """The constants of the least weighted error over all models but ``without``: Gauss-Newton steps, from ``near`` a single one."""
-    counts, upper = Counter(problem.models), np.array([_largest(name) for name in NAMES])
-    shares = np.array([0.0 if m in without else ROWS_OF_A_MODEL / counts[m] for m in problem.models])
+    shares, upper = problem.shares(without), np.array([_largest(name) for name in NAMES])
     at = np.zeros(len(NAMES)) if near is None else np.log([near[name] / ENTRIES[name]["default"] for name in NAMES])
     for _ in range(STEPS if near is None else 1):
         base, change = slopes(problem, at)

@@ -15,6 +15,7 @@ PREFILL = ("alone", "first", "mixed")
 LAUNCHES = ("python", "native", "graph")
 ALL_REDUCES = ("library", "one_shot")
 ATTENTION = ("unfused", "flash")
+ACTIVATIONS = ("separate", "fused")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
 
 
@@ -48,6 +49,7 @@ class EngineProfile:
     asynchronous: bool = key(False, "the host prepares the next pass while the device computes")
     all_reduce: str = key("one_shot", "small sums over tensor ranks: the library's, or one kernel of the engine's own", choices=ALL_REDUCES)
     attention: str = key("flash", "attention of prompts; unfused: scores are written to memory and read again", choices=ATTENTION)
+    activations: str = key("fused", "kernels between products: norms with their additions and gates at once, or biases and transposes apart", choices=ACTIVATIONS)
     tensor: bool = key(True, "runs tensor-parallel")
     pipeline: bool = key(True, "runs pipeline-parallel")
     pipeline_groups: bool = key(True, "a batch is cut into groups that fill the pipeline; false: it goes through as one")

@@ -246,6 +246,23 @@ def test_no_load_is_served_faster_than_its_prompts_are_read_at_the_speed_of_ligh
         assert np.all(served_of_light(case, found.throughput)[found.fits > 0] <= 1)
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize("lengths", [(4096, 128), (1000, 1000), (60, 20)], ids=str)
+def test_every_prompt_of_a_closed_loop_is_waited_for_once_whichever_share_comes_before_the_first_token(
+    name: str, lengths: tuple[int, int]
+) -> None:
+    case = asked(*((t, 1, 1, b) for t in (1, 8) for b in (1, 2, 7, 64)), name=name, lengths=lengths)
+    assert np.all(bytes_of.room(case) >= case.batch)
+    whole = []
+    for share in (0.0, 0.3, 0.5, 1.0):
+        found = closed(dataclasses.replace(case, constants=case.constants.on({"staggered": share, "waves": share})))
+        first, further = (np.asarray(parts["prompts of other requests"]) for parts in (found.prompt, found.step))
+        whole.append(first + (case.output - 1) * further)
+    assert np.allclose(whole, whole[0], rtol=1e-9)
+    more = [whole[0][rows] for rows in (slice(0, 4), slice(4, 8))]
+    assert all(waits[0] == 0 and np.all(np.diff(waits) > 0) for waits in more)
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm", "trireme"])
 def test_more_requests_in_flight_never_lower_the_throughput_where_there_is_room(name: str) -> None:
     case = asked(*((1, 1, 1, b) for b in (1, 8, 32, 96, 128, 192, 256, 512)), name=name, device="a100_80", lengths=(60, 20))

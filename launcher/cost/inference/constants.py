@@ -20,6 +20,7 @@ class InferenceConstants:
     flash: float  # fraction of the matrix peak that attention of prompts reaches
     score_passes: float  # reads and writes of 16-bit scores where attention is not one kernel
     pointwise: float  # reads and writes of activations / those counted
+    separate: float  # and those of prompts where biases and transposes are kernels of their own / those of kernels that do more at once
     logit_passes: float  # reads and writes of 4-byte logits until a token is chosen
     kernel_graph: float  # seconds between two kernels of a graph
     kernel_native: float  # seconds to launch a kernel by native code
@@ -32,7 +33,7 @@ class InferenceConstants:
     library: float  # seconds to start a sum of a library
     hops: float  # latencies of links and network in a small sum / a tree of them
     staggered: float  # part of other requests' prompts that a running request waits for
-    waves: float  # and of that where prompts go first
+    waves: float  # and where prompts go first
     error_spread: float  # relative standard error of a time
     oom_spread: float  # relative standard error of the memory estimate
 
@@ -44,7 +45,7 @@ class InferenceConstants:
 INFERENCE = InferenceConstants(**inference_values())
 """Those of conf/inference.yaml."""
 LIGHT = {
-    **dict.fromkeys(("weights_bandwidth", "kv_bandwidth", "flash", "pointwise", "matrix", "logit_passes", "step_hidden"), 1.0),
+    **dict.fromkeys(("weights_bandwidth", "kv_bandwidth", "flash", "pointwise", "separate", "matrix", "logit_passes", "step_hidden"), 1.0),
     **dict.fromkeys(("kernel_graph", "kernel_native", "kernel_python", "step", "token", "request"), 0.0),
     **dict.fromkeys(("one_shot", "library", "hops", "short_rows", "score_passes"), 0.0),
 }

@@ -43,7 +43,7 @@ def forward(case: InferenceCase, load: Load) -> Parts:
     one = {
         MATRICES: products(case, load.tokens),
         ATTENTION: prompt_attention(case, load) + cached_attention(case, load),
-        POINTWISE: pointwise(case, load.tokens) + casting(case, load.tokens),
+        POINTWISE: pointwise(case, load) + casting(case, load.tokens),
         TENSOR: np.where(load.tokens > 0, 2 * all_reduce(case, load.tokens), 0.0),
         HOST: np.where(load.tokens > 0, launching(case), 0.0),
     }
@@ -95,12 +95,38 @@ def cached_attention(case: InferenceCase, load: Load) -> Array:
     return load.running * load.context * case.kv_per_token / (case.device.bandwidth * case.constants.kv_bandwidth)
 
 
-def pointwise(case: InferenceCase, tokens: Array) -> Array:
-    """Seconds of norms, biases, residuals and activations: twelve reads or writes of the residual stream, which every tensor rank has
-    whole, four of the queries and four of what each matrix of the MLP makes or takes, of which it has its part."""
-    s = case.shape
-    elements = 12 * s.hidden + (4 * s.query_width + 2 * s.mlp_matrices * s.ffn) / case.tensor
-    return tokens * elements * case.width * case.constants.pointwise / (case.device.bandwidth * case.network.bandwidth)
+class Traffic(NamedTuple):
+    """Reads and writes of a layer's memory-bound operations: of rows of ``hidden``, which every tensor rank has whole, of queries, and of
+    keys and values."""
+
+    hidden: float
+    queries: float
+    keys: float
+
+
+TRAFFIC = {
+    # an addition with the norm behind it reads and writes two rows, twice; rotation in place; the cache written; and so on (vLLM, csrc:
+    # layernorm_kernels.cu, pos_encoding_kernels.cu, cache_kernels.cu)
+    "fused": (Traffic(8, 2, 6), Traffic(8, 2, 6)),
+    # two norms (2, 4) and a residual (3); cleared, biased, transposed, cached, transposed back (GptContextAttentionLayer.cc,
+    # ParallelGptContextDecoder.cc); in decoding attention itself adds biases and fills the cache (ParallelGptDecoder.cc)
+    "separate": (Traffic(9, 5, 10), Traffic(9, 2, 4)),
+}
+"""By the engine's ``activations``: of prompts, and of running requests."""
+
+
+def pointwise(case: InferenceCase, load: Load) -> Array:
+    """Seconds of norms, biases, residuals and activations. Each matrix of the MLP has its inner width read or written once by what is
+    between them. Kernels that biases and transposes are apart in reach less of the memory rate where prompts are large."""
+    c, s, (of_prompts, of_tokens) = case.constants, case.shape, TRAFFIC[case.engine.activations]
+    slower = c.separate if case.engine.activations == "separate" else 1.0
+
+    def elements(kind: Traffic) -> Array:
+        split = kind.queries * s.query_width + kind.keys * s.kv_width + s.mlp_matrices * s.ffn
+        return kind.hidden * s.hidden + split / case.tensor
+
+    moved = load.prompts * load.length * slower * elements(of_prompts) + load.running * elements(of_tokens)
+    return moved * case.width * c.pointwise / (case.device.bandwidth * case.network.bandwidth)
 
 
 def casting(case: InferenceCase, tokens: Array) -> Array:

@@ -4,15 +4,17 @@ Static: a batch is read, then decoded token by token; with a pipeline it is cut 
 join and leave, so that each token of a running request also waits for a share of the prompts of those that join. With b running requests
 b/o of them begin in every step, so that in the mean a step takes
 
-    decode(b, i + o/2) + staggered b/o prefill(i)
+    decode(b, i + o/2) + share b/o prefill(i)
 
-(Little's law; the prompts that are read together with a request's own are waited for before its first token instead). Open arrivals at rate
-r: the b with b = r times the time that a request stays; they begin apart, and so do those of our own generator's closed loop.
+(Little's law), and the first token waits for the other share of the b prompts. All of them are waited for once; when is a matter of how the
+requests began. Where prompts go first, requests of one length that begin together stay together, and the share is one half (``waves``);
+where they are mixed with decoding, requests drift apart (``staggered``). The prompts that are read together with a request's own are waited
+for before its first token. Open arrivals at rate r: the b with b = r times the time that a request stays; they begin apart, and so do those
+of our own generator's closed loop: the share is one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,10 +101,7 @@ def closed(case: InferenceCase) -> InferenceEstimate:
     running = case.batch if own else np.clip(case.batch, 1.0, np.maximum(memory.room(case), 1.0))
     prompt, step = _running(case, running, own)
     light = case.at_light()
-    every_prompt = dataclasses.replace(light, constants=light.constants.on({"staggered": 1.0, "waves": 1.0}))
-    stay, least = _stay(case, prompt, step), _stay(case, *_running(every_prompt, running, own))
-    prompt[OTHERS] = prompt[OTHERS] + np.maximum(least - stay, 0.0)  # a share of the prompts is not read faster than light reads all
-    prompt[QUEUE] = (case.batch / running - 1) * np.maximum(stay, least)
+    prompt[QUEUE] = (case.batch / running - 1) * _stay(case, prompt, step)
     fits = memory.fits(case, running if own else 1.0)
     return _estimate(case, (prompt, step), _running(light, running, own), running, case.batch, fits)
 
@@ -151,7 +150,7 @@ def _running(case: InferenceCase, running: np.ndarray, apart: bool) -> tuple[Par
         mixed = forward(case, Load(together, case.input, each, case.context))
         further, share = total(mixed) - total(forward(case, decoding)) + total(choosing(case, together)), c.staggered
     else:
-        further, share = total(read), c.staggered * c.waves
+        further, share = total(read), c.waves
     begun = running / together / case.output  # passes of prompts in a turn
     if apart:
         share = 1.0
@@ -164,8 +163,9 @@ def _running(case: InferenceCase, running: np.ndarray, apart: bool) -> tuple[Par
     )
     step |= {OTHERS: share * begun * further / p, SCHEDULING: host}
     first = add(forward(case, Load(np.ones_like(p), case.input)), choosing(case, np.ones_like(p)))
-    beside = share * (1 - 1 / together) * total(read)
-    first |= {OTHERS: beside + step[OTHERS], SCHEDULING: host + (total(step) - step[OTHERS]) / 2, QUEUE: np.zeros_like(host)}
+    beside = (1 - 1 / together) * total(read)
+    before = (1 - share) * np.maximum(running / together - 1, 0.0) * further / p
+    first |= {OTHERS: beside + before + step[OTHERS], SCHEDULING: host + (total(step) - step[OTHERS]) / 2, QUEUE: np.zeros_like(host)}
     return scale(first, case.crowding), scale(step, case.crowding)
 
 
