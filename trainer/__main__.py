@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from trainer.launch.rank_env import RankEnv, discover, prepare_devices
 from trainer.measure.forwarder import forwarding
 from trainer.spec import ResolvedTrainConfig, Status, load, resolve
 from trainer.spec.records import EXIT_STOPPED
-from trainer.spec.stage_run import StageRun, load_stage
+from trainer.spec.stage_run import Finish, StageRun, load_stage
 from trainer.spec.stages import TRAININGS
 
 
@@ -64,18 +63,14 @@ def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
 
 
 def _run(
-    config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Callable[[], None] = lambda: None
+    config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Finish = lambda result: None
 ) -> Status:
-    """``finish`` is called by rank 0 when all is written but the result of a training, or all of an evaluation or a generation."""
     if config.run.task == "probe":
         from trainer.probe import probe
 
         return probe(config, env, out, attempt)
     if config.run.task in ("evaluate", "generate"):
-        status = _read(config, env, out, attempt, stage)
-        if env.rank == 0:
-            finish()
-        return status
+        return _read(config, env, out, attempt, stage, finish)
     if config.run.task == "inference":
         from trainer.generate.measure import measure
 
@@ -91,15 +86,15 @@ def _run(
         return train(config, env, out, attempt, finish)
 
 
-def _read(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None) -> Status:
+def _read(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Finish) -> Status:
     """What only reads a model's weights."""
     if config.run.task == "evaluate":
         from trainer.evaluate import evaluate
 
-        return evaluate(config, env, out, attempt)
+        return evaluate(config, env, out, attempt, finish)
     from trainer.generate.job import generate_on_ranks
 
-    return generate_on_ranks(config, env, out, attempt, stage)
+    return generate_on_ranks(config, env, out, attempt, stage, finish)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,12 @@ from trainer.spec import ConfigError, ResolvedTrainConfig, Status
 from trainer.spec.artifacts import check_model_of, checkpoint_facts
 from trainer.spec.corpus import read_in_training
 from trainer.spec.records import METRICS, RESULT, write_outcome
+from trainer.spec.stage_run import Finish
 from trainer.spec.tuning import check_tasks, text_model
 from trainer.validation import Sums, Validation, whole_batches
 
 
-def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
+def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Finish = lambda result: None) -> Status:
     """Evaluate on every rank of ``env``. ``ConfigError`` if the checkpoint or the corpus cannot be read, or do not fit the model."""
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
@@ -49,7 +50,9 @@ def evaluate(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int)
         figures = evaluation.run(batches, out, attempt)
         if world.rank == 0:
             result = {"status": Status.DONE.value, "attempt": attempt, "world_size": world.size, "layout": asdict(config.layout)}
-            write_outcome(out / RESULT, result | {"model": asdict(config.model), "evaluation": figures})
+            result |= {"model": asdict(config.model), "evaluation": figures}
+            finish(result)
+            write_outcome(out / RESULT, result)
     finally:
         world.close()
     return Status.DONE

@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
 from trainer.spec.files import finite
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
+from trainer.spec.stage_run import Finish
 from trainer.spec.summary import result_of
 from trainer.spec.tuning import text_model
 from trainer.validation import Validation, whole_batches
@@ -45,8 +45,8 @@ GARBAGE_STEPS = 50
 """Steps between garbage collections, which all ranks run at the same time."""
 
 
-def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Callable[[], None] = lambda: None) -> Status:
-    """Train a resolved run. Done or stopped; anything else is raised. Rank 0 calls ``finish`` when all is done, before it says so."""
+def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, finish: Finish = lambda result: None) -> Status:
+    """Train a resolved run. Done or stopped; anything else is raised. Rank 0 calls ``finish`` before it writes its result."""
     stop_flag = StopFlag()
     device = choose_device(config.run.device, env.local_rank)
     torch.set_num_threads(config.run.threads)
@@ -138,9 +138,7 @@ class History:
 class TrainingRun:
     """The loop around an engine."""
 
-    def __init__(
-        self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, stop_flag: StopFlag, finish: Callable[[], None]
-    ):
+    def __init__(self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, stop_flag: StopFlag, finish: Finish):
         self.config, self.engine, self.out, self.attempt, self.stop_flag = config, engine, out, attempt, stop_flag
         self.finish = finish
         self.world = engine.groups.world
@@ -284,27 +282,25 @@ class TrainingRun:
         ranks = self.world.gather_objects(self._own_measurements())
         if not self.leads:
             return
-        if status is Status.DONE:
-            self.finish()
         config, history = self.config, self.history
         skipped = config.run.warmup_steps
         times = history.step_times_s[skipped:] or history.step_times_s
         series = {"losses": history.losses, "grad_norms": history.grad_norms, "step_times_s": history.step_times_s}
         fullest = max(ranks, key=lambda r: sum(r["memory"].values()))  # parts of one rank add up; the largest of each part would not
-        write_outcome(
-            self.out / RESULT,
-            {
-                **result_of(config, status, self.attempt, series, times, self.world.size, self.engine.recomputed_flops()),
-                "step_split_s": mean_split([r["split"] for r in ranks]),
-                "peak_memory_bytes": max(r["peak"] for r in ranks),
-                "memory": fullest["memory"],
-                "rank_step_times_s": {str(rank): r["worked_s"] for rank, r in enumerate(ranks)},
-                "stragglers": stragglers([r["worked_s"] for r in ranks], [r["stage"] for r in ranks]),
-                "communication": ranks[0]["communication"],
-                "versions": versions(),
-                "hosts": sorted({r["host"] for r in ranks}),
-            },
-        )
+        result = {
+            **result_of(config, status, self.attempt, series, times, self.world.size, self.engine.recomputed_flops()),
+            "step_split_s": mean_split([r["split"] for r in ranks]),
+            "peak_memory_bytes": max(r["peak"] for r in ranks),
+            "memory": fullest["memory"],
+            "rank_step_times_s": {str(rank): r["worked_s"] for rank, r in enumerate(ranks)},
+            "stragglers": stragglers([r["worked_s"] for r in ranks], [r["stage"] for r in ranks]),
+            "communication": ranks[0]["communication"],
+            "versions": versions(),
+            "hosts": sorted({r["host"] for r in ranks}),
+        }
+        if status is Status.DONE:
+            self.finish(result)
+        write_outcome(self.out / RESULT, result)
 
     def _own_measurements(self) -> dict[str, Any]:
         splits = self.history.splits

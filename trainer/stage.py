@@ -14,10 +14,10 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status
@@ -25,7 +25,7 @@ from trainer.spec.artifacts import MANIFEST, METRICS_FILE, ArtifactKind, find_ar
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import look_again, read_json, write_json
 from trainer.spec.records import RESULT, attempt_of, failures_in, number, positive, read_steps, write_outcome
-from trainer.spec.stage_run import StageRun
+from trainer.spec.stage_run import Finish, StageRun
 from trainer.spec.stages import COMPLETIONS, TRAININGS
 
 FIGURES, CHOICE = ".training.json", ".choice.json"
@@ -34,8 +34,8 @@ VISIBLE_SECONDS = 30.0
 """How long what another node wrote may stay unseen here (caches of NFS)."""
 LOOK_SECONDS = 0.2
 
-Work = Callable[[Callable[[], None]], Status]
-"""The run itself. It calls what it is given, on rank 0, before it writes its result."""
+Work = Callable[[Finish], Status]
+"""The run itself."""
 
 
 def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int, warmup: int) -> Status:
@@ -44,7 +44,7 @@ def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int, war
     if env.rank != 0:
         if stage.made is not None:
             return Status.DONE
-        status = work(lambda: None)
+        status = work(lambda result: None)
         _await_rank_0(stage, status, out, attempt)
         return status
     with _alone(Path(stage.folder).parent):
@@ -52,7 +52,7 @@ def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int, war
             for name in stage.sources if stage.verb != "choose" else ():
                 _check_input(stage, name)
             _clear(stage)
-            if (status := work(lambda: _finish(stage, out, warmup))) is not Status.DONE:
+            if (status := work(lambda result: _finish(stage, result, out, warmup))) is not Status.DONE:
                 return status
         if attempt_of(written := read_json(out / RESULT) or {}) < attempt:
             kept = written if written.get("status") == Status.DONE.value else {"world_size": env.world_size}
@@ -60,7 +60,7 @@ def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int, war
     return Status.DONE
 
 
-def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Callable[[], None]) -> Status:
+def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Finish) -> Status:
     """The work of a stage that is one process. ``ConfigError`` with its words when they say that its input is wrong."""
     if stage.verb == "prepare" and not stage.command:
         from trainer.data.prepare import prepare
@@ -76,7 +76,7 @@ def run_command(stage: StageRun, config: ResolvedTrainConfig, finish: Callable[[
         if code:
             said = words.getvalue().strip().splitlines()[-1:]
             raise ConfigError((said[0] if said else f"{module} ended with code {code}").removeprefix("error: "))
-    finish()
+    finish({})
     return Status.DONE
 
 
@@ -159,16 +159,16 @@ def _clear(stage: StageRun) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _finish(stage: StageRun, out: Path, warmup: int) -> None:
+def _finish(stage: StageRun, result: Mapping[str, Any], out: Path, warmup: int) -> None:
     """Add what is made of the run's own files, and declare the artifact whole."""
     folder = Path(stage.folder)
     if stage.verb in TRAININGS:
         write_json(folder / FIGURES, figures_of(out, warmup))
         shutil.copyfile(Path(stage.sources.get("data") or stage.sources["model"]) / TOKENIZER, folder / TOKENIZER)
     if stage.verb == "evaluate":
-        write_json(folder / METRICS_FILE, (read_json(out / RESULT) or {})["evaluation"])
+        write_json(folder / METRICS_FILE, result["evaluation"])
     if stage.verb == "generate":
-        write_json(folder / COMPLETIONS, {"completions": (read_json(out / RESULT) or {})["completions"]})
+        write_json(folder / COMPLETIONS, {"completions": result["completions"]})
     write_artifact(folder, ArtifactKind(stage.gives), stage.id, stage.inputs)
 
 

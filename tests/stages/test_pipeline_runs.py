@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,20 @@ def test_a_launcher_that_is_killed_loses_nothing_and_repeats_nothing_that_is_who
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(list((folder / "runs/stages").glob("*"))) == len(GRAPH)
+
+
+def test_a_rank_that_dies_before_its_artifact_is_whole_has_written_no_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launcher that comes later takes a result for the end of the stage, and would not make what is missing."""
+    said = run(capsys)
+    dies = "import os, sys, trainer.stage as s; s.write_artifact = lambda *_: os._exit(9); from trainer.__main__ import main; main(sys.argv[1:])"
+    for name in ("score", "text"):
+        trial = folder / "runs/trials" / said[name]["id"]
+        (trial / "result.json").unlink()
+        shutil.rmtree(said[name]["folder"])
+        rank = subprocess.run([sys.executable, "-c", dies, str(trial / "config.yaml")], check=False, stdout=subprocess.DEVNULL)
+        assert rank.returncode == 9
+        assert not (trial / "result.json").exists()
+    assert statuses(run(capsys)) == dict.fromkeys(GRAPH, "reused") | {"score": "done", "text": "done"}
 
 
 def test_launchers_killed_at_random_moments_lose_nothing_and_make_nothing_twice(folder: Path, request: pytest.FixtureRequest) -> None:

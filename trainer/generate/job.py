@@ -28,11 +28,13 @@ from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status
 from trainer.spec.records import RESULT, write_outcome
-from trainer.spec.stage_run import StageRun
+from trainer.spec.stage_run import Finish, StageRun
 from trainer.spec.stages import STOP, TEXT
 
 
-def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None) -> Status:
+def generate_on_ranks(
+    config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Finish = lambda result: None
+) -> Status:
     """What the words of ``stage`` say, on every rank of ``env``."""
     if stage is None:
         raise ConfigError("run.task=generate has no prompts of its own; use `trireme generate`")
@@ -41,7 +43,9 @@ def generate_on_ranks(config: ResolvedTrainConfig, env: RankEnv, out: Path, atte
         made = act(stage.command, config, world, file, out)
     if env.rank == 0:
         result = {"status": Status.DONE.value, "attempt": attempt, "world_size": env.world_size, "layout": asdict(config.layout)}
-        write_outcome(out / RESULT, result | {"model": asdict(config.model)} | made)
+        result |= {"model": asdict(config.model)} | made
+        finish(result)
+        write_outcome(out / RESULT, result)
     return Status.DONE
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 from trainer.spec.artifacts import Artifact, ArtifactKind, read_artifact
 from trainer.spec.read import SECTION, from_dict, read_yaml
 from trainer.spec.schema import key
+
+Finish = Callable[[Mapping[str, Any]], None]
+"""What rank 0 of a run calls when all is done, with the result that it writes next: a result is there only if its artifact is whole."""
 
 
 @dataclass
