@@ -271,6 +271,49 @@ def test_what_a_launcher_may_not_do_is_said_beforehand_and_the_shipped_role_is_e
     stage.backend().check()
 
 
+def test_a_cluster_that_tells_nobody_its_version_runs_a_job_to_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hardened clusters do. The server is asked whether it is there at the start, and when the end of a log is waited for."""
+    rights, names = stage.kubernetes.api("RbacAuthorizationV1Api"), ("system:discovery", "system:public-info-viewer")
+    before = {name: rights.read_cluster_role_binding(name).subjects for name in names}
+    told: Any = stage.backend()
+    try:
+        for name in names:
+            rights.patch_cluster_role_binding(name, {"subjects": []})
+        wait_for(lambda: _refused(told), "the version to be refused")
+        told.check()
+        gang, asked = stage.submit(), threading.Event()
+        client = gang.backend._client
+        log, reach = client.log, client.reach
+
+        def late(*what: Any) -> Iterator[bytes]:
+            asked.wait(120.0)
+            yield from log(*what)
+
+        def asks() -> None:
+            reach()
+            monkeypatch.setattr(backend, "_LOG_SECONDS", 300.0)
+            asked.set()
+
+        monkeypatch.setattr(client, "reach", asks)
+        monkeypatch.setattr(client, "log", late)
+        monkeypatch.setattr(backend, "_LOG_SECONDS", 0.1)
+        gang.end()
+        gang.backend.collect(gang.job, gang.handle)
+        assert asked.is_set()
+        assert read_json(gang.job.directory / "result.json") == RESULT
+    finally:
+        for name, subjects in before.items():
+            rights.patch_cluster_role_binding(name, {"subjects": rights.api_client.sanitize_for_serialization(subjects)})
+
+
+def _refused(told: Any) -> bool:
+    try:
+        told._client.request("GET", "version")
+    except ApiError as error:
+        return error.status == 403
+    return False
+
+
 # -- workloads of other groups --------------------------------------------------------------------------------------------------------
 
 

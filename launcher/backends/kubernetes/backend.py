@@ -110,7 +110,7 @@ class KubernetesBackend(Backend):
         probe = Job("0" * 12, "check", 0, Path("check"), self._settings, self._settings.world_size, config={})
         objects = render(probe, self._settings, "{}")
         try:
-            self._client.request("GET", "version", patience=_QUICK)
+            self._client.reach(_QUICK)
             missing = missing_permissions(self._client, self._kind)
             if missing:
                 raise ConfigError(missing)
@@ -372,7 +372,7 @@ class KubernetesBackend(Backend):
             if not lost(pod, self._client.now()):
                 follower.join(max(0.0, deadline - time.monotonic()))
                 if follower.is_alive():
-                    self._client.request("GET", "version")
+                    self._client.reach()
                     follower.join(_LOG_SECONDS)
             self._followers.pop(pod["metadata"]["uid"]).stop()
 

@@ -88,6 +88,12 @@ class Client:
                 pause_unless(lambda: self.hurried, max(pause, min(error.retry_after, _LONGEST_PAUSE)))
             pause = min(2 * pause, _PAUSE_AT_MOST)
 
+    def reach(self, patience: float | None = None) -> None:
+        """Return when the server answers, whatever it says: not every cluster lets everybody ask for its version, nor does a server that
+        has just started. ``Unreachable`` when it does not within ``patience`` seconds."""
+        with contextlib.suppress(ApiError):
+            self.request("GET", "version", patience=patience)
+
     def create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:
         """What the server stored. Servers that can are told to refuse unknown fields; the others drop them silently."""
         return self.request(
