@@ -219,6 +219,8 @@ def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
 def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int:
     """One layout: every second and byte by part, and the simulated pipeline as a picture."""
     from launcher.cost.known import asked_cells, distances_from, nearest_runs, unmeasured
+    from launcher.cost.time.matmul import per_line
+    from launcher.cost.time.products import off_lines
     from launcher.planning.layout_names import name_of
 
     row = chosen(config, planned, arguments.explain)
@@ -230,7 +232,7 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     own = float(distances_from(learnt["places"], [asked_cells(planned.case, row)])[0]) if learnt.get("places") else None
     if arguments.json:
         more: dict[str, Any] = {"timeline": str(picture), "known": [{"distance": one.distance, **one.cells} for one in known]}
-        more |= {"unmeasured": unmeasured(predicted.time), "learnt_distance": own}
+        more |= {"unmeasured": unmeasured(predicted.time), "learnt_distance": own, "off_lines": off_lines(case)}
         print(json.dumps(entry(config, planned, row) | more, indent=2, allow_nan=False))
         return 0
     console = wide_console()
@@ -242,6 +244,12 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
     )
     console.print(parts("time of a step", predicted.time, lambda seconds: f"{seconds:.4g} s"))
     console.print(parts("memory of the fullest rank", predicted.memory, lambda size: f"{size / 1e9:.2f} GB"))
+    if broken := off_lines(case):
+        console.print(
+            f"on a rank, {per_line(case.precision)} does not divide {', '.join(f'{size:,}' for size in broken)}: weight products with "
+            f"{'this size' if len(broken) == 1 else 'these sizes'} take {1 / case.constants.unaligned:.2f} times as long as others",
+            soft_wrap=True,
+        )
     console.print(closest(known))
     if own is not None:
         runs = plural(len(learnt.get("runs", [])), "run")

@@ -60,3 +60,15 @@ def test_the_best_shape_reaches_what_was_measured_on_each_device() -> None:
 
 def test_misaligned_inner_lengths_are_slower() -> None:
     assert matmul.aligned(np.array([128, 144, 150, 108])).tolist() == [1.0, 1.0, pytest.approx(1.6), pytest.approx(1.6)]
+
+
+@given(st.integers(1, 400), st.sampled_from([8, 16, 24, 32, 40, 56]), st.sampled_from(["bf16", "fp16"]))
+def test_a_product_is_slower_whose_rows_begin_between_lines(lines: int, beyond: int, precision: str) -> None:
+    """14,400 / 8 = 1,800 numbers of two bytes are 28 lines and an eighth; 14,336 / 8 = 1,792 are 28."""
+    whole, broken = 64 * lines, 64 * lines + beyond
+    slower = 1 / SHIPPED.unaligned
+    assert slower > 1
+    found = [float(matmul.on_lines(A100, precision, SHIPPED, n, k)) for n, k in ((whole, whole), (broken, whole), (whole, broken))]
+    assert found == [1.0, slower, slower]
+    assert float(matmul.on_lines(A100, "fp8", SHIPPED, 128 * lines, 256)) == 1.0
+    assert float(matmul.on_lines(A100, "fp8", SHIPPED, 128 * lines + 64, 256)) == slower

@@ -137,6 +137,24 @@ def test_an_explanation_has_the_interval_and_says_how_far_own_runs_are(plan: Any
     assert f"has learnt from 2 runs here, the nearest of them {away:.1f} doublings away" in plan(*asked)[1]
 
 
+@pytest.mark.parametrize(
+    ("tensor", "more", "sizes"),
+    [
+        (8, [], []),  # 2,048 / 8 = 256 queries
+        (1, ["model.hidden=2000"], [2000, 6000, 8000]),  # 64 does not divide 2,000, whatever the layout
+        (8, ["model.hidden=1920", "model.heads=16"], [240, 720, 960]),  # 960 = 15 x 64 of the MLP in 16 bits, but 7.5 lines in 8
+    ],
+)
+def test_an_explanation_names_sizes_whose_rows_begin_between_lines(plan: Any, tensor: int, more: list[str], sizes: list[int]) -> None:
+    named = f"t{tensor} p1 d{8 // tensor} mb1"
+    for precision, per_line in (("bf16", 64), ("fp8", 128)):
+        asked = [*SMALL, "hardware=h100", f"run.precision={precision}", *more, "--explain", named]
+        broken = [size for size in sizes if size % per_line]
+        assert json.loads(plan(*asked, "--json")[1])["off_lines"] == broken
+        words = f"on a rank, {per_line} does not divide {', '.join(f'{size:,}' for size in broken)}: weight products"
+        assert (words in plan(*asked)[1]) == bool(broken)
+
+
 def test_ends_of_an_interval_keep_their_digits() -> None:
     assert [interval(ends) for ends in ((0.0196, 1.15), (0.9, 1.15), (0.033, 0.357), None)] == [
         "19.6 ms-1.15 s",

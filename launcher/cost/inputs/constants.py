@@ -20,6 +20,7 @@ class Constants:
     wave_weight: float  # how much of an incomplete last wave is lost (1 = all of it)
     small_tile: float  # rate of a tile of half the size in one direction
     grouped: float  # rate of the products of several experts / one product of that size
+    unaligned: float  # rate of a product whose rows do not begin at lines of 128 bytes / one whose rows do
     # memory-bound work
     bandwidth: float  # reached fraction of memory bandwidth
     streaming: float  # and by kernels that only add one long array to another

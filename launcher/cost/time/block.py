@@ -36,11 +36,13 @@ def matrix_seconds(case: Case) -> tuple[Array, Array, Array]:
     weights: Array = 0.0
     for _, m, n, k, batch, share in products(case):
         slow = share * np.where(np.asarray(batch) > 1, 1 / constants.grouped, 1.0)
-        forward = forward + slow * matmul.seconds(device, precision, constants, m, n, k, batch)
-        inputs = inputs + slow * matmul.seconds(device, precision, constants, m, k, n, batch)
+        uneven = slow * matmul.on_lines(device, precision, constants, n, k)
+        forward = forward + uneven * matmul.seconds(device, precision, constants, m, n, k, batch)
+        inputs = inputs + uneven * matmul.seconds(device, precision, constants, m, k, n, batch)
         if case.shape.frozen:
             continue
-        weights = weights + slow * (matmul.seconds(device, wide, constants, k, n, m, batch) + _accumulate(case, batch * n * k))
+        uneven = slow * matmul.on_lines(device, wide, constants, n, k)
+        weights = weights + uneven * matmul.seconds(device, wide, constants, k, n, m, batch) + slow * _accumulate(case, batch * n * k)
     return forward, inputs, weights
 
 

@@ -22,6 +22,24 @@ def aligned(n: Array) -> Array:
     return np.where(np.mod(np.ceil(n), 8) == 0, 1.0, 1.6)
 
 
+LINE = 128
+"""Bytes of a line of the second-level cache. Where a row begins elsewhere, what a tile reads of it touches one line more."""
+
+
+def on_lines(device: Device, precision: str, constants: Constants, n: Array, k: Array) -> Array:
+    """What a weight product costs more whose rows do not all begin at lines. Of weights, inputs, results and their gradients rows have
+    ``n`` or ``k`` elements (NVIDIA, "Matrix Multiplication Background User's Guide": on A100 sizes are best multiples of 128 bytes)."""
+    if device.host:
+        return np.ones(np.broadcast(n, k).shape)
+    whole = (np.mod(n, per_line(precision)) == 0) & (np.mod(k, per_line(precision)) == 0)
+    return np.where(whole, 1.0, 1 / constants.unaligned)
+
+
+def per_line(precision: str) -> int:
+    """Elements of a line."""
+    return int(LINE / BYTES[precision])
+
+
 def seconds(device: Device, precision: str, constants: Constants, m: Array, n: Array, k: Array, batch: Array = 1) -> Array:
     """Seconds of ``batch`` products (m x k) (k x n). All sizes may be arrays."""
     m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)

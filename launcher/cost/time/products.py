@@ -8,6 +8,7 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
+from launcher.cost.time import matmul
 
 
 class Product(NamedTuple):
@@ -40,6 +41,14 @@ def products(case: Case) -> list[Product]:
     if s.experts is not None:
         out += _expert_products(case, sparse, gates)
     return out
+
+
+def off_lines(case: Case) -> list[int]:
+    """Sizes on a rank, of any layout of ``case``, at which rows of its weight products begin between lines (``matmul.on_lines``)."""
+    if case.device.host:
+        return []
+    sizes = np.concatenate([np.ravel(size) for each in products(case) for size in (each.columns, each.inner)])
+    return sorted({int(size) for size in sizes if size % matmul.per_line(case.precision)})
 
 
 def _latent_products(case: Case) -> list[Product]:

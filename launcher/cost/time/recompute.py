@@ -62,5 +62,9 @@ def spared(case: Case, forward: Parts) -> Parts:
 
 def results(case: Case, names: Sequence[str]) -> Array:
     """Seconds of a block's forward products of those names."""
-    chosen = [p for p in products(case) if p.name in names]
-    return sum(p.share * matmul.seconds(case.device, case.precision, case.constants, p.rows, p.columns, p.inner, p.batch) for p in chosen)
+    machine = case.device, case.precision, case.constants
+    return sum(
+        p.share * matmul.on_lines(*machine, p.columns, p.inner) * matmul.seconds(*machine, p.rows, p.columns, p.inner, p.batch)
+        for p in products(case)
+        if p.name in names
+    )
