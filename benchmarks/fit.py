@@ -62,6 +62,7 @@ each relative to the first: products run into the power limit, power grows with 
 the clock goes with the third root of watts per peak FLOP/s (data sheets). Devices of no family have the default."""
 LARGEST = {
     "wave_weight": 1.0,
+    "unaligned": 1.0,
     "tensor_hidden": 0.95,
     "sends_hidden": 0.95,
     "data_hidden": 0.95,

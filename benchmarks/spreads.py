@@ -42,8 +42,11 @@ from trainer.spec import ConfigError
 
 LEARNT = ("common", *OF_PARTS, "layout", "rough", "reach", "scale")
 """Widths of step times, in the order of the search for the likeliest."""
+HELD = ("common", *OF_PARTS)
 USUAL, SURE = 0.2, 1.0
-"""Width of a part where nothing is known, and the standard deviation of its logarithm: few sources say something of some parts."""
+"""These widths where nothing is known, and the standard deviation of their logarithm: few sources say something of some parts, and 18 draws
+of a common error are as likely under any width up to that of a part, of which the likeliest may then be none at all (Chung, Rabe-Hesketh,
+Dorie, Gelman & Liu 2013, Psychometrika 78)."""
 MOST_ROWS = 40
 """Rows of a source that enter the likelihood, evenly spread: they say of a size s all that can be known, and a covariance stays small."""
 FINE = np.linspace(-5.0, 5.0, 201)
@@ -168,7 +171,7 @@ def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 60) -> Widt
 
 def unlikely(missed: Sequence[Missed], widths: Widths) -> float:
     """Minus the log probability of ``widths``, up to a constant."""
-    held = sum(0.5 * (np.log(getattr(widths, name) / USUAL) / SURE) ** 2 for name in OF_PARTS)
+    held = sum(0.5 * (np.log(getattr(widths, name) / USUAL) / SURE) ** 2 for name in HELD)
     return float(held - sum(each.some.evidence(widths) for each in missed))
 
 

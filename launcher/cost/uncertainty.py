@@ -32,7 +32,9 @@ from trainer.spec.schema import RECOMPUTE, SCHEDULES
 KIND = 1.5
 """Distance between two kinds of recomputation or schedules, in doublings of a degree."""
 NODES = 15
-"""Sizes of ``s`` over which is summed: near enough to each other for what a few trials say of it."""
+"""Sizes of ``s`` over which is summed before any trial, and of the factor of the common error, of which a machine has one."""
+FARTHEST_SIZE = 4.5
+"""Standard deviations of the logarithm of ``s`` within which it is looked for."""
 SEED = 20260101
 """Of all draws: the same question has the same answer."""
 CONTENDERS = 400
@@ -83,6 +85,16 @@ def coordinates(table: np.ndarray) -> np.ndarray:
 def sizes() -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights (NODES,) of an integral over a standard normal variable."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    return nodes, weights / weights.sum()
+
+
+def near_sizes(scale: float, runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same on equal steps, for what a number of measured runs leaves of s: its logarithm is known to 1 / sqrt(2 ``runs``), as that of
+    any standard deviation is, and would lie at whichever of few nodes is nearest. On steps of 1.4 times that, sums of normal densities are
+    their integrals to four digits."""
+    count = int(np.ceil(FARTHEST_SIZE * scale * np.sqrt(max(runs, 2))))
+    nodes = np.linspace(-FARTHEST_SIZE, FARTHEST_SIZE, 2 * max(count, NODES // 2) + 1)
+    weights = normal_pdf(nodes)
     return nodes, weights / weights.sum()
 
 
@@ -242,12 +254,13 @@ class TimeSurrogate:
         factors = np.exp(2 * self.widths.scale * nodes)
         if not self.seen:
             return [(float(factor), 1.0) for factor in factors], weights
-        pairs = [(float(factor), float(common)) for factor in factors for common in factors]
+        near, likely = near_sizes(self.widths.scale, len(self.seen))
+        pairs = [(float(factor), float(common)) for factor in np.exp(2 * self.widths.scale * near) for common in factors]
         gram, ratios = self._gram(), self._ratios()
         noise = np.diag([one.noise**2 for one in self.seen])
         covariances = np.stack([gram.at(*pair) + noise for pair in pairs])
         fit = np.linalg.solve(covariances, np.broadcast_to(ratios[:, None], (len(pairs), len(ratios), 1)))[..., 0] @ ratios
-        evidence = np.log(np.multiply.outer(weights, weights).ravel()) - 0.5 * (fit + np.linalg.slogdet(covariances)[1])
+        evidence = np.log(np.multiply.outer(likely, weights).ravel()) - 0.5 * (fit + np.linalg.slogdet(covariances)[1])
         shares = np.exp(evidence - np.logaddexp.reduce(evidence))
         kept = np.flatnonzero(shares > HARDLY * shares.max())
         return [pairs[i] for i in kept], shares[kept] / shares[kept].sum()

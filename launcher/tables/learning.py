@@ -21,6 +21,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from scipy.linalg import eigh
 
 from launcher.config.constants import constant_entries
 from launcher.config.schema import HardwareConfig
@@ -32,7 +33,7 @@ from launcher.cost.known import distances, place_of
 from launcher.cost.model import step
 from launcher.cost.parts import WIDTH_OF_PART, total
 from launcher.cost.prediction import CostModel
-from launcher.cost.uncertainty import Traits, between, coordinates, sizes
+from launcher.cost.uncertainty import Traits, between, coordinates, near_sizes, sizes
 from launcher.tables.canonical import MeasuredRun, written
 from launcher.tables.cases import TableCase, asked_cells, machine_of
 from launcher.tables.predictions import grouped, predict_rows
@@ -196,10 +197,12 @@ class Update:
         self.kinds = kinds
         self.errors = between(before, kinds, kinds, np.eye(len(targets))).rest  # constants are the reasons for errors of parts
         self.prior = np.diag(prior**2)
-        nodes, weights = sizes()
-        commons = prior[0] * np.exp(before.scale * nodes)  # how large the common error may be is known no better than that of layouts
-        found = [self._at(np.exp(2 * before.scale * node), targets, commons) for node in nodes]
-        evidence = np.log(np.multiply.outer(weights, weights)) + np.stack([each[0] for each in found])
+        nodes, weights = near_sizes(before.scale, len(targets))
+        far, share = sizes()
+        commons = prior[0] * np.exp(before.scale * far)  # how large the common error may be is known no better than that of layouts
+        sure, turned = self._turned(targets)
+        found = [self._at(1 / (sure + np.exp(2 * before.scale * node)), turned, commons) for node in nodes]
+        evidence = np.log(np.multiply.outer(weights, share)) + np.stack([each[0] for each in found])
         shares = np.exp(evidence - np.logaddexp.reduce(evidence.ravel()))
         of_size = shares.sum(axis=1)
         self.size = float(np.exp(before.scale * of_size @ nodes))
@@ -239,22 +242,28 @@ class Update:
         hidden = self.size**2 * (self.before.layout**2 + self.before.rough**2) + self.noise**2
         return float(1 / np.sqrt(1 + (said / hidden).sum()))
 
-    def _at(self, factor: float, targets: np.ndarray, commons: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For one s**2, and each width of the common error: log evidence (k,), mean (k, parameters) and covariance of the parameters."""
-        slopes, prior = self.slopes[:, 1:], self.prior[1:, 1:]
-        cross = prior @ slopes.T
-        gram = slopes @ cross + factor * self.errors + np.diag(self.noise**2)
-        ones = np.ones(len(targets))
-        solved = np.linalg.solve(gram, np.column_stack([targets, ones, cross.T]))
-        known, pull = float(ones @ solved[:, 1]), float(ones @ solved[:, 0])
+    def _turned(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Coordinates in which the errors of layouts are independent and of variance s**2, and all other errors are independent of each
+        other, too (generalised eigenvalues; Golub & Van Loan 2013, section 8.7): (runs,) variances of the latter, and (runs, 2 +
+        parameters) ``targets``, ones, and what the parameters but the common error have in common with each run."""
+        slopes = self.slopes[:, 1:]
+        cross = slopes @ self.prior[1:, 1:]
+        sure, turn = eigh(cross @ slopes.T + np.diag(self.noise**2), self.errors)
+        return sure, turn.T @ np.column_stack([targets, np.ones(len(targets)), cross])
+
+    def _at(self, weights: np.ndarray, turned: np.ndarray, commons: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For one s**2, as ``weights`` (runs,) of the turned runs, and each width of the common error: log evidence (k,), mean
+        (k, parameters) and covariance of the parameters."""
+        solved = (turned * weights[:, None]).T @ turned  # of targets, ones and parameters with each other
+        known, pull = solved[1, 1], solved[0, 1]
         variance = 1 / (1 / commons**2 + known)  # of the common error, all else summed over
         common = variance * pull
-        evidence = -0.5 * (targets @ solved[:, 0] - pull * common + np.linalg.slogdet(gram)[1] + np.log(commons**2 / variance))
-        slope = cross @ solved[:, 1]  # by how much the other parameters give way to it
-        means = np.column_stack([common, cross @ solved[:, 0] - np.multiply.outer(common, slope)])
-        turn = np.concatenate([[1.0], -slope])
-        covariances = variance[:, None, None] * np.multiply.outer(turn, turn)
-        covariances[:, 1:, 1:] += prior - cross @ solved[:, 2:]
+        evidence = -0.5 * (solved[0, 0] - pull * common - np.log(weights).sum() + np.log(commons**2 / variance))
+        slope = solved[2:, 1]  # by how much the other parameters give way to it
+        means = np.column_stack([common, solved[2:, 0] - np.multiply.outer(common, slope)])
+        give = np.concatenate([[1.0], -slope])
+        covariances = variance[:, None, None] * np.multiply.outer(give, give)
+        covariances[:, 1:, 1:] += self.prior[1:, 1:] - solved[2:, 2:]
         return evidence, means, covariances
 
 

@@ -93,15 +93,15 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trai
     """Every row with its prediction, or the reason why it has none. ``trainer`` replaces the rows' own."""
     found: dict[int, TableCase] = {}
     reasons: dict[int, str] = {}
-    for row in rows:
+    for place, row in enumerate(rows):  # numbers are those of a file, and rows may be of several
         try:
-            found[row.number] = table_case(row, hardware, trainer)
+            found[place] = table_case(row, hardware, trainer)
         except Unanswerable as why:
-            reasons[row.number] = str(why)
+            reasons[place] = str(why)
     predicted = dict(zip(found, predict_rows(list(found.values()))))
     inside = dict(zip(found, _inside(list(found.values()), list(predicted.values()), hardware)))
     return [
-        Judged(row, found.get(row.number), predicted.get(row.number), reasons.get(row.number, ""), inside.get(row.number)) for row in rows
+        Judged(row, found.get(place), predicted.get(place), reasons.get(place, ""), inside.get(place)) for place, row in enumerate(rows)
     ]
 
 
