@@ -67,12 +67,14 @@ def test_a_save_that_fails_is_raised_by_the_next_call_with_the_reason(tmp_path: 
 
 def test_a_folder_that_cannot_be_written_to_any_more_ends_the_run_as_wrong_configuration(farm: Farm, tmp_path: Path) -> None:
     folder, out = tmp_path / "c", farm.folder()
+    (tmp_path / "disk").mkdir()
+    folder.symlink_to(tmp_path / "disk")
     farm.write(out / "config.yaml", small(steps=100_000, data=2, run={"checkpoint": {"dir": str(folder), "every": 1, "keep": 1}}))
     started = farm.start(out / "config.yaml", 2, out)
     while not list(folder.glob("step-*")):
         assert not (out / "result.json").exists()
-    folder.rename(tmp_path / "moved")
-    folder.write_text("in the way")
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").replace(folder)  # in one step: there is no moment without anything at that path
     run = farm.wait(started)
     assert run.codes[0] == 1 and run.result["reason"] == "configuration"
     assert "cannot write the checkpoint of step" in run.result["message"] and f"{folder}: Not a directory" in run.result["message"]
