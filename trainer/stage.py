@@ -28,8 +28,9 @@ from trainer.spec.records import RESULT, attempt_of, failures_in, number, positi
 from trainer.spec.stage_run import Finish, StageRun
 from trainer.spec.stages import COMPLETIONS, TRAININGS
 
-FIGURES, CHOICE = ".training.json", ".choice.json"
-"""How a training went, and which was chosen. Hidden: the digest of an artifact names its weights, not their timings."""
+FIGURES, CHOICE, REPORT = ".training.json", ".choice.json", ".result.json"
+"""How a training went, which was chosen, and what the run was about to say of itself: a rank that dies between the artifact and its result
+has it said by the next. Hidden: the digest of an artifact names its weights, not their timings."""
 VISIBLE_SECONDS = 30.0
 """How long what another node wrote may stay unseen here (caches of NFS)."""
 LOOK_SECONDS = 0.2
@@ -55,7 +56,8 @@ def make(stage: StageRun, work: Work, env: RankEnv, out: Path, attempt: int, war
             if (status := work(lambda result: _finish(stage, result, out, warmup))) is not Status.DONE:
                 return status
         if attempt_of(written := read_json(out / RESULT) or {}) < attempt:
-            kept = written if written.get("status") == Status.DONE.value else {"world_size": env.world_size}
+            done = written.get("status") == Status.DONE.value
+            kept = written if done else read_json(Path(stage.folder) / REPORT) or {"world_size": env.world_size}
             write_outcome(out / RESULT, kept | {"status": Status.DONE.value, "attempt": attempt})
     return Status.DONE
 
@@ -162,6 +164,7 @@ def _clear(stage: StageRun) -> None:
 def _finish(stage: StageRun, result: Mapping[str, Any], out: Path, warmup: int) -> None:
     """Add what is made of the run's own files, and declare the artifact whole."""
     folder = Path(stage.folder)
+    write_json(folder / REPORT, result)
     if stage.verb in TRAININGS:
         write_json(folder / FIGURES, figures_of(out, warmup))
         shutil.copyfile(Path(stage.sources.get("data") or stage.sources["model"]) / TOKENIZER, folder / TOKENIZER)

@@ -193,5 +193,21 @@ def test_a_rank_that_dies_before_its_artifact_is_whole_has_written_no_result(fol
     assert statuses(run(capsys)) == dict.fromkeys(GRAPH, "reused") | {"score": "done", "text": "done"}
 
 
+def test_a_rank_that_dies_after_its_artifact_is_whole_has_its_result_written_by_the_next(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run(capsys)
+    for name in ("base", "score", "text"):
+        trial = folder / "runs/trials" / said[name]["id"]
+        before = json.loads((trial / "result.json").read_text())
+        (trial / "result.json").unlink()
+        made = read_artifact(Path(said[name]["folder"]))
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(said[name]["ranks"])}
+        words = [sys.executable, "-m", "trainer", str(trial / "config.yaml"), "--attempt", "1"]
+        subprocess.run(words, check=True, env=os.environ | ranks)
+        assert json.loads((trial / "result.json").read_text()) == before | {"attempt": 1}
+        assert read_artifact(Path(said[name]["folder"])) == made
+
+
 def test_launchers_killed_at_random_moments_lose_nothing_and_make_nothing_twice(folder: Path, request: pytest.FixtureRequest) -> None:
     kill_many(request.config.getoption("--kills"), 8.0, folder)
