@@ -31,6 +31,15 @@ examples:
 """
 
 
+OF_TASKS = ("tasks_folder", "tokenizer", "limit", "task")
+"""Arguments that an evaluation on a corpus does not take."""
+
+
+def option(name: str) -> str:
+    """The word of an argument."""
+    return f"--{name.replace('_', '-')}"
+
+
 def main(argv: list[str]) -> int:
     """0 when it was evaluated, 1 when the job failed, 2 for wrong input."""
     parser = argparse.ArgumentParser("trireme evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -44,9 +53,18 @@ def main(argv: list[str]) -> int:
     )
     tasks.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or a prepared corpus (default: next to the weights)")
     tasks.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
+    tasks.add_argument(
+        "--task",
+        type=int,
+        metavar="N",
+        help="of a model with virtual tokens of several tasks: those of which stand before each item (default: 0)",
+    )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.tasks is not None:
         return evaluate_tasks(arguments)
+    for name in OF_TASKS:
+        if (given := getattr(arguments, name)) is not None:
+            raise ConfigError(f"{option(name)} {given} is for tasks; name some with --tasks, or leave it out")
     from launcher.config import check_launchable, compose, locate_data, resolve
     from launcher.sweep.oneoff import JobError, run_job
 
@@ -73,8 +91,8 @@ def evaluate_tasks(arguments: argparse.Namespace) -> int:
 
     check_tasks(arguments.tasks.split(","), arguments.tasks_folder)
     config = for_generation([str(arguments.checkpoint)], arguments.overrides, arguments.config_dir)
-    options = {"--tasks-folder": arguments.tasks_folder, "--tokenizer": arguments.tokenizer, "--limit": arguments.limit}
-    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    given = {name: getattr(arguments, name) for name in OF_TASKS}
+    words = [word for name, value in given.items() if value is not None for word in (option(name), str(value))]
     told = command("evaluate", [str(arguments.checkpoint), "--tasks", arguments.tasks, *words])
     try:
         figures = run_job(locate_data(config), "evaluate", lambda *_: None, stage=told)["evaluation"]

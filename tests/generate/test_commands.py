@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import evaluate
 from launcher.cli.generate import command, for_generation, split
 from launcher.stages.tasks import check_tasks
 from tests.convert.test_logits import MODELS, checkpoint, ours
@@ -72,6 +73,12 @@ def test_a_task_or_a_file_that_is_missing_is_named_first(tmp_path: Path) -> None
         assert message in str(error.value)
     (tmp_path / "mine.jsonl").touch()
     check_tasks(["mine"], tmp_path)
+
+
+@pytest.mark.parametrize("words", [["--limit", "5"], ["--task", "0"], ["--tokenizer", "corpus"], ["--tasks-folder", "more"]])
+def test_what_is_for_tasks_is_refused_where_none_is_named(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"{' '.join(words)} is for tasks; name some with --tasks, or leave it out"):
+        evaluate.main(["checkpoints", "data.path=corpus", *words])
 
 
 @pytest.mark.parametrize(("option", "key"), [("--dtype=bfloat16", "run.precision"), ("--threads", "run.threads")])

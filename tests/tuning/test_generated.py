@@ -10,6 +10,7 @@ import pytest
 import torch
 from tuning.test_checkpoints import opened, weights
 
+from launcher.cli import evaluate
 from tests.generate.test_serve import Server
 from tests.small_runs import small
 from trainer.data.prepare import prepare
@@ -133,6 +134,25 @@ def test_a_server_answers_for_its_own_task_or_that_of_a_request(farm: Farm, tmp_
     status, answer = first.ask(asked | {"task": 2})
     assert (status, answer["error"]["message"]) == (400, "task=2: the model was tuned for 2 tasks, numbered from 0; use 0 to 1")
     assert first.end() == second.end() == 0
+
+
+def test_an_evaluation_by_tasks_puts_the_virtual_tokens_of_the_asked_task_before_each_item(
+    farm: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval", reason="tasks are not evaluated: pip install -e '.[eval]'")
+    tuned(farm, tmp_path, "p_tuning", vocab=300)
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog; über größe\n" * 100)
+    prepare(DataConfig(source=str(tmp_path / "a.txt"), path=str(tmp_path / "corpus"), vocab=300), False)
+
+    def bits(*words: str) -> float:
+        asked = [str(tmp_path / "tuned"), "--tasks=prose", "--limit=3", f"--tokenizer={tmp_path / 'corpus'}", "--json", *words]
+        assert evaluate.main([*asked, f"sweep.dir={tmp_path / 'runs'}"]) == 0
+        return float(json.loads(capsys.readouterr().out)["tasks"]["prose"]["bits_per_byte"])
+
+    own = [bits(), bits("--task=0"), bits("--task=1")]
+    assert own[0] == own[1] != own[2]
+    assert evaluate.main([str(tmp_path / "tuned"), "--tasks=prose", "--task=2", f"--tokenizer={tmp_path / 'corpus'}"]) == 2
+    assert "--task=2: the model was tuned for 2 tasks, numbered from 0; use 0 to 1" in capsys.readouterr().err
 
 
 def test_a_task_that_was_not_trained_is_refused_in_one_line(farm: Farm, tmp_path: Path) -> None:

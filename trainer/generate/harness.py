@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tasks-folder", type=Path)
     made.add_argument("--tokenizer", type=Path)
     made.add_argument("--limit", type=int)
+    made.add_argument("--task", type=int, default=0)
     made.add_argument("--batch", type=int, default=16)
     return made
 
@@ -52,7 +53,7 @@ def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: Wor
     tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
     if world.rank == 0:
         _library(arguments.tasks_folder)
-    reader = TaskReader(Session(config, world, weights.load, weights.tune), arguments.batch)
+    reader = TaskReader(Session(config, world, weights.load, weights.tune, arguments.task), arguments.batch)
     if world.rank != 0:
         reader.follow()
         return {}
