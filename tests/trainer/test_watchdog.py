@@ -47,17 +47,27 @@ def play(env: RankEnv, folder: Path, what: str, victim: int, config: dict[str, A
     """A training in which ``what`` happens to one rank in its fourth step."""
     from trainer.loop import train
 
+    begun: list[watchdog.Watchdog] = []
     if silent:
         start = Group._start
         Group._start = lambda self, *a: _silenced(start(self, *a))  # type: ignore[method-assign,assignment,misc]
         watchdog.SILENCE_S = 8.0
+        if what == "lost early" and env.rank == victim:
+            watchdog.PERIOD_S = 600.0  # lost before its watchdog said anything
         begin = watchdog.Watchdog.__init__
-        watchdog.Watchdog.__init__ = lambda self, *a: begin(self, *a[:4], False, *a[5:])  # type: ignore[method-assign,assignment,misc]
+
+        def deaf(self: watchdog.Watchdog, *a: Any) -> None:
+            begun.append(self)
+            begin(self, *a[:4], False, *a[5:])
+
+        watchdog.Watchdog.__init__ = deaf  # type: ignore[method-assign]
     queue = Engine.queue
 
     def queued(self: Engine, step: int, *a: Any, **b: Any) -> Any:
         if step == 3 and env.rank == victim:
-            if what == "lost":
+            if what != "hangs":
+                while what == "lost late" and begun[0].beats < 2:
+                    time.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGSTOP)  # as a node that is gone: nobody here sees it end
             wait_here_for_ever()
         return queue(self, step, *a, **b)
@@ -95,13 +105,14 @@ def test_a_rank_that_hangs_outside_of_any_collective_says_where(farm: Farm, sile
     assert run.result["reason"] == "node" and run.result["message"].startswith("rank 3: "), "the cause is the run's reason"
 
 
-def test_a_lost_rank_is_named_where_collectives_do_not_raise(farm: Farm) -> None:
+@pytest.mark.parametrize("what", ["lost early", "lost late"])
+def test_a_lost_rank_is_named_where_collectives_do_not_raise(farm: Farm, what: str) -> None:
     """By its silence, not by the time limit of collectives."""
-    run = played(farm, 4, what="lost", victim=2, config=small(steps=100, data=4, run={"timeout_s": 3000.0}), silent=True)
+    run = played(farm, 4, what=what, victim=2, config=small(steps=100, data=4, run={"timeout_s": 3000.0}), silent=True)
     assert run.codes == {0: 1, 1: 1, 2: -9, 3: 1}, run.logs
     for rank in (0, 1, 3):
         assert run.failure(rank)["reason"] == "communication"
-        assert "rank 2 has said nothing for 8 s" in run.failure(rank)["message"]
+        assert "rank 2 has said nothing for 8 s; no answer from rank 2" in run.failure(rank)["message"]
     assert run.result["reason"] == "communication"
 
 

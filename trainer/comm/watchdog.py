@@ -118,12 +118,12 @@ class Watchdog:
         return (self.rank + 1) % self.size
 
     def _silent(self, store: dist.TCPStore) -> bool:
-        """Whether the watchdog of the next rank has stopped without saying so. Every rank listens to one other."""
-        key = f"beat {self._next}"
-        said = store.get(key).decode() if store.check([key]) else ""
+        """Whether the watchdog of the next rank has stopped without saying so, or never began: all begin when all ranks have met. Every
+        rank listens to one other."""
+        said = self._beats(store, (self._next,))[self._next]
         if said != self.heard:
             self.heard, self.heard_at = said, time.monotonic()
-        return said not in ("", "closed") and time.monotonic() - self.heard_at > SILENCE_S
+        return said != "closed" and time.monotonic() - self.heard_at > SILENCE_S
 
     def _told(self, store: dist.TCPStore, trouble: str) -> Exception:
         """The error that this rank ends with."""
@@ -167,7 +167,7 @@ class Watchdog:
 
     @staticmethod
     def _beats(store: dist.TCPStore, ranks: tuple[int, ...]) -> dict[int, str]:
-        return {rank: store.get(f"beat {rank}").decode() for rank in ranks if store.check([f"beat {rank}"])}
+        return {rank: store.get(f"beat {rank}").decode() if store.check([f"beat {rank}"]) else "" for rank in ranks}
 
     def _place(self) -> str:
         """Where the main thread is: the innermost line of this program, and the innermost of all."""
