@@ -1,11 +1,12 @@
 """Searches by replay over every sweep of some tables, each predicted without its source: does the search keep its word?
 
-    python -m benchmarks.replay TABLE.csv ... [--doubt 0.1 0.03 ...] [--svg FILE]
+    python -m benchmarks.replay TABLE.csv ... [--doubt 0.1 0.03 ...] [--least 2] [--svg FILE]
 
 TABLE.csv are canonical tables. Constants are fitted, and widths learnt, to all other sources (``benchmarks.spreads``); then the search of
 ``launcher.search`` runs on the measured times. Printed for each doubt: how many searches end within the tolerance of the best, how many
-stopped wrongly (the search said that nothing better was left, and there was), trials, and GPU-hours against the grid's. ``--svg`` draws the
-reliability: what was promised against how often it was wrong.
+stopped wrongly (the search said that nothing better was left, and there was), trials, and GPU-hours against the grid's. ``--least``: rows
+that ran which a sweep needs, 5 by default; with 2, all sweeps in which there is a choice. ``--svg`` draws the reliability: what was
+promised against how often it was wrong.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.named_files import check_file, write_named
-from launcher.search.replay import MeasuredSweep, Replay, replay, tables
+from launcher.search.replay import LAYOUTS, MIN_ROWS, MeasuredSweep, Replay, replay, tables
 from launcher.tables.canonical import read
 from trainer.spec import ConfigError
 
 PROMISES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
 
 
-def searches(paths: Sequence[str], found: LeftOut) -> list[tuple[MeasuredSweep, Widths]]:
+def searches(paths: Sequence[str], found: LeftOut, least: int = MIN_ROWS) -> list[tuple[MeasuredSweep, Widths]]:
     """Every sweep with what is known without its source."""
     missed = found.missed()
     whole = likeliest(missed, shipped_widths())
     made, widths = [], dict[str, Widths]()
-    for sweep in (each for path in paths for each in tables(read(path), hardware_files())):
+    for sweep in (each for path in paths for each in tables(read(path), hardware_files(), least=least)):
         source = sweep.cases[0].row["source"]
         if source not in widths:
             widths[source] = likeliest([one for one in missed if one.source != source], whole)
@@ -111,6 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", metavar="TABLE.csv", nargs="+")
     parser.add_argument("--doubt", type=float, nargs="+", default=PROMISES)
+    parser.add_argument("--least", type=int, default=MIN_ROWS, help="rows that ran which a sweep needs, 2 at least")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the reliability")
     given = parser.parse_args(argv)
     try:
@@ -118,9 +120,12 @@ def main(argv: list[str] | None = None) -> int:
             check_file(given.svg, "--svg")
         if not all(0 <= doubt <= 1 for doubt in given.doubt):
             raise ConfigError(f"--doubt={max(given.doubt, key=abs):g} is no probability; give numbers from 0 to 1")
-        made = searches(given.tables, left_out(given.tables))
+        if given.least < 2:
+            raise ConfigError(f"--least={given.least} leaves nothing to choose; give 2 or more")
+        made = searches(given.tables, left_out(given.tables), given.least)
         if not made:
-            raise ConfigError(f"{' '.join(given.tables)} hold no sweep to search: at least 5 measured rows of one question, of 3 layouts")
+            few = f"at least {given.least} measured rows of one question, of {min(given.least, LAYOUTS)} layouts"
+            raise ConfigError(f"{' '.join(given.tables)} hold no sweep to search: {few}")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code

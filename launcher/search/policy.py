@@ -33,6 +33,8 @@ FEW_STEPS = 3
 """Measured steps that a trial is granted before it may be given up, or its step time be known."""
 OWN_STEPS = 4
 """Steps whose quartiles say how much they scatter."""
+SURELY, LEAST_ABOVE = 3.0, 1.01
+"""Standard errors, and how much at least, by which a step has to be slower for its trial to be given up."""
 
 
 @dataclass(frozen=True)
@@ -332,11 +334,20 @@ def expected_gain(believed: Mixture, best: float) -> np.ndarray:
     return np.asarray(believed.weights @ (believed.spreads * (z * ndtr(z) + normal_pdf(z))))
 
 
-def cannot_win(steps: Sequence[float], prune_above_s: float | None) -> bool:
-    """Whether the measured steps show that a trial cannot win: even its fastest is above ``prune_above_s`` and its median 1 % more.
+def cannot_win(steps: Sequence[float], prune_above_s: float | None, scatter: float | None = None, warm: Sequence[float] = ()) -> bool:
+    """Whether the measured ``steps`` show that a trial cannot win: even its fastest is above ``prune_above_s`` and its median 1 % more. The
+    fastest of a few steps is a safe lower bound of the median that all steps would have.
 
-    The fastest of a few steps is a safe lower bound of the median that all steps would have.
+    Of fewer than ``FEW_STEPS`` it is one if earlier trials have told by how much single steps scatter: all of them, and those of the
+    warm-up but the first (``warm``), are ``SURELY`` times that above. A hiccup would have to last for several steps.
     """
-    if prune_above_s is None or len(steps) < FEW_STEPS:
+    if prune_above_s is None or not steps:
         return False
-    return min(steps) > prune_above_s and median(steps) > 1.01 * prune_above_s
+    if len(steps) >= FEW_STEPS:
+        return min(steps) > prune_above_s and median(steps) > LEAST_ABOVE * prune_above_s
+    return scatter is not None and min([*steps, *warm]) > surely_above(prune_above_s, scatter)
+
+
+def surely_above(seconds: float, scatter: float) -> float:
+    """The time that a single step has to take if its layout is to be slower than ``seconds`` for sure."""
+    return seconds * max(LEAST_ABOVE, math.exp(SURELY * scatter))

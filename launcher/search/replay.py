@@ -5,12 +5,13 @@ kernel, batch (times are compared per token). Rows that differ in nothing but wh
 cluster. The cost of a trial is counted as a cluster would charge it: ``start_s``, then
 warm-up and measured steps on all devices, where a trial that cannot win, or whose step time is known, is ended as soon as the search allows
 it, and one that runs out of memory ends in its first step. The grid runs every row to the end. Tables tell one time of a run, not how much
-its steps scatter: it counts as known after the fewest steps, as where they scatter by less than 1.4 times ``search.enough`` (0.7 %);
-``search.enough=0`` counts all steps.
+its steps scatter: it counts as known after the fewest steps, and single ones to so much that these are (``STEP``, 0.9 %);
+``search.enough=0`` counts all steps of trials that can win.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
 from launcher.cost.uncertainty import coordinates
 from launcher.search.candidates import plain
-from launcher.search.policy import FEW_STEPS, OWN_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation, expected_steps
+from launcher.search.policy import FEW_STEPS, OWN_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation, cannot_win, expected_steps
 from launcher.search.surrogate import Candidates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
@@ -34,6 +35,10 @@ from trainer.spec import Reason
 
 MIN_ROWS = 5
 """Rows that ran which a table needs to be worth a search."""
+LAYOUTS = 3
+"""Different layouts that it needs."""
+STEP = SearchConfig().enough * math.sqrt(FEW_STEPS)
+"""Standard error of a single step."""
 ATTENTION = ("unfused", "fused_softmax", "flash1", "flash2", "flash3")
 
 
@@ -66,6 +71,7 @@ class Step:
     behind_best: float | None  # fraction by which it is slower than the table's best
     gpu_hours: float
     stopped: bool  # it was stopped because it could not win
+    measured_steps: int  # after its warm-up
 
 
 @dataclass(frozen=True)
@@ -97,9 +103,11 @@ class Replay:
         return sum(step.gpu_hours for step in self.steps)
 
 
-def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[MeasuredSweep]:
-    """The searches that ``rows`` contain: groups with at least ``MIN_ROWS`` rows that ran and three different layouts. ``trainer``
-    replaces the rows' own."""
+def tables(
+    rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None, least: int = MIN_ROWS
+) -> list[MeasuredSweep]:
+    """The searches that ``rows`` contain: groups with at least ``least`` rows that ran and three different layouts, or two where two rows
+    are enough. ``trainer`` replaces the rows' own."""
     groups: dict[tuple[Any, ...], list[MeasuredRun]] = defaultdict(list)
     keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "hardware", "memory_gb", "gpus", "precision")
     for row in rows:
@@ -109,7 +117,7 @@ def tables(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], tra
     for group in groups.values():
         table = _table(group, hardware, trainer)
         layouts = {q.layout.tobytes() + repr(q.trainer).encode() for q in table.cases}
-        if np.isfinite(table.seconds).sum() >= MIN_ROWS and len(layouts) >= 3:
+        if np.isfinite(table.seconds).sum() >= least and len(layouts) >= min(least, LAYOUTS):
             found.append(without_repeats(table))
     return found
 
@@ -146,10 +154,12 @@ def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup
     while not isinstance(proposed := policy.ask(), Stop):
         trial = proposed[0]
         needed = min(steps, warmup_steps + least) if settings.enough else steps
-        step = _measure(table, trial, settings, needed, warmup_steps, float(candidates.seconds[trial.index]), best)
+        scatter = STEP if least == FEW_STEPS else None
+        step = _measure(table, trial, settings, needed, warmup_steps, float(candidates.seconds[trial.index]), best, scatter)
         least = FEW_STEPS if step.measured_s is not None and not step.stopped else least
         reason = Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
-        policy.tell(trial, TrialObservation(float(table.cost[trial.index]), reason, gpu_hours=step.gpu_hours))
+        noise = STEP / math.sqrt(step.measured_steps) if step.measured_steps else 0.0
+        policy.tell(trial, TrialObservation(float(table.cost[trial.index]), reason, noise, gpu_hours=step.gpu_hours))
         done.append(step)
     grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
     return Replay(
@@ -188,16 +198,26 @@ def _candidates(table: MeasuredSweep) -> Candidates:
 
 
 def _measure(
-    table: MeasuredSweep, trial: SearchTrial, settings: SearchConfig, steps: int, warmup: int, predicted: float, best: float
+    table: MeasuredSweep,
+    trial: SearchTrial,
+    settings: SearchConfig,
+    steps: int,
+    warmup: int,
+    predicted: float,
+    best: float,
+    scatter: float | None,
 ) -> Step:
-    """What the cluster would have done with ``trial``."""
-    i = trial.index
-    ran = bool(np.isfinite(table.seconds[i]))
-    hopeless = bool(ran and trial.prune_above_s is not None and table.cost[i] > 1.01 * trial.prune_above_s)
-    hours = _gpu_hours(table, i, settings, min(steps, warmup + FEW_STEPS) if hopeless else steps, predicted)
-    behind = float(table.cost[i] / best - 1) if ran else None
-    measured = float(table.seconds[i]) if ran else None
-    return Step(table.cases[i].row.number, predicted * float(table.tokens[i]), measured, behind, hours, hopeless)
+    """What the cluster would have done with ``trial``, of whose steps it is known that they ``scatter``."""
+    i, ran = trial.index, bool(np.isfinite(table.seconds[trial.index]))
+    took = float(table.cost[i])
+    enough = (count for count in range(1, FEW_STEPS + 1) if ran and cannot_win([took] * count, trial.prune_above_s, scatter))
+    needed = next(enough, None)
+    shown = steps if needed is None else min(steps, warmup + needed)
+    behind = float(took / best - 1) if ran else None
+    hours = _gpu_hours(table, i, settings, shown, predicted)
+    seconds = float(table.seconds[i]) if ran else None
+    measured = max(shown - warmup, 1) if ran else 0
+    return Step(table.cases[i].row.number, predicted * float(table.tokens[i]), seconds, behind, hours, needed is not None, measured)
 
 
 def _gpu_hours(table: MeasuredSweep, i: int, settings: SearchConfig, steps: int, predicted: float) -> float:

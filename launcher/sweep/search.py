@@ -202,8 +202,20 @@ def _error_of_median(steps: Sequence[float], count: int) -> float:
 
 def measured_steps(record: Record) -> list[float]:
     """Step times of the newest attempt after warm-up, in seconds."""
-    warmup = record.config.get("run", {}).get("warmup_steps", 0)
-    steps = [s for s in read_steps(record.directory) if s.get("attempt") == record.attempt and s["step"] > warmup]
+    return _step_seconds(record, lambda step: step > _warmup(record))
+
+
+def warm_steps(record: Record) -> list[float]:
+    """Those of its warm-up but the first, which does what is done once."""
+    return _step_seconds(record, lambda step: 1 < step <= _warmup(record))
+
+
+def _warmup(record: Record) -> int:
+    return int(record.config.get("run", {}).get("warmup_steps", 0))
+
+
+def _step_seconds(record: Record, wanted: Callable[[int], bool]) -> list[float]:
+    steps = [s for s in read_steps(record.directory) if s.get("attempt") == record.attempt and wanted(s["step"])]
     return [seconds for step in steps if (seconds := positive(step.get("step_time_s"))) is not None]
 
 
@@ -237,8 +249,9 @@ class _Watch:
     def _end(self, record: Record) -> tuple[Reason, str] | None:
         """Why a trial should end now, if it should."""
         steps, cut = measured_steps(record), self.cuts[record.id]
-        if cannot_win(steps, cut):
-            return Reason.CANNOT_WIN, f"{len(steps)} steps of {median(steps):.4g} s at least; the best so far would take {cut:.4g} s"
+        if cannot_win(steps, cut, self.scatter, warm_steps(record)):
+            many = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+            return Reason.CANNOT_WIN, f"{many} of {min(steps):.4g} s at least; the best so far would take {cut:.4g} s"
         run = record.config["run"]
         left = run["steps"] - run["warmup_steps"] - len(steps)
         if not self.enough or not steps or left * median(steps) < ENDING_S or (error := known_to(steps, self.scatter)) > self.enough:

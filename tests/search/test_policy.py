@@ -249,8 +249,28 @@ def test_a_trial_is_given_up_only_when_its_steps_show_that_it_cannot_win(steps: 
     assert cannot_win(steps, cut) is hopeless
 
 
-def test_giving_up_hopeless_trials_does_not_change_the_winner() -> None:
-    """Steps scatter by 2 %; a trial given up is known by its first three steps only."""
+@pytest.mark.parametrize(
+    "steps, warm, scatter, hopeless",
+    [
+        ([1.2], [1.3], 0.01, True),
+        ([1.2], [], 0.01, True),
+        ([1.2], [1.3], None, False),  # nobody knows how much a step scatters
+        ([1.2], [1.3], 0.1, False),  # it may have been chance
+        ([1.2], [1.0], 0.01, False),  # its step before was as fast as the best
+        ([1.2, 1.0], [1.3], 0.01, False),
+        ([1.005], [1.005], 0.0, False),  # a tie
+        ([], [1.3], 0.01, False),
+    ],
+)
+def test_one_step_ends_a_trial_that_is_slower_by_more_than_steps_scatter(
+    steps: list[float], warm: list[float], scatter: float | None, hopeless: bool
+) -> None:
+    assert cannot_win(steps, 1.0, scatter, warm) is hopeless
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_giving_up_hopeless_trials_does_not_change_the_winner(first: int) -> None:
+    """Steps scatter by 2 %; a trial given up is known by its first step, or its first three, only."""
     draw = np.random.default_rng(0)
     for seed in range(15):
         planted = Planted(seed, count=80)
@@ -260,8 +280,8 @@ def test_giving_up_hopeless_trials_does_not_change_the_winner() -> None:
             if not whole.ran:
                 return whole
             steps = list(whole.seconds * np.exp(draw.normal(0, 0.02, 10)))
-            given_up = cannot_win(steps[:3], trial.prune_above_s)
-            return TrialObservation(float(np.median(steps[:3] if given_up else steps)), noise=0.01)
+            given_up = cannot_win(steps[:first], trial.prune_above_s, 0.02, warm=whole.seconds * np.exp(draw.normal(0, 0.02, 1)))
+            return TrialObservation(float(np.median(steps[:first] if given_up else steps)), noise=0.02 / math.sqrt(first) if given_up else 0.01)
 
         policy, _ = search(planted, measure=measure)
         assert planted.seconds[policy.ranking()[0]] <= 1.06 * planted.best

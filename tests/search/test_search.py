@@ -112,7 +112,7 @@ def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> N
     stopped = [record for _, record, _ in found.trials if record.status is Status.STOPPED]
     assert stopped and all(record.reason is Reason.CANNOT_WIN for record in stopped)
     for record in stopped:
-        assert 3 <= len(measured_steps(record)) < BASE.run.steps - BASE.run.warmup_steps
+        assert 1 <= len(measured_steps(record)) < BASE.run.steps - BASE.run.warmup_steps
         assert "the best so far would take" in record.detail
     best = found.policy.ranking()[0]
     assert all(record.status is Status.DONE for trial, record, _ in found.trials if trial.index == best)
