@@ -39,6 +39,9 @@ class KernelProfile:
     adapts_in_place: bool = key(False, "what LoRA adds goes straight into a matrix' result; false: kernels of its own scale it, add it and add gradients up")
     eager_casts: bool = key(False, "8-bit casts are made of tensor operations, not of one kernel")
     launches_per_block: float = key(40, "kernels launched by a block's forward; backward launches twice as many", minimum=0)
+    host_forward: float = key(1.0, "host time of a block's forward / that of plain PyTorch modules which launch as many kernels", minimum=0)
+    host_backward: float = key(1.0, "the same of its backward", minimum=0)
+    host_shards: float = key(5, "host time of gathering, or of reducing, a block's shards, in kernel launches of plain PyTorch", minimum=0)
     launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, products", minimum=0)
     launch_blocking: bool = key(False, "the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)")
 

@@ -12,7 +12,7 @@ from launcher.config import compose
 from launcher.config.trainers import changed, profile, profile_names
 from trainer.spec import ConfigError
 
-PLAN = ["recipe=llama_13b", "search.space.max_pipeline=2", "search.space.sharding=levels", "--json"]
+PLAN = ["recipe=llama_13b", "layout.tensor=2", "search.space.max_pipeline=2", "search.space.sharding=levels", "--json"]
 TABLE = Path(__file__).parent.parent / "search" / "layouts_13b.csv"
 
 

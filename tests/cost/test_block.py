@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from launcher.config.trainer import KernelProfile
 from launcher.config.trainers import profile
 from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
@@ -109,9 +111,26 @@ def test_every_product_both_ways_is_slower_where_its_ranks_rows_begin_between_li
 def test_a_fused_softmax_moves_what_is_not_masked_of_its_inputs_and_all_of_its_output() -> None:
     """Row i of a causal matrix has i + 1 scores to load: of the scores forward, of gradients and results backward; whole rows are stored."""
     loaded = sum(row + 1 for row in range(2048)) / 2048**2
-    assert attention.SCORE_PASSES["fused_softmax"] == pytest.approx((loaded + 1, 2 * loaded + 1), abs=0.001)
+    assert attention.SKIPPING == pytest.approx((loaded + 1, 2 * loaded + 1), abs=0.001)
     known = case(replace(GPT_22B, dropout=0.0), False, "none")
-    changed = replace(known, trainer=replace(known.trainer, kernels=replace(known.trainer.kernels, attention="unfused")))
-    move = known.micro_batch * GPT_22B.heads / 8 * GPT_22B.seq**2 * 2 / (known.device.bandwidth * SHIPPED.bandwidth)
-    for fused, unfused, more in zip(attention.seconds(known), attention.seconds(changed), (14 - 1.5, 16 - 2)):
-        assert unfused - fused == pytest.approx(more * move)
+    masked, operations = with_kernels(known, causal_skip=False), with_kernels(known, attention="unfused")
+    scores = known.micro_batch * GPT_22B.heads / 8 * GPT_22B.seq**2 * 2 / known.device.bandwidth
+    for skipped, whole, apart, more, all_of_it in zip(
+        attention.seconds(known), attention.seconds(masked), attention.seconds(operations), (0.5 + 0.5, 2 * 0.5), (14.5, 20.5)
+    ):
+        assert whole - skipped == pytest.approx(more * scores / SHIPPED.bandwidth)  # what is not skipped, and the mask's byte forward
+        products = skipped - (1.5 if more == 1.0 and all_of_it == 14.5 else 2.0) * scores / SHIPPED.bandwidth
+        assert apart == pytest.approx(products + all_of_it * scores / SHIPPED.streaming)
+
+
+def with_kernels(known: Case, **kernels: Any) -> Case:
+    return replace(known, trainer=replace(known.trainer, kernels=replace(known.trainer.kernels, **kernels)))
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_trainers_modules_keep_the_host_by_their_factor_longer(way: str) -> None:
+    """A model so small that its device waits for the host both ways: all that is added is what the modules take more."""
+    small = replace(case(replace(GPT_22B, hidden=64, heads=8, seq=64), False, "none"))
+    taken = [sum(getattr(times(with_kernels(small, host_forward=f, host_backward=f)), way).values())[0] for f in (1.0, 2.0, 3.0)]
+    launches = KernelProfile().launches_per_block * (1 if way == "forward" else 2)
+    assert np.diff(taken) == pytest.approx(launches * SHIPPED.host)

@@ -15,10 +15,13 @@ from launcher.cost.parts import ForwardBackward
 from launcher.cost.time import matmul
 
 FLASH = ("flash1", "flash2")
-SCORE_PASSES = {"fused_softmax": (1.5, 2.0), "unfused": (14.0, 16.0)}
-"""Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted). The fused kernel loads
-what is not masked, half of a causal matrix, of each of its inputs, one forward and two backward, and stores all of its output (Megatron-LM,
-megatron/fused_kernels/scaled_upper_triang_masked_softmax.h)."""
+SKIPPING, MASKED, OPERATIONS = (1.5, 2.0), (2.5, 3.0), (14.5, 20.5)
+"""Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted). A fused kernel loads what
+is not masked, half of a causal matrix, of each of its inputs, one forward and two backward, and stores all of its output (Megatron-LM,
+megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); one that is given a mask loads all of them, and forward its byte
+(scaled_masked_softmax.h). Tensor operations in 4 bytes: cast 3, mask filled in 4.5, softmax 4, cast back 3; backward cast 3, softmax 6,
+mask filled into a copy 8.5, cast 3 (Aleph-Alpha/scaling, core/nn/masked_softmax/masked_softmax.py, ``softmax_in_fp32``; PyTorch,
+derivatives.yaml)."""
 DROPOUT_PASSES = (2.5, 2.5)
 
 
@@ -82,6 +85,13 @@ def _streams(case: Case) -> ForwardBackward:
     ) / rate
 
 
+def score_passes(case: Case, name: str) -> ForwardBackward:
+    """How often the scores are read or written between the two products."""
+    if name == "unfused":
+        return OPERATIONS
+    return SKIPPING if case.trainer.kernels.causal_skip else MASKED
+
+
 def _scores(case: Case, name: str) -> ForwardBackward:
     s, constants, device = case.shape, case.constants, case.device
     batch = case.micro_batch * s.heads / case.tensor
@@ -89,7 +99,9 @@ def _scores(case: Case, name: str) -> ForwardBackward:
     precision = case.vector_precision
     product = matmul.seconds(device, precision, constants, rows, s.seq, s.head_width, batch)
     product = (product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)) * matmul.aligned(s.head_width)
-    passes = np.asarray(SCORE_PASSES[name]) + (np.asarray(DROPOUT_PASSES) if s.dropout else 0)
-    move = score_count(case) * case.width / (device.bandwidth * constants.bandwidth)
+    # each tensor operation streams through one long array; a fused kernel does more to every element that it moves
+    rate = constants.streaming if name == "unfused" else constants.bandwidth
+    passes = np.asarray(score_passes(case, name)) + (np.asarray(DROPOUT_PASSES) if s.dropout else 0)
+    move = score_count(case) * case.width / (device.bandwidth * rate)
     forward, backward = product + passes[0] * move, 2 * product + passes[1] * move
     return (forward / 2, (backward + forward) / 2) if in_blocks(case) else (forward, backward)

@@ -104,39 +104,43 @@ def times(case: Case) -> BlockTimes:
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: exposed(case, expert, inputs + weights)}
     sparse = case.shape.expert_layers / case.shape.layers
     kernels = case.trainer.kernels.launches_per_block + sparse * case.trainer.kernels.launches_per_mixture
-    started = tuple(COLLECTIVE_CALLS * count for count in collectives_started(case))
-    ahead[HOST] = launching(case, kernels + started[0], total(ahead))
-    back[HOST] = launching(case, 2 * kernels + started[1], total(back))
+    started = collectives_started(case)
+    host = case.trainer.kernels.host_forward, case.trainer.kernels.host_backward
+    ahead[HOST] = launching(case, kernels, started[0], total(ahead), host[0])
+    back[HOST] = launching(case, 2 * kernels, started[1], total(back), host[1])
     return BlockTimes(ahead, back, recompute.again(case, ahead), behind_host(case, ahead, back))
 
 
 def collectives_started(case: Case) -> ForwardBackward:
-    """Collectives that a block's forward and backward start: those of its tensor ranks, and of its sharded parameters one gather each
-    way and one reduction back. On a host, what it takes to start one is in the time of the collective."""
+    """Launches that it takes to start a block's collectives, forward and backward: those of its tensor ranks, and of its sharded parameters
+    gathers each way and a reduction back. On a host, what it takes to start one is in the time of the collective."""
     if case.device.host:
         return 0.0, 0.0
     tensor, sharded = case.tensor > 1, (case.field("params") > 1) & ~case.kept_whole
     again = regathers(case)
     each = np.where(case.table["sequence_parallel"], 4, 2)
-    states = np.where(sharded, case.trainer.overlap.gathers_per_block, 0)
+    states = np.where(sharded, case.trainer.overlap.gathers_per_block * case.trainer.kernels.host_shards, 0)
     back = each + np.where(case.table["sequence_parallel"], again, 0)
-    return np.where(tensor, each, 0) + states, np.where(tensor, back, 0) + 2 * states
+    return COLLECTIVE_CALLS * np.where(tensor, each, 0) + states, COLLECTIVE_CALLS * np.where(tensor, back, 0) + 2 * states
 
 
 COLLECTIVE_CALLS = 5
 """Calls of the driver by which PyTorch starts a collective: an event recorded and waited for before it, the kernel, and the same after it
 (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: syncStream, collective, WorkNCCL::synchronizeStream)."""
-MEASURED_LAUNCHES = 3 * 40
-"""Kernels of a block of this project's trainer, both ways: what ``trireme doctor`` times when it measures a block's operations."""
+MEASURED_LAUNCHES = 1.7 * 3 * 40
+"""What a block of this project's trainer takes its host, both ways, in kernel launches of plain PyTorch (``benchmarks.host_work``): what
+``trireme doctor`` times when it measures a block's operations."""
 
 
-def launching(case: Case, kernels: Array, busy: Array) -> Array:
-    """Seconds that the device waits for the host to launch ``kernels`` that keep it ``busy``. The host itself does one or the other."""
+def launching(case: Case, kernels: Array, started: Array, busy: Array, factor: float) -> Array:
+    """Seconds that the device waits for the host to launch ``kernels`` and what starts collectives, which keep it ``busy``, where a
+    trainer's modules take ``factor`` times as long as plain ones. The host itself does one or the other."""
     if case.trainer.kernels.launch_blocking and not case.device.host:
-        return kernels * case.constants.blocking
+        return (kernels + started) * case.constants.blocking
     known = case.device.measured
     each = case.constants.host if known is None else known.block_s / MEASURED_LAUNCHES
-    return kernels * each if case.device.host else np.maximum(kernels * each - busy, 0.0)
+    calls = (kernels * factor + started) * each
+    return calls if case.device.host else np.maximum(calls - busy, 0.0)
 
 
 def behind_host(case: Case, ahead: Parts, back: Parts) -> Parts:

@@ -1,0 +1,312 @@
+"""What a host spends on a block of other trainers, beside one of plain PyTorch modules on the same processor.
+
+    python -m benchmarks.host_work [--megatron-deepspeed FOLDER]
+
+Blocks that have next to nothing to compute: what is left of their time is the host's (Python, dispatch, autograd). Each is put over that of
+plain modules measured before and after it, so that the processor's speed cancels; on a GPU a launch comes to every kernel of both. Printed
+are the factors that conf/trainer has (``kernels.host_forward``, ``host_backward``), and for shards what gathering or reducing those of a
+block takes, in launches of the plain one (``kernels.host_shards``; collectives go nowhere, in a group of PyTorch's kind ``fake``). A
+trainer whose package is missing is left out, and named: transformers, megatron-core, or a checkout of Megatron-DeepSpeed (BigScience).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import statistics
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from benchmarks.counts import configured, engine_of
+from launcher.config.trainer import KernelProfile
+
+LAYERS, HIDDEN, HEADS, SEQ = 8, 16, 2, 4
+TURNS, ROUNDS = 200, 5
+OWN = "this project's trainer"
+KERNELS = KernelProfile().launches_per_block
+Compute = Callable[[], Tensor]
+Times = tuple[float, float]
+
+
+class Block(nn.Module):
+    """A transformer block as one writes it down, with scores in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)])
+        self.queries, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+        self.register_buffer("mask", torch.triu(torch.ones(SEQ, SEQ, dtype=torch.bool), 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.queries(self.norms[0](x)).view(1, SEQ, 3, HEADS, HIDDEN // HEADS).permute(2, 0, 3, 1, 4)
+        scores = ((q @ k.transpose(-1, -2)) * HEADS**-0.5).masked_fill(self.mask, -1e4).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).reshape(1, SEQ, HIDDEN))
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+def plain() -> nn.Sequential:
+    return nn.Sequential(*[Block() for _ in range(LAYERS)])
+
+
+def of(module: nn.Module, batch_first: bool = True, *more: Any) -> Compute:
+    """``module`` applied to a few numbers."""
+    shape = (1, SEQ, HIDDEN) if batch_first else (SEQ, 1, HIDDEN)
+    return partial(module, torch.randn(shape, requires_grad=True), *more)
+
+
+def timed(compute: Compute) -> Times:
+    """Median seconds of a block: forward, backward."""
+    ways: tuple[list[float], list[float]] = ([], [])
+    for turn in range(TURNS):
+        start = time.perf_counter()
+        out = compute()
+        middle = time.perf_counter()
+        out.sum().backward()
+        if turn >= TURNS // 10:
+            ways[0].append(middle - start)
+            ways[1].append(time.perf_counter() - middle)
+    return statistics.median(ways[0]) / LAYERS, statistics.median(ways[1]) / LAYERS
+
+
+def compared(compute: Compute) -> tuple[Times, Times]:
+    """Median times of ``compute`` and of plain blocks, in turns."""
+    ours, base = [], []
+    for _ in range(ROUNDS):
+        base.append(timed(of(plain())))
+        ours.append(timed(compute))
+    middle = [tuple(map(statistics.median, zip(*found))) for found in (ours, base)]
+    return (middle[0][0], middle[0][1]), (middle[1][0], middle[1][1])
+
+
+def compiled() -> Compute:
+    blocks: list[Any] = [torch.compile(block) for block in plain()]
+    return of(nn.Sequential(*blocks))
+
+
+def own() -> float:
+    """Seconds of a block of this project's trainer, both ways: its step has them together, so of ``LAYERS`` blocks more."""
+    shape = {"hidden": HIDDEN, "heads": HEADS, "vocab": 64, "seq": SEQ}
+    engines = [engine_of(configured(shape | {"layers": layers}, global_batch=1)) for layers in (2, 2 + LAYERS)]
+    small, large = (_median(partial(each._gradients, each.batch_of(each.dataset, 0))) for each in engines)
+    return (large - small) / LAYERS
+
+
+def _median(compute: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(TURNS):
+        start = time.perf_counter()
+        compute()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[TURNS // 10 :])
+
+
+class Hidden(nn.Module):
+    """A model of transformers, from its first hidden state to its last."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.model(inputs_embeds=x, use_cache=False).last_hidden_state
+        return out
+
+
+def huggingface(name: str) -> Compute:
+    transformers = importlib.import_module("transformers")
+    shape = {
+        "num_hidden_layers": LAYERS,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "vocab_size": 64,
+        "attn_implementation": "eager",
+    }
+    if name == "gpt2":
+        off = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+        return of(Hidden(transformers.GPT2Model(transformers.GPT2Config(**shape, **off))))
+    return of(Hidden(transformers.LlamaModel(transformers.LlamaConfig(**shape, intermediate_size=4 * HIDDEN))))
+
+
+def megatron_core() -> Compute:
+    """Its transformer block of modules without Transformer Engine, which needs a GPU."""
+    from_core = partial(importlib.import_module, package="megatron.core")
+    state, specs = from_core(".parallel_state"), from_core(".models.gpt.gpt_layer_specs")
+    config_of, block_of = from_core(".transformer.transformer_config"), from_core(".transformer.transformer_block")
+    state.initialize_model_parallel(1, 1, create_gloo_process_groups=False)
+    _without_random_states("megatron")
+    config = config_of.TransformerConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_dropout_fusion=True,
+        masked_softmax_fusion=False,
+    )
+    block = block_of.TransformerBlock(config, specs.get_gpt_layer_local_spec(), post_layer_norm=False)
+    return of(block, False, torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1))
+
+
+class _NoRandomStates:
+    """A device's random states are not those of a host."""
+
+    def fork(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def _without_random_states(package: str) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package) and hasattr(module, "get_cuda_rng_tracker"):
+            vars(module)["get_cuda_rng_tracker"] = _NoRandomStates
+
+
+class _Unused:
+    """Whatever is asked of it, of what a layer imports and does not use."""
+
+    def __getattr__(self, _: str) -> _Unused:
+        return _Unused()
+
+    def __call__(self, *_: Any, **__: Any) -> _Unused:
+        return _Unused()
+
+
+class _Arguments(types.SimpleNamespace):
+    """Options that are not set are None."""
+
+    def __getattr__(self, _: str) -> None:
+        return None
+
+
+def megatron_deepspeed(folder: Path) -> Compute:
+    """Layers of ``megatron/model/transformer.py``, imported without the programs around them; norms are PyTorch's."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "megatron"]:
+        del sys.modules[name]
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.activation_checkpointing", "deepspeed.accelerator"):
+        _stand_in(name, "", checkpointing=types.SimpleNamespace(is_configured=lambda: False))
+    _stand_in("deepspeed.runtime.activation_checkpointing.checkpointing", "", is_configured=lambda: False)
+    arguments = _Arguments(
+        hidden_size=HIDDEN,
+        ffn_hidden_size=4 * HIDDEN,
+        num_attention_heads=HEADS,
+        kv_channels=HIDDEN // HEADS,
+        num_layers=LAYERS,
+        params_dtype=torch.float32,
+        use_cpu_initialization=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        layernorm_epsilon=1e-5,
+        bias_dropout_fusion=True,
+        bias_gelu_fusion=True,
+    )
+    logging.get_logger = logging.getLogger  # type: ignore[attr-defined]
+    root = _stand_in("megatron", str(folder / "megatron"), get_args=lambda: arguments, logging=logging)
+    _stand_in("megatron.model", str(folder / "megatron" / "model"))
+    _stand_in("megatron.model.fused_layer_norm", "", MixedFusedLayerNorm=nn.LayerNorm)
+    root.mpu = mpu = importlib.import_module("megatron.mpu")  # type: ignore[attr-defined]
+    mpu.initialize_model_parallel(1, 1)
+    transformer = importlib.import_module("megatron.model.transformer")
+    _without_random_states("megatron")
+    drawn = partial(nn.init.normal_, std=0.02)
+    layers = nn.ModuleList([transformer.ParallelTransformerLayer(drawn, drawn, i) for i in range(LAYERS)])
+    return of(_InTurn(layers), False, torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1))
+
+
+class _InTurn(nn.Module):
+    """Layers that are given a mask."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def _stand_in(name: str, folder: str, **known: Any) -> types.ModuleType:
+    """A module of that name, with submodules in ``folder``, in which every name is known."""
+    module = types.ModuleType(name)
+    module.__path__ = [folder] if folder else []
+    module.__getattr__ = _any  # type: ignore[method-assign]
+    module.__dict__.update(known)
+    sys.modules[name] = module
+    return module
+
+
+def _any(name: str) -> _Unused:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Unused()
+
+
+def sharded(version: int) -> Compute:
+    """Blocks whose parameters are sharded over eight ranks."""
+    blocks = plain()
+    if version == 1:
+        fsdp = importlib.import_module("torch.distributed.fsdp")
+        policy = importlib.import_module("torch.distributed.fsdp.wrap").ModuleWrapPolicy({Block})
+        return of(fsdp.FullyShardedDataParallel(blocks, auto_wrap_policy=policy, device_id=torch.device("cpu")))
+    fully_shard = importlib.import_module("torch.distributed.fsdp").fully_shard
+    mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in (*blocks, blocks):
+        fully_shard(module, mesh=mesh)
+    return of(blocks)
+
+
+def shown(name: str, make: Callable[[], Compute]) -> None:
+    """Print one line."""
+    try:
+        compute = make()
+    except ImportError as missing:
+        print(f"{name:40s} left out: {missing}", flush=True)
+        return
+    (forward, backward), base = compared(compute)
+    line = f"{name:40s} {1e6 * forward:6.0f} {1e6 * backward:6.0f} us {forward / base[0]:15.1f} {backward / base[1]:5.1f}"
+    if name.startswith("FSDP"):  # forward gathers, backward gathers and reduces
+        more = (forward - base[0]) / (base[0] / KERNELS) + (backward - base[1]) / (base[1] / KERNELS / 2)
+        line += f"   {more / 3:.0f} launches to gather or reduce a block's shards"
+    print(line, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--megatron-deepspeed", metavar="FOLDER", type=Path, help="a checkout")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    print(f"{'block of':40s} forward, backward     over plain modules")
+    shown("plain PyTorch", lambda: of(plain()))
+    shown("plain PyTorch, compiled", compiled)
+    both, base = own(), sum(timed(of(plain())))
+    print(f"{OWN:40s} {1e6 * both:6.0f} us both ways {both / base:16.1f} both ways", flush=True)
+    shown("transformers, GPT-2", lambda: huggingface("gpt2"))
+    shown("transformers, LLaMA", lambda: huggingface("llama"))
+    shown("FSDP of plain PyTorch (fully_shard)", lambda: sharded(2))
+    shown("FSDP 1 of plain PyTorch", lambda: sharded(1))
+    shown("Megatron Core", megatron_core)
+    if given.megatron_deepspeed:
+        shown("Megatron-DeepSpeed", lambda: megatron_deepspeed(given.megatron_deepspeed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
