@@ -111,7 +111,8 @@ def test_every_product_both_ways_is_slower_where_its_ranks_rows_begin_between_li
 def test_a_fused_softmax_moves_what_is_not_masked_of_its_inputs_and_all_of_its_output() -> None:
     """Row i of a causal matrix has i + 1 scores to load: of the scores forward, of gradients and results backward; whole rows are stored."""
     loaded = sum(row + 1 for row in range(2048)) / 2048**2
-    assert attention.SKIPPING == pytest.approx((loaded + 1, 2 * loaded + 1), abs=0.001)
+    forward, backward = attention.SKIPPING
+    assert (forward, backward) == pytest.approx((loaded + 1, 2 * loaded + 1), abs=0.001)
     known = case(replace(GPT_22B, dropout=0.0), False, "none")
     masked, operations = with_kernels(known, causal_skip=False), with_kernels(known, attention="unfused")
     scores = known.micro_batch * GPT_22B.heads / 8 * GPT_22B.seq**2 * 2 / known.device.bandwidth

@@ -281,7 +281,9 @@ def test_giving_up_hopeless_trials_does_not_change_the_winner(first: int) -> Non
                 return whole
             steps = list(whole.seconds * np.exp(draw.normal(0, 0.02, 10)))
             given_up = cannot_win(steps[:first], trial.prune_above_s, 0.02, warm=whole.seconds * np.exp(draw.normal(0, 0.02, 1)))
-            return TrialObservation(float(np.median(steps[:first] if given_up else steps)), noise=0.02 / math.sqrt(first) if given_up else 0.01)
+            return TrialObservation(
+                float(np.median(steps[:first] if given_up else steps)), noise=0.02 / math.sqrt(first) if given_up else 0.01
+            )
 
         policy, _ = search(planted, measure=measure)
         assert planted.seconds[policy.ranking()[0]] <= 1.06 * planted.best
