@@ -1,7 +1,8 @@
 """What the cost model says of a source that it has never seen: constants and chips' rates fitted to all other sources, nothing else.
 
 With a few measured runs of the source given, the others are predicted as a search does after so many trials: errors that layouts share move
-together, as far as ``conf/uncertainty.yaml`` says. (Its six widths were learnt from left-out errors of all sources, this one's among them.)
+together, as far as ``conf/uncertainty.yaml`` says. (Its widths were learnt from left-out errors of all sources, this one's among them.) The
+runs are any, or those that ``trireme plan --measure`` would ask for: what they took has no part in that choice.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from benchmarks.spreads import known_cells
 from launcher.config.schema import HardwareConfig
 from launcher.config.uncertainty import shipped_widths
 from launcher.cost.known import Places
-from launcher.cost.uncertainty import TimeSurrogate, Traits, coordinates
+from launcher.cost.uncertainty import TimeSurrogate, Traits, coordinates, most_telling
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.cases import TableCase
 from launcher.tables.predictions import predict_rows
@@ -56,16 +57,27 @@ def after_runs(judged: Sequence[Judged], count: int, sizes: bool = False) -> flo
     """Median error of the rows that are left when ``count`` random runs of their source are given, with ``sizes`` of every number of
     devices; the mean over draws. What the runs teach is what a search learns from its trials (``launcher.cost.uncertainty``)."""
     chance, totals = np.random.default_rng(0), []
+    learners = learners_of(judged, sizes)
+    for _ in range(DRAWS):
+        errors = [error for learner in learners for error in learner.errors(learner.drawn(count, chance))]
+        if errors:
+            totals.append(statistics.median(errors))
+    return statistics.fmean(totals) if totals else None
+
+
+def after_chosen(judged: Sequence[Judged], count: int, sizes: bool = False) -> float | None:
+    """The same where the runs are those that tell most of all others."""
+    errors = [error for learner in learners_of(judged, sizes) for error in learner.errors(learner.chosen(count))]
+    return statistics.median(errors) if errors else None
+
+
+def learners_of(judged: Sequence[Judged], sizes: bool) -> list[Learner]:
+    """One for each source."""
     sources: dict[str, list[Judged]] = defaultdict(list)
     for one in judged:
         if one.prediction and one.case and one.step_seconds:
             sources[one.row["source"]].append(one)
-    learners = [Learner.of(rows, sizes) for rows in sources.values()]
-    for _ in range(DRAWS):
-        errors = [error for learner in learners for error in learner.errors(count, chance)]
-        if errors:
-            totals.append(statistics.median(errors))
-    return statistics.fmean(totals) if totals else None
+    return [Learner.of(rows, sizes) for rows in sources.values()]
 
 
 @dataclass(frozen=True)
@@ -90,13 +102,22 @@ class Learner:
         machine = np.array([machines.index(one) for one in machines])
         return cls(believed, parts, measured, [one.row["gpus"] if sizes else None for one in rows], machine)
 
-    def errors(self, count: int, chance: np.random.Generator) -> list[float]:
-        """Relative errors of the rows that were not drawn."""
+    def drawn(self, count: int, chance: np.random.Generator) -> list[int]:
+        """Random rows, so many of each group."""
         given: dict[object, list[int]] = defaultdict(list)
         for i in chance.permutation(len(self.measured)).tolist():
             if len(given[self.group[i]]) < count:
                 given[self.group[i]].append(i)
-        told = [i for some in given.values() for i in some]
+        return [i for some in given.values() for i in some]
+
+    def chosen(self, count: int) -> list[int]:
+        """As many, those that tell most of all."""
+        traits = replace(self.believed.traits, unit=self.machine)
+        groups = [np.array([i for i, own in enumerate(self.group) if own == group]) for group in dict.fromkeys(self.group)]
+        return most_telling(self.believed.widths, traits, [rows for rows in groups for _ in range(count)])[0]
+
+    def errors(self, told: Sequence[int]) -> list[float]:
+        """Relative errors of the rows that are not ``told``."""
         seconds = self.believed.seconds.copy()
         for machine in {self.machine[i] for i in told}:
             rows = np.flatnonzero(self.machine == machine)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fit import FitProblem, fit
-from benchmarks.left_out import Unseen, after_runs
+from benchmarks.left_out import Unseen, after_chosen, after_runs
 from benchmarks.published.convert import canonical
 from benchmarks.published.raw import read as read_raw
 from launcher.config.hardware import shipped_hardware
@@ -22,6 +22,8 @@ from launcher.tables.validation import Judged, judge, short, summary
 FOLDER = Path(__file__).parent
 ROWS = {"all": "all rows", "dense": "dense rows with full configuration"}
 MARKS = ("<!-- figures: python -m benchmarks.history -->\n", "<!-- end of figures -->\n")
+GIVEN = ("after_1", "after_3", "chosen_1", "chosen_3")
+"""Runs of a source that are given: random ones, and those that tell most of the others."""
 Figures = dict[str, Any]
 
 
@@ -67,6 +69,8 @@ def _left_out(judged: Sequence[Judged]) -> Figures:
     """Figures of rows whose source was left out, and what a few of its runs make of them."""
     calibrated = {f"after_{count}": after_runs(judged, count) for count in (1, 3)}
     calibrated["after_1_each_size"] = after_runs(judged, 1, sizes=True)
+    calibrated |= {f"chosen_{count}": after_chosen(judged, count) for count in (1, 3)}
+    calibrated["chosen_1_each_size"] = after_chosen(judged, 1, sizes=True)
     return _figures(judged) | {name: None if value is None else round(value, 6) for name, value in calibrated.items()}
 
 
@@ -101,8 +105,8 @@ def block(record: Mapping[str, Any]) -> str:
     """The figures of a record as the table that the documentation shows: left out first, in-sample beside it."""
     lines = [
         "| table | timed | fit | median error | p90 | bias | correlation | regret | F1 of memory | AUC of shares | peak "
-        "memory | one run | three |",
-        "|---" * 13 + "|",
+        "memory | one run | three | one chosen | three chosen |",
+        "|---" * 15 + "|",
     ]
     for table in record["tables"]:
         for key, words in ROWS.items():
@@ -116,15 +120,16 @@ def block(record: Mapping[str, Any]) -> str:
 
 def sources_block(record: Mapping[str, Any]) -> str:
     """The figures of each source, left out and in sample, for the terminal."""
-    lines = ["timed  left out  in sample  bias  after 1  after 3  source"]
+    lines = ["timed  left out  in sample  bias  after 1  after 3  1 chosen  3 chosen  source"]
     for table in record["tables"]:
         lines.append(f"{table['table']} {table['sha256'][:8]}")
         for name, found in table["sources"].items():
-            left = found.get("left_out", dict.fromkeys((*found, "after_1", "after_3")))
+            left = found.get("left_out", dict.fromkeys((*found, *GIVEN)))
             bias = "" if left["bias"] is None else f"{left['bias']:.2f}"
             cells = [_percent(value) for value in (left["median"], found["median"])]
-            after = [_percent(left[key]) for key in ("after_1", "after_3")]
-            lines.append(f"{found['timed']:5d}  {cells[0]:>8s}  {cells[1]:>9s}  {bias:>4s}  {after[0]:>7s}  {after[1]:>7s}  {name}")
+            after = [_percent(left.get(key)) for key in GIVEN]
+            given = "  ".join(f"{cell:>{width}s}" for cell, width in zip(after, (7, 7, 8, 8)))
+            lines.append(f"{found['timed']:5d}  {cells[0]:>8s}  {cells[1]:>9s}  {bias:>4s}  {given}  {name}")
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +137,7 @@ def _cells(found: Figures) -> str:
     bias, ranking = f"{found['bias']:.2f}", "" if found["correlation"] is None else f"{found['correlation']:.3f}"
     errors = [_percent(found["median"]), _percent(found["p90"]), bias, ranking, _percent(found["regret"])]
     memory = ["" if found[key] is None else f"{found[key]:.3f}" for key in ("f1", "auc_shares")]
-    return " | ".join([*errors, *memory, _percent(found["memory"]), *(_percent(found.get(key)) for key in ("after_1", "after_3"))])
+    return " | ".join([*errors, *memory, _percent(found["memory"]), *(_percent(found.get(key)) for key in GIVEN)])
 
 
 def _percent(value: float | None) -> str:

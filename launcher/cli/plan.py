@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,7 @@ examples:
   trireme plan recipe=gpt3_175b
   trireme plan recipe=gpt3_175b layout.tensor=4,8 layout.schedule=1f1b
   trireme plan recipe=gpt3_175b trainer=megatron_core
+  trireme plan recipe=gpt3_175b --measure 3
   trireme plan task=inference recipe=gpt3_175b workload=nemo engine=fastertransformer cluster.nodes=8 sla.latency_ms=2200
   trireme plan hardware=h100 cluster.nodes=16 cluster.gpus_per_node=8 model.layers=40 model.hidden=5120 model.heads=40 \\
       model.vocab=51200 model.seq=2048 run.global_batch=1024 run.precision=bf16 --explain 1
@@ -62,6 +64,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--top={arguments.top} must be 1 or more")
     if arguments.svg is not None and arguments.explain is None:
         raise ConfigError(f"--svg={arguments.svg} is where the timeline of one layout is drawn; say which, as in --explain 1")
+    if arguments.measure is not None and (arguments.measure < 1 or arguments.explain is not None):
+        raise ConfigError(f"--measure={arguments.measure} is how many layouts to measure, 1 or more, and stands without --explain")
     if arguments.explain is not None:
         check_file(PICTURE if arguments.svg is None else arguments.svg, "--svg")
 
@@ -72,12 +76,17 @@ def main(argv: list[str]) -> int:
     if config.task == "inference":
         from launcher.cli.plan_inference import plan as plan_inference
 
+        if arguments.measure is not None:
+            raise ConfigError("--measure is for trainings; 'trireme search task=inference' measures what may be on the front")
+
         return plan_inference(config, wanted, arguments)
     planned = plan(config, widen_space(wanted, config.search.space), wanted)
     seconds = time.perf_counter() - started
     if arguments.explain is not None:
         return explain(config, planned, arguments)
-    if arguments.json:
+    if arguments.measure is not None:
+        measure(config, planned, arguments)
+    elif arguments.json:
         print(json.dumps(document(config, planned, arguments.top, seconds), indent=2, allow_nan=False))
     else:
         show(config, planned, arguments.top, seconds)
@@ -89,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme plan", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_overrides(made)
     made.add_argument("--top", type=int, default=10, metavar="N", help="how many layouts are listed (default: %(default)s)")
+    made.add_argument("--measure", type=int, metavar="N", help="the N layouts to measure so that the step times of all are known best")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     made.add_argument("--explain", metavar="LAYOUT", help="a place of the list or a layout's name: its parts and its timeline")
     made.add_argument("--svg", metavar="FILE", help="where the timeline is drawn (default: timeline.svg)")
@@ -131,6 +141,39 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
             console.print(title)
         for reason, count in reasons.items():
             console.print(f"  {count:>10,}  {reason}")
+
+
+def measure(config: Config, planned: Plan, arguments: argparse.Namespace) -> None:
+    """The layouts to measure first, as commands, and what they leave open."""
+    from launcher.cli.console import Column, fitted_table
+    from launcher.planning.layout_names import name_of, overrides_of
+
+    if not len(planned.order):
+        raise ConfigError("--measure: no layout is likely to fit into memory, so there is none to measure; see the plan without it")
+    rows, left = planned.most_telling(arguments.measure)
+    if arguments.json:
+        found = [entry(config, planned, row) | {"spread": spread} for row, spread in zip(rows, left[1:])]
+        print(json.dumps({"spread": left[0], "measure": found}, indent=2, allow_nan=False))
+        return
+    console = wide_console()
+    console.print(heading(config))
+    columns = [
+        Column("#", [str(place) for place in range(1, len(rows) + 1)]),
+        Column("layout", [name_of(planned.layout(row)) for row in rows], least=18),
+        Column("step", [f"{planned.seconds[row]:.4g} s" for row in rows], right=True),
+        Column("all are known to", [f"±{percent(spread, digits=0)}" for spread in left[1:]], right=True),
+    ]
+    console.print(fitted_table(columns, console.width, [""] * len(rows)))
+    console.print(
+        f"What they take says most of the step times of all {len(planned.order):,} layouts, which are known to "
+        f"±{percent(left[0], digits=0)} before (standard deviation). Train them in one sweep, some steps each, and learn from it:",
+        soft_wrap=True,
+    )
+    given = [word for word in arguments.overrides if not word.startswith("layout.")]
+    for row in rows:
+        words = [*given, *overrides_of(planned.layout(row), config.layout), "sweep.name=measured"]
+        console.print(f"  trireme train {shlex.join(words)}", soft_wrap=True, markup=False)
+    console.print("  trireme calibrate measured --out cluster", soft_wrap=True)
 
 
 def heading(config: Config) -> str:

@@ -323,3 +323,22 @@ def fastest(surrogate: TimeSurrogate, fits: np.ndarray) -> np.ndarray:
     out = np.zeros(len(fits))
     out[rows] = won
     return out
+
+
+def most_telling(widths: Widths, traits: Traits, groups: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
+    """Which layouts to measure so that least is left open of all of them: one of each of ``groups`` (rows to choose from), and the mean
+    standard deviation of a log step time before any and after each. Each is the one that lowers the sum of variances most, given those
+    before it (A-optimal design, chosen greedily; Krause, Singh & Guestrin 2008, Journal of Machine Learning Research 9)."""
+    open_ = between(widths, traits, traits, np.eye(len(traits))).at(1.0)
+    chosen: list[int] = []
+    left = [float(np.sqrt(np.diag(open_)).mean())]
+    for group in groups:
+        rows = np.setdiff1d(group, chosen)
+        if not len(rows):
+            continue
+        pinned = np.diag(open_)[rows] + widths.noise**2
+        best = int(rows[((open_[:, rows] ** 2).sum(axis=0) / pinned).argmax()])
+        open_ = open_ - np.outer(open_[:, best], open_[best]) / (open_[best, best] + widths.noise**2)
+        chosen.append(best)
+        left.append(float(np.sqrt(np.maximum(np.diag(open_), 0.0)).mean()))
+    return chosen, left

@@ -18,7 +18,7 @@ from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
-from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest
+from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest, most_telling
 from launcher.planning.expressible import expressible
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
@@ -26,6 +26,8 @@ from trainer.spec import ConfigError, LayoutConfig
 from trainer.spec.errors import listed
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
+LISTED = 1000
+"""The fastest layouts, of which most is wanted to be known: their covariances are a matrix of that size."""
 ASKED = "asked: does not have the values given for layout keys"
 SEQUENCES = "async: run.async_tensor is for layouts with sequence parallelism"
 VERDICTS = (
@@ -81,6 +83,13 @@ class Plan:
         """How many of the predicted layouts each verdict but ``IN`` keeps off the list; ``space.dropped`` counts what was not predicted."""
         counts = Counter({VERDICTS[code]: int((self.verdict == code).sum()) for code in (AT_EDGE, MEMORY, DOMINATED)})
         return {reason: count for reason, count in counts.most_common() if count}
+
+    def most_telling(self, count: int) -> tuple[list[int], list[float]]:
+        """Up to ``count`` rows of ``order`` whose measurement leaves least open of the step times of all of them, and the relative spread
+        of a step time before any and after each."""
+        rows = self.order[:LISTED]
+        some, left = most_telling(self.widths, self._surrogate.traits.rows(rows), [np.arange(len(rows))] * count)
+        return [int(rows[i]) for i in some], left
 
     def layout(self, row: int) -> LayoutConfig:
         return to_layout(self.space.table[row])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from launcher.config import compose, resolve
 from launcher.config.compose import conf_dir
 from launcher.labels import interval
 from launcher.planning.layout_filter import columns_wanted, describe
+from launcher.planning.layout_names import name_of
 from launcher.planning.plan import world
 from trainer.spec import ConfigError
 
@@ -169,3 +171,36 @@ def test_every_listed_layout_is_explained_by_its_name(plan: Any) -> None:
     for entry in document["layouts"]:
         again = json.loads(plan(*SMALL, "--explain", entry["name"], "--json")[1])
         assert np.isclose(again["step_time_s"], entry["step_time_s"])
+
+
+def test_what_is_measured_first_are_layouts_of_the_list_that_leave_less_and_less_open(plan: Any) -> None:
+    listed = {one["name"] for one in json.loads(plan(*SMALL, "--json", "--top", "10000")[1])["layouts"]}
+    code, printed, _ = plan(*SMALL, "--measure", "4", "--json")
+    found = json.loads(printed)
+    spreads = [found["spread"], *(one["spread"] for one in found["measure"])]
+    assert code == 0 and len({one["name"] for one in found["measure"]} & listed) == 4
+    assert spreads == sorted(spreads, reverse=True) and len(set(spreads)) == 5
+
+
+def test_the_commands_that_measure_train_those_layouts_in_one_sweep(plan: Any) -> None:
+    printed = plan(*SMALL, "layout.tensor=2,4", "--measure", "2")[1]
+    commands = [shlex.split(line) for line in printed.splitlines() if line.startswith("  trireme")]
+    wanted = json.loads(plan(*SMALL, "layout.tensor=2,4", "--measure", "2", "--json")[1])["measure"]
+    for words, one in zip(commands[:-1], wanted, strict=True):
+        assert words[:2] == ["trireme", "train"] and "sweep.name=measured" in words
+        layout = resolve(compose(words[2:])).layout
+        assert name_of(layout) == one["name"]
+    assert commands[-1][:3] == ["trireme", "calibrate", "measured"]
+
+
+@pytest.mark.parametrize(
+    "words", [[*SMALL, "--measure", "0"], [*SMALL, "--measure", "1", "--explain", "1"], ["task=inference", "--measure", "1"]]
+)
+def test_what_cannot_be_measured_first_is_one_line(plan: Any, words: list[str]) -> None:
+    code, printed, error = plan(*words)
+    assert code == 2 and not printed and error.count("\n") == 1 and "--measure" in error
+
+
+def test_a_plan_in_which_nothing_fits_has_nothing_to_measure(plan: Any) -> None:
+    code, _, error = plan(*SMALL, "--limit", "1.5", "--measure", "1")
+    assert code == 2 and "no layout is likely to fit" in error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from launcher.config.uncertainty import Widths
 from launcher.cost.parts import HOST, MATRICES, WIDTH_OF_PART
-from launcher.cost.uncertainty import TimeSurrogate, Traits, fastest, fitting, sizes
+from launcher.cost.uncertainty import Observation, TimeSurrogate, Traits, fastest, fitting, most_telling, own_variance, sizes
 from launcher.search.surrogate import Candidates, MemorySurrogate
 
 WIDTHS = Widths(
@@ -262,3 +263,29 @@ def test_trials_unlike_the_model_widen_what_is_believed_of_the_rest() -> None:
             belief.observe(i, parts[i], float(parts[i].sum() * np.exp(sign * far)))
         spreads.append(belief.posterior().spread[5])
     assert spreads[1] > 2 * spreads[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_runs_that_tell_most_leave_least_open_and_as_much_as_is_said(seed: int) -> None:
+    """With one size of errors (scale 0), what is said to be left is the posterior's spread; no other first run would leave less."""
+    some = candidates(count=12, seed=seed)
+    sure = dataclasses.replace(WIDTHS, scale=1e-6)
+    chosen, left = most_telling(sure, some.traits, [np.arange(12)] * 3)
+    assert len(set(chosen)) == 3 and left == sorted(set(left), reverse=True)
+
+    def spreads(rows: Sequence[int]) -> np.ndarray:
+        belief = belief_of(some, sure)
+        belief.seen = [Observation(i, some.traits.shares[i], some.traits.place[i], 0.0, sure.noise) for i in rows]
+        return belief._node((1.0, 1.0), belief._gram(), belief._cross(np.arange(12)), own_variance(sure, some.traits), np.zeros(len(rows)))[
+            1
+        ]
+
+    for count in (1, 2, 3):
+        assert left[count] == pytest.approx(spreads(chosen[:count]).mean(), rel=1e-3)
+    assert (spreads(chosen[:1]) ** 2).sum() == pytest.approx(min((spreads([i]) ** 2).sum() for i in range(12)))
+
+
+def test_no_run_is_chosen_twice_and_groups_are_kept_to() -> None:
+    some = candidates(count=6)
+    chosen, left = most_telling(WIDTHS, some.traits, [np.array([1, 2]), np.array([2, 4]), np.array([2, 4]), np.array([2, 4])])
+    assert chosen[0] in (1, 2) and {2, 4} <= set(chosen) and len(chosen) == len(set(chosen)) == len(left) - 1
