@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from trainer.spec.schema import REPORTS, STARTS, key
 
-ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash1", "flash2")
+ATTENTION_KERNELS = ("unfused", "fused_softmax", "tiled", "flash1", "flash2")
 POINTWISE = ("eager", "fused", "compiled")
 SELECTIVE = ("attention", "per_op", "norms", "products", "but_weights", "but_queries", "but_projections")
 PROGRAMS = ("none", "embedded", "command")
@@ -23,7 +23,7 @@ TENSOR_OVERLAPS = ("none", "backward", "all")
 class KernelProfile:
     """How operations are computed on the device."""
 
-    attention: str = key("flash2", "attention kernel; fused_softmax: scale, mask and softmax in one", choices=ATTENTION_KERNELS)
+    attention: str = key("flash2", "attention kernel; fused_softmax: scale, mask and softmax in one; tiled: Triton's, or PyTorch's memory-efficient one", choices=ATTENTION_KERNELS)
     attention_dropout: bool = key(True, "the attention kernel applies dropout; false: with dropout the scores are written to memory")
     dropout_in_blocks: bool = key(False, "and if false, scores are computed a block of queries at a time, again in backward, and none is kept")
     causal_skip: bool = key(True, "the attention kernel skips the scores above the diagonal")

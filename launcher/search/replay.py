@@ -39,7 +39,7 @@ LAYOUTS = 3
 """Different layouts that it needs."""
 STEP = SearchConfig().enough * math.sqrt(FEW_STEPS)
 """Standard error of a single step."""
-ATTENTION = ("unfused", "fused_softmax", "flash1", "flash2", "flash3")
+ATTENTION = ("unfused", "fused_softmax", "tiled", "flash1", "flash2")
 
 
 @dataclass(frozen=True)

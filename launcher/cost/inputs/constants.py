@@ -28,6 +28,8 @@ class Constants:
     host: float  # seconds the host needs to launch one kernel
     blocking: float  # seconds that a kernel costs more when the host waits for it
     # attention kernels: fraction of the matrix peak in forward and backward, before the exponentials
+    tiled_forward: float  # fraction of the matrix peak that the kernel reaches, before the exponentials, forward
+    tiled_backward: float  # fraction of the matrix peak that the kernel reaches, before the exponentials, backward
     flash1_forward: float  # fraction of the matrix peak that the kernel reaches, before the exponentials, forward
     flash1_backward: float  # fraction of the matrix peak that the kernel reaches, before the exponentials, backward
     flash2_forward: float  # fraction of the matrix peak that the kernel reaches, before the exponentials, forward

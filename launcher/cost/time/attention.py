@@ -14,7 +14,7 @@ from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ForwardBackward
 from launcher.cost.time import matmul
 
-FLASH = ("flash1", "flash2")
+FLASH = ("tiled", "flash1", "flash2")
 SKIPPING, MASKED, OPERATIONS = (1.5, 2.0), (2.5, 3.0), (14.5, 20.5)
 """Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted). A fused kernel loads what
 is not masked, half of a causal matrix, of each of its inputs, one forward and two backward, and stores all of its output (Megatron-LM,
@@ -31,7 +31,7 @@ def kernel(case: Case) -> str:
     if not s.fused_attention or (s.dropout and not f.kernels.attention_dropout):
         return "unfused"
     if s.linear_biases and f.kernels.attention in FLASH:
-        return "flash1"
+        return "tiled"
     return f.kernels.attention
 
 
