@@ -9,6 +9,7 @@ benchmarks/history/inference/DATE.json and the table of figures in docs/inferenc
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import hashlib
 import json
@@ -34,6 +35,7 @@ Figures = dict[str, Any]
 
 def main() -> int:
     """Take the figures, with models left out."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     record = {"tables": figures(leave_out=True)}
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{datetime.date.today().isoformat()}.json").write_text(json.dumps(record, indent=1) + "\n")
