@@ -147,6 +147,7 @@ def measure(config: Config, planned: Plan, arguments: argparse.Namespace) -> Non
     """The layouts to measure first, as commands, and what they leave open."""
     from launcher.cli.console import Column, fitted_table
     from launcher.planning.layout_names import name_of, overrides_of
+    from launcher.planning.plan import LISTED
 
     if not len(planned.order):
         raise ConfigError("--measure: no layout is likely to fit into memory, so there is none to measure; see the plan without it")
@@ -165,7 +166,7 @@ def measure(config: Config, planned: Plan, arguments: argparse.Namespace) -> Non
     ]
     console.print(fitted_table(columns, console.width, [""] * len(rows)))
     console.print(
-        f"What they take says most of the step times of all {len(planned.order):,} layouts, which are known to "
+        f"What they take says most of the step times of the {min(len(planned.order), LISTED):,} fastest layouts, which are known to "
         f"±{percent(left[0], digits=0)} before (standard deviation). Train them in one sweep, some steps each, and learn from it:",
         soft_wrap=True,
     )
