@@ -1,12 +1,14 @@
 """Searches by replay over every sweep of some tables, each predicted without its source: does the search keep its word?
 
-    python -m benchmarks.replay TABLE.csv ... [--doubt 0.1 0.03 ...] [--least 2] [--svg FILE]
+    python -m benchmarks.replay TABLE.csv ... [--doubt 0.1 0.03 ...] [--least 2] [--logs] [--svg FILE]
 
 TABLE.csv are canonical tables. Constants are fitted, and widths learnt, to all other sources (``benchmarks.spreads``); then the search of
 ``launcher.search`` runs on the measured times. Printed for each doubt: how many searches end within the tolerance of the best, how many
 stopped wrongly (the search said that nothing better was left, and there was), trials, and GPU-hours against the grid's. ``--least``: rows
-that ran which a sweep needs, 5 by default; with 2, all sweeps in which there is a choice. ``--svg`` draws the reliability: what was
-promised against how often it was wrong.
+that ran which a sweep needs, 5 by default; with 2, all sweeps in which there is a choice. ``--logs`` repeats the search with the first
+doubt for each published log that prints every step (``benchmarks.step_scatter``), with steps that scatter as that log's do: tables tell
+one time of a run, and a search runs as many steps of a trial as it takes to know that. ``--svg`` draws the reliability: what was promised
+against how often it was wrong.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ import numpy as np
 
 from benchmarks.fit import with_parameters
 from benchmarks.spreads import LeftOut, left_out, likeliest
+from benchmarks.step_scatter import Drawn, logs
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.named_files import check_file, write_named
 from launcher.search.replay import LAYOUTS, MIN_ROWS, MeasuredSweep, Replay, replay, tables
+from launcher.search.steps import OWN_STEPS
 from launcher.tables.canonical import read
 from trainer.spec import ConfigError
 
 PROMISES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
+SEED = 1
 
 
 def searches(paths: Sequence[str], found: LeftOut, least: int = MIN_ROWS) -> list[tuple[MeasuredSweep, Widths]]:
@@ -107,12 +112,20 @@ def drawing(points: Sequence[tuple[float, float]], count: int) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
+def _line(doubt: float, found: dict[str, float]) -> str:
+    return (
+        f"{doubt:5.2f}  {found['within']:10.1%} {found['wrong']:6.1%} {found['by source']:17.1%} {found['believed']:9.1%} "
+        f"{found['trials']:7.1f} {found['of the grid']:24.1%} {found['mean share']:11.1%}"
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """0, or 2 for tables that hold no search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", metavar="TABLE.csv", nargs="+")
     parser.add_argument("--doubt", type=float, nargs="+", default=PROMISES)
     parser.add_argument("--least", type=int, default=MIN_ROWS, help="rows that ran which a sweep needs, 2 at least")
+    parser.add_argument("--logs", action="store_true", help="also with steps that scatter as in each published log")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the reliability")
     given = parser.parse_args(argv)
     try:
@@ -135,11 +148,13 @@ def main(argv: list[str] | None = None) -> int:
     for doubt in given.doubt:
         found = figures([replay(sweep, SearchConfig(doubt=doubt), widths=widths) for sweep, widths in made], sources)
         points.append((doubt, found["wrong"]))
-        print(
-            f"{doubt:5.2f}  {found['within']:10.1%} {found['wrong']:6.1%} {found['by source']:17.1%} "
-            f"{found['believed']:9.1%} {found['trials']:7.1f} "
-            f"{found['of the grid']:24.1%} {found['mean share']:11.1%}"
-        )
+        print(_line(doubt, found))
+    for log in logs() if given.logs else []:
+        if len(log.factors) >= OWN_STEPS:
+            drawn = Drawn(log.factors, np.random.default_rng(SEED))
+            settings = SearchConfig(doubt=given.doubt[0])
+            found = figures([replay(sweep, settings, widths=widths, scatter=drawn) for sweep, widths in made], sources)
+            print(f"{_line(given.doubt[0], found)}  {log.name}")
     if given.svg:
         write_named(given.svg, drawing(points, len(made)), "--svg")
     return 0

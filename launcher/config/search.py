@@ -36,7 +36,7 @@ class SearchConfig:
     nodes: str = key("fewest", "nodes of a trial: fewest (data degree cut down, layout kept) or full", choices=("fewest", "full"))
     verify: int = key(2, "how many of the best are measured at full size, and again where noise leaves open which is faster", minimum=1)
     start_s: float = key(60.0, "seconds a trial needs before its first step, until some have been measured; counted as GPU-hours", minimum=0)
-    enough: float = key(0.005, "a training ends once its step time is known to this fraction (standard error); 0 = after run.steps", minimum=0)
+    enough: Optional[float] = key(None, "a training ends once its step time is known to this fraction (standard error); null = half of tolerance; 0 = after run.steps", minimum=0)
     parallel: int = key(1, "trials proposed at once, for clusters whose queue is the bottleneck", minimum=1)
     recipe: Optional[str] = key(None, "name of the recipe that the winner is written to; null = the name of the sweep")
     space: SpaceConfig = key(SpaceConfig, "which layouts are looked at")

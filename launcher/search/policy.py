@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol, TypeVar
@@ -28,13 +28,6 @@ from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastes
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate
 from trainer.spec import Reason
-
-FEW_STEPS = 3
-"""Measured steps that a trial is granted before it may be given up, or its step time be known."""
-OWN_STEPS = 4
-"""Steps whose quartiles say how much they scatter."""
-SURELY, LEAST_ABOVE = 3.0, 1.01
-"""Standard errors, and how much at least, by which a step has to be slower for its trial to be given up."""
 
 
 @dataclass(frozen=True)
@@ -314,11 +307,6 @@ def at_most(settings: SearchConfig, trials: int, count: int) -> int:
     return count if settings.max_trials is None else min(count, settings.max_trials - trials)
 
 
-def expected_steps(settings: SearchConfig, steps: int, warmup_steps: int) -> int:
-    """Steps of a trial as its price counts them: all, or as few as its time is known after where they hardly scatter."""
-    return min(steps, warmup_steps + FEW_STEPS) if settings.enough else steps
-
-
 def limit_reached(settings: SearchConfig, trials: int, gpu_hours: float, hours: float) -> str | None:
     """Why a search ends that has spent so much; None: it may go on."""
     for name, spent in (("max_trials", trials), ("max_gpu_hours", gpu_hours), ("max_hours", hours)):
@@ -332,22 +320,3 @@ def expected_gain(believed: Mixture, best: float) -> np.ndarray:
     """(n,) E[max(0, log best - log t)]: expected improvement (Jones et al. 1998, equation 15), for each Gaussian of the mixture."""
     z = (np.log(best) - believed.means) / believed.spreads
     return np.asarray(believed.weights @ (believed.spreads * (z * ndtr(z) + normal_pdf(z))))
-
-
-def cannot_win(steps: Sequence[float], prune_above_s: float | None, scatter: float | None = None, warm: Sequence[float] = ()) -> bool:
-    """Whether the measured ``steps`` show that a trial cannot win: even its fastest is above ``prune_above_s`` and its median 1 % more. The
-    fastest of a few steps is a safe lower bound of the median that all steps would have.
-
-    Of fewer than ``FEW_STEPS`` it is one if earlier trials have told by how much single steps scatter: all of them, and those of the
-    warm-up but the first (``warm``), are ``SURELY`` times that above. A hiccup would have to last for several steps.
-    """
-    if prune_above_s is None or not steps:
-        return False
-    if len(steps) >= FEW_STEPS:
-        return min(steps) > prune_above_s and median(steps) > LEAST_ABOVE * prune_above_s
-    return scatter is not None and min([*steps, *warm]) > surely_above(prune_above_s, scatter)
-
-
-def surely_above(seconds: float, scatter: float) -> float:
-    """The time that a single step has to take if its layout is to be slower than ``seconds`` for sure."""
-    return seconds * max(LEAST_ABOVE, math.exp(SURELY * scatter))

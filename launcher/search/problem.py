@@ -18,7 +18,8 @@ from launcher.cost.uncertainty import TimeSurrogate, Traits, columns
 from launcher.planning.layout_names import overrides_of
 from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, needed
-from launcher.search.policy import Policy, Price, SearchTrial, Small, expected_steps
+from launcher.search.policy import Policy, Price, SearchTrial, Small
+from launcher.search.steps import expected_steps
 from launcher.search.surrogate import Candidates
 from trainer.spec import ConfigError, LayoutConfig
 from trainer.spec.errors import divisors

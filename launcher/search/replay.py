@@ -5,8 +5,8 @@ kernel, batch (times are compared per token). Rows that differ in nothing but wh
 cluster. The cost of a trial is counted as a cluster would charge it: ``start_s``, then
 warm-up and measured steps on all devices, where a trial that cannot win, or whose step time is known, is ended as soon as the search allows
 it, and one that runs out of memory ends in its first step. The grid runs every row to the end. Tables tell one time of a run, not how much
-its steps scatter: it counts as known after the fewest steps, and single ones to so much that these are (``STEP``, 0.9 %);
-``search.enough=0`` counts all steps of trials that can win.
+its steps scatter: all steps of a row take that time, and the search takes single ones to be off as usual (``USUAL_SCATTER``), unless it is
+given steps that do scatter (``Scatter``). ``search.enough=0`` counts all steps of trials that can win.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
 from launcher.cost.uncertainty import coordinates
 from launcher.search.candidates import plain
-from launcher.search.policy import FEW_STEPS, OWN_STEPS, Policy, Price, SearchTrial, Stop, TrialObservation, cannot_win, expected_steps
+from launcher.search.policy import Policy, Price, Stop, TrialObservation
+from launcher.search.steps import USUAL_SCATTER, ending, enough_of, expected_steps, noise_of, scatter_of
 from launcher.search.surrogate import Candidates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
@@ -37,9 +39,14 @@ MIN_ROWS = 5
 """Rows that ran which a table needs to be worth a search."""
 LAYOUTS = 3
 """Different layouts that it needs."""
-STEP = SearchConfig().enough * math.sqrt(FEW_STEPS)
-"""Standard error of a single step."""
 ATTENTION = ("unfused", "fused_softmax", "tiled", "flash1", "flash2")
+
+
+class Scatter(Protocol):
+    """How steps differ from the time of their run."""
+
+    def __call__(self, count: int) -> Sequence[float]:
+        """Factors of ``count`` steps of a trial, the warm-up's but the first before the others."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +93,13 @@ class Replay:
     reason: str  # why it stopped
     doubt: float | None  # probability that an untried layout is faster by more than the tolerance, as the search believed in the end
     tolerance: float
+    behind: float | None  # how far the layout that the search chose is behind the table's best; None: no trial ran
 
     @property
     def trials_to_best(self) -> int | None:
         """Trials until one within the tolerance of the table's best was measured; None: never."""
         within = (i for i, s in enumerate(self.steps, 1) if s.behind_best is not None and s.behind_best <= self.tolerance)
         return next(within, None)
-
-    @property
-    def behind(self) -> float | None:
-        """How far the layout that the search chose is behind the table's best; None: no trial ran."""
-        return min((s.behind_best for s in self.steps if s.behind_best is not None), default=None)
 
     @property
     def gpu_hours(self) -> float:
@@ -142,7 +145,14 @@ def _median_of_those_that_ran(seconds: np.ndarray) -> float:
     return float(np.median(ran)) if len(ran) else np.inf
 
 
-def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup_steps: int = 2, widths: Widths | None = None) -> Replay:
+def replay(
+    table: MeasuredSweep,
+    settings: SearchConfig,
+    steps: int = 10,
+    warmup_steps: int = 2,
+    widths: Widths | None = None,
+    scatter: Scatter | None = None,
+) -> Replay:
     """Search ``table`` with trials of ``steps`` steps, ``warmup_steps`` of them not measured."""
     candidates = _candidates(table)
     one = candidates.seconds * table.tokens
@@ -150,21 +160,59 @@ def replay(table: MeasuredSweep, settings: SearchConfig, steps: int = 10, warmup
     policy = Policy(candidates, settings, price=Price(settings.start_s + expected * one, settings.start_s + one), widths=widths)
     best = float(table.cost.min())
     done: list[Step] = []
-    least = OWN_STEPS  # until a trial has told how much steps scatter
+    seen: list[list[float]] = []  # steps of earlier trials
     while not isinstance(proposed := policy.ask(), Stop):
         trial = proposed[0]
-        needed = min(steps, warmup_steps + least) if settings.enough else steps
-        scatter = STEP if least == FEW_STEPS else None
-        step = _measure(table, trial, settings, needed, warmup_steps, float(candidates.seconds[trial.index]), best, scatter)
-        least = FEW_STEPS if step.measured_s is not None and not step.stopped else least
-        reason = Reason.OUT_OF_MEMORY if table.out_of_memory[trial.index] else Reason.ERROR
-        noise = STEP / math.sqrt(step.measured_steps) if step.measured_steps else 0.0
-        policy.tell(trial, TrialObservation(float(table.cost[trial.index]), reason, noise, gpu_hours=step.gpu_hours))
-        done.append(step)
+        i, ran = trial.index, bool(np.isfinite(table.cost[trial.index]))
+        known = _known_scatter(seen, scatter)
+        shown, reason = (
+            _run(float(table.cost[i]), trial.prune_above_s, settings, (steps, warmup_steps), known, scatter) if ran else ([], None)
+        )
+        seen.append(shown)
+        gpu_hours = _gpu_hours(table, i, settings, warmup_steps + len(shown), float(candidates.seconds[i]))
+        behind, seconds = (float(table.cost[i] / best - 1), float(table.seconds[i])) if ran else (None, None)
+        stopped = reason is Reason.CANNOT_WIN
+        done.append(Step(table.cases[i].row.number, float(one[i]), seconds, behind, gpu_hours, stopped, len(shown)))
+        if not ran:
+            reason = Reason.OUT_OF_MEMORY if table.out_of_memory[i] else Reason.ERROR
+        told = median(shown) if shown else math.inf
+        noise = noise_of(shown, known) if scatter else USUAL_SCATTER / math.sqrt(max(len(shown), 1))
+        policy.tell(trial, TrialObservation(told, reason or Reason.ERROR, noise, gpu_hours=gpu_hours))
     grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
+    ranked = policy.ranking()
+    chosen = float(table.cost[ranked[0]] / best - 1) if ranked else None
     return Replay(
-        table.name, len(table), int(np.isfinite(table.seconds).sum()), done, grid, proposed.reason, proposed.doubt, settings.tolerance
+        table.name,
+        len(table),
+        int(np.isfinite(table.seconds).sum()),
+        done,
+        grid,
+        proposed.reason,
+        proposed.doubt,
+        settings.tolerance,
+        chosen,
     )
+
+
+def _known_scatter(seen: Sequence[Sequence[float]], scatter: Scatter | None) -> float | None:
+    """What a search knows of how much single steps scatter: nothing before a trial had enough of them; then what they say, or, where all
+    steps of a table take the same time, what is usual."""
+    own = scatter_of(seen)
+    return own if own is None or scatter is not None else USUAL_SCATTER
+
+
+def _run(
+    took: float, cut: float | None, settings: SearchConfig, steps: tuple[int, int], known: float | None, scatter: Scatter | None
+) -> tuple[list[float], Reason | None]:
+    """The measured steps of a trial that takes ``took``, as far as a search lets it run, and why it ended it. ``steps``: all, and those of
+    the warm-up."""
+    count, warmup = steps
+    factors = [1.0] * (count - 1) if scatter is None else scatter(count - 1)
+    warm, measured = ([took * factor for factor in some] for some in (factors[: warmup - 1], factors[max(warmup - 1, 0) :]))
+    for shown in range(1, len(measured) + 1):
+        if reason := ending(measured[:shown], warm, cut, known, enough_of(settings)):
+            return measured[:shown], reason
+    return measured, None
 
 
 def _table(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None) -> MeasuredSweep:
@@ -195,29 +243,6 @@ def _candidates(table: MeasuredSweep) -> Candidates:
     trainers = np.unique([case.row["trainer"] for case in table.cases], return_inverse=True)[1]
     rest = np.unique([repr((case.global_batch, case.trainer, case.constants)) for case in table.cases], return_inverse=True)[1]
     return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory, plain(layouts, rest), trainers)
-
-
-def _measure(
-    table: MeasuredSweep,
-    trial: SearchTrial,
-    settings: SearchConfig,
-    steps: int,
-    warmup: int,
-    predicted: float,
-    best: float,
-    scatter: float | None,
-) -> Step:
-    """What the cluster would have done with ``trial``, of whose steps it is known that they ``scatter``."""
-    i, ran = trial.index, bool(np.isfinite(table.seconds[trial.index]))
-    took = float(table.cost[i])
-    enough = (count for count in range(1, FEW_STEPS + 1) if ran and cannot_win([took] * count, trial.prune_above_s, scatter))
-    needed = next(enough, None)
-    shown = steps if needed is None else min(steps, warmup + needed)
-    behind = float(took / best - 1) if ran else None
-    hours = _gpu_hours(table, i, settings, shown, predicted)
-    seconds = float(table.seconds[i]) if ran else None
-    measured = max(shown - warmup, 1) if ran else 0
-    return Step(table.cases[i].row.number, predicted * float(table.tokens[i]), seconds, behind, hours, needed is not None, measured)
 
 
 def _gpu_hours(table: MeasuredSweep, i: int, settings: SearchConfig, steps: int, predicted: float) -> float:

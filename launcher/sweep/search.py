@@ -9,19 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median, quantiles, stdev
+from statistics import median
 from typing import Any, Generic
 
 from launcher.backends.pool import Backends
 from launcher.config import resolve
 from launcher.config.schema import SweepConfig
-from launcher.config.uncertainty import shipped_widths
 from launcher.interrupt import Interrupted
 from launcher.results.ranking import Measurement, agreeing, compared
 from launcher.results.ranking import measurement as as_ranked
-from launcher.search.policy import FEW_STEPS, OWN_STEPS, P, Policy, Searched, SearchTrial, Stop, TrialObservation, cannot_win
+from launcher.search.policy import P, Policy, Searched, SearchTrial, Stop, TrialObservation
+from launcher.search.steps import OWN_STEPS, ending, enough_of, known_to, noise_of, scatter_of
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
 from trainer.spec import ConfigError, Reason, Status
@@ -57,8 +57,8 @@ def search(
     settings = dataclasses.replace(config.sweep, follow=True)
     try:
         while not isinstance(proposed := found.policy.ask(config.search.parallel), Stop):
-            enough = config.search.enough if isinstance(found.policy, Policy) else 0.0
-            watch = _Watch(store, enough, step_scatter(record for _, record, _ in found.trials))
+            enough = enough_of(config.search) if isinstance(found.policy, Policy) else 0.0
+            watch = _Watch(store, enough, scatter_of(measured_steps(record) for _, record, _ in found.trials))
             for trial, record, measured in _measure(name, problem, proposed, overrides, settings, watch, backends):
                 if not record.status.final:
                     found.unfinished, found.reason = True, "the cluster does not answer; the same command continues"
@@ -151,55 +151,6 @@ def served(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, shares in known if isinstance(shares, dict) and (value := positive(shares.get("p50")))}
 
 
-def noise_of(steps: Sequence[float], scatter: float | None = None) -> float:
-    """Relative standard error of the median of ``steps``: 1.25 standard deviations over root n, the deviation from the quartiles.
-
-    Fewer than ``OWN_STEPS`` cannot say how much they scatter: what they differ by is added to what a step is known to be off, by those of
-    earlier trials (``step_scatter``); without any, by a run of ``OWN_STEPS``, which is off by as much as published repeats are.
-
-    Where the first and the second half differ by more than that allows, the machine's speed drifts (others use it), and half of their
-    difference is the error that more steps of the same moment would not lower.
-    """
-    if not steps:
-        return 0.0  # of nothing
-    if len(steps) < OWN_STEPS:
-        known = shipped_widths().noise * math.sqrt(OWN_STEPS) if scatter is None else scatter
-        return math.hypot(known, _scatter_of(steps)) / math.sqrt(len(steps))
-    halves = steps[: len(steps) // 2], steps[len(steps) // 2 :]
-    if len(steps) < 8:
-        return _error_of_median(steps, len(steps))
-    drift = abs(math.log(median(halves[0]) / median(halves[1]))) / 2
-    within = sum(_error_of_median(half, len(steps)) for half in halves) / 2
-    return max(drift, _error_of_median(steps, len(steps))) if drift > 2 * within else _error_of_median(steps, len(steps))
-
-
-def step_scatter(records: Iterable[Record]) -> float | None:
-    """Relative standard error of a single step, by that trial whose steps scattered most; None where none had enough of them to say."""
-    ran = [steps for record in records if len(steps := measured_steps(record)) >= OWN_STEPS]
-    return max((noise_of(steps) * math.sqrt(len(steps)) for steps in ran), default=None)
-
-
-def known_to(steps: Sequence[float], scatter: float | None) -> float:
-    """Relative standard error of the median of ``steps``; infinite where they are too few to say. A few that happen to lie close to each
-    other are not trusted to scatter less than those of earlier trials did (``step_scatter``)."""
-    if len(steps) < (OWN_STEPS if scatter is None else FEW_STEPS):
-        return math.inf
-    root = math.sqrt(len(steps))
-    own = noise_of(steps) if len(steps) >= OWN_STEPS else _scatter_of(steps) / root
-    return max(own, (scatter or 0.0) / root)
-
-
-def _scatter_of(steps: Sequence[float]) -> float:
-    """Relative standard error of one of a few steps, as far as they differ; 0 of a single one."""
-    return 1.25 * stdev(map(math.log, steps)) if len(steps) > 1 else 0.0
-
-
-def _error_of_median(steps: Sequence[float], count: int) -> float:
-    """Relative standard error of the median of ``count`` steps that scatter as ``steps`` do."""
-    low, middle, high = quantiles(steps, n=4)
-    return 1.25 * (high - low) / 1.35 / math.sqrt(count) / middle
-
-
 def measured_steps(record: Record) -> list[float]:
     """Step times of the newest attempt after warm-up, in seconds."""
     return _step_seconds(record, lambda step: step > _warmup(record))
@@ -248,15 +199,17 @@ class _Watch:
 
     def _end(self, record: Record) -> tuple[Reason, str] | None:
         """Why a trial should end now, if it should."""
-        steps, cut = measured_steps(record), self.cuts[record.id]
-        if cannot_win(steps, cut, self.scatter, warm_steps(record)):
-            many = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
-            return Reason.CANNOT_WIN, f"{many} of {min(steps):.4g} s at least; the best so far would take {cut:.4g} s"
+        steps, warm, cut = measured_steps(record), warm_steps(record), self.cuts[record.id]
+        reason = ending(steps, warm, cut, self.scatter, self.enough)
         run = record.config["run"]
         left = run["steps"] - run["warmup_steps"] - len(steps)
-        if not self.enough or not steps or left * median(steps) < ENDING_S or (error := known_to(steps, self.scatter)) > self.enough:
-            return None
-        return Reason.MEASURED, f"step time known to {100 * error:.2f} % after {len(steps)} of {len(steps) + left} measured steps"
+        if reason is Reason.CANNOT_WIN:
+            many = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+            return reason, f"{many} of {min(steps):.4g} s at least; the best so far would take {cut:.4g} s"
+        if reason is Reason.MEASURED and left * median(steps) >= ENDING_S:
+            error = 100 * known_to(steps, self.scatter, warm)
+            return reason, f"step time known to {error:.2f} % after {len(steps)} of {len(steps) + left} measured steps"
+        return None
 
     def close(self) -> None:
         """Nothing is held."""

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from launcher.config.search import SearchConfig
-from launcher.search.policy import Policy, Price, SearchTrial, Small, Stop, TrialObservation, cannot_win
+from launcher.search.policy import Policy, Price, SearchTrial, Small, Stop, TrialObservation
+from launcher.search.steps import cannot_win
 from launcher.search.surrogate import Candidates
 from trainer.spec import Reason
 

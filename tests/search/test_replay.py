@@ -103,6 +103,22 @@ def test_a_disturbed_trial_does_not_lead_the_search_far_astray() -> None:
     assert behind is not None and behind <= 0.1
 
 
+@pytest.mark.parametrize("warmup", [1, 2, 3])
+@pytest.mark.parametrize("spread", [0.0, 0.007, 0.05])
+def test_steps_that_scatter_cost_more_steps_and_not_the_answer(replays: list[Replay], spread: float, warmup: int) -> None:
+    """A trial ends after few steps only where they scatter little: what a search chooses is as good as without any scatter."""
+    random = np.random.default_rng(0)
+
+    def scatter(count: int) -> list[float]:
+        return [float(factor) for factor in np.exp(random.normal(0.0, spread, count))]
+
+    found = [replay(table, SETTINGS, warmup_steps=warmup, scatter=scatter) for table in tables(read(CSV), hardware_files())]
+    assert all(each.behind is not None and each.behind <= 0.04 for each in found)
+    whole = [step.measured_steps for each in found for step in each.steps if step.measured_s and not step.stopped]
+    assert all(1 <= steps <= 10 - warmup for steps in whole)
+    assert np.mean(whole) > 5 if spread == 0.05 else min(whole) == (2 if warmup == 1 else 1)
+
+
 def test_a_limit_of_trials_is_kept() -> None:
     for table in tables(read(CSV), hardware_files()):
         assert len(replay(table, dataclasses.replace(SETTINGS, max_trials=1)).steps) == 1
