@@ -44,7 +44,11 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
     cells["head_width"] = 128.0 if latent.query_rank else _head_width(row, hidden, cells["heads"]) if hidden else None
     cells["tied"] = not llama if source.tied is None else source.tied
     tuning = tuning_of(row)
-    cells |= {"dropout": source.dropout, "adapters": "lora" in row.text("model").lower(), "text": tuning.text if tuning else 0}
+    cells |= {
+        "dropout": source.dropout and not llama,
+        "adapters": "lora" in row.text("model").lower(),
+        "text": tuning.text if tuning else 0,
+    }
     cells |= {"adapter_rank": tuning.rank if tuning else 0, "adapter_targets": tuning.targets if tuning else ()}
     cells |= {"latent_queries": latent.query_rank, "latent_keys": latent.kv_rank}
     sizes = (experts.count, experts.active, experts.ffn, experts.shared_ffn, experts.dense_layers) if experts else (None,) * 5

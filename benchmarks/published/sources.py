@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.published.raw import RawRow
 from benchmarks.published.tuned import tuning_of
+from launcher.config.trainers import profile
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Source:
     trainer: str  # a profile of conf/trainer
     sequence_parallel: bool = False  # where the cell is blank
     vocab: int | None = None
-    dropout: bool = False
+    dropout: bool = False  # of its GPTs
     tied: bool | None = None  # None: as the family usually is
     balance: str = "equal"  # how blocks are dealt out to stages
     micro_batches: str = ""  # where their size is blank and there are stages: "as stages", or of one sample
@@ -64,9 +65,10 @@ SOURCES = (
     Source(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", "fsdp"),
     Source(r"trireme|^$", "trireme"),
     Source(r"Megatron|Nemotron", "megatron_core", True, since=2024),
-    Source(r"Megatron", "megatron_lm_2023", since=2023),
-    Source(r"Megatron", "megatron_lm_2022", since=2022),
+    Source(r"Megatron", "megatron_lm_2023", dropout=True, since=2023),  # megatron/arguments.py: 0.1 unless the command line says otherwise
+    Source(r"Megatron", "megatron_lm_2022", dropout=True, since=2022),
     Source(r"Megatron", "megatron_lm_2021", dropout=True),
+    Source(r"LiBai", "unknown_before_flash", dropout=True),  # configs/gpt2_pretrain.py
     Source("", "unknown_2024", True, since=2024),
     Source("", "unknown", since=2023),
     Source("", "unknown_before_flash"),
@@ -85,7 +87,13 @@ def source_of(row: RawRow) -> Source:
     recompute = _policy(row, trainer) or found.recompute
     if tuning := tuning_of(row):
         changes = {**changes, **tuning.changes}
+    if profile(trainer).kernels.pointwise == "eager" and re.search(r"(?<!no )torch\.compile", row.notes):
+        changes = {**changes, **COMPILED}
     return replace(found, trainer=trainer, changes=changes | _as_noted(row), balance=balance, recompute=recompute)
+
+
+COMPILED = {"kernels.pointwise": "compiled", "kernels.host_forward": 0.8, "kernels.host_backward": 0.6}
+"""What torch.compile makes of an eager trainer's blocks (conf/trainer/torchtitan.yaml)."""
 
 
 def _policy(row: RawRow, trainer: str) -> str:

@@ -32,6 +32,7 @@ class HardwareConfig:
     units: Optional[int] = key(None, "SMs, CUs or cores (used for wave quantisation); null = one", minimum=1)
     memory_bandwidth_gbs: Optional[float] = key(None, "device memory bandwidth in 1e9 bytes/s", above=0)
     link_gbs: Optional[float] = key(None, "bandwidth inside a node, per device and direction, in 1e9 bytes/s (NVLink)", above=0)
+    link_ring_gbs: dict[str, float] = key(dict, "where links join devices without a switch: bandwidth of a ring over some of a node's, per device and direction, in 1e9 bytes/s: {2 of 8: 64}; of more in proportion, up to link_gbs of all", above=0)
     link_latency_us: float = key(5.0, "latency of one message inside a node", minimum=0)
     link_domain: Optional[int] = key(None, "devices joined by links (72 for NVL72); null = the devices of a node", minimum=1)
     link_reduction: bool = key(False, "the link switch itself adds up all-reduces (NVLink SHARP)")

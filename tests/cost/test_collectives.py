@@ -17,6 +17,7 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.time import collectives
 from tests.cost.machines import HARDWARE
+from trainer.spec import ConfigError
 
 FILES = {"A100": "a100_80", "H200": "h200", "B200": "b200"}
 DEVICES = {name: Device.of(HARDWARE[file], 8) for name, file in FILES.items()}
@@ -110,3 +111,27 @@ def test_a_link_domain_of_72_keeps_a_group_of_64_off_the_network() -> None:
     gb200 = Device.of(HARDWARE["gb200"], 4)
     assert PlacedGroup.of(gb200, 64, 1).far == 1
     assert PlacedGroup.of(Device.of(HARDWARE["h100"], 8), 64, 1).far == 8
+
+
+@pytest.mark.parametrize("name, per_node, pair", [("v100_16", 4, 1 / 3), ("v100_32", 8, 1 / 6), ("mi300x", 8, 1 / 7), ("a100_80", 8, 1.0)])
+def test_without_a_switch_a_pair_has_only_the_links_between_the_two(name: str, per_node: int, pair: float) -> None:
+    device = Device.of(HARDWARE[name], per_node)
+    assert device.link_of(2) == pytest.approx(pair * device.link) and device.link_of(per_node) == device.link
+    rates = [float(collectives.bus(device, SHIPPED, PlacedGroup.of(device, size, 1))) for size in range(2, per_node + 1)]
+    assert rates == sorted(rates) and rates[0] == pytest.approx(pair * rates[-1])
+    two, all_ = (PlacedGroup.of(device, size, 1) for size in (2, per_node))
+    for operation in (collectives.all_reduce, collectives.all_gather, collectives.reduce_scatter):
+        slower = operation(device, SHIPPED, two, 1e9) / 0.5 / (operation(device, SHIPPED, all_, 1e9) / (1 - 1 / per_node))
+        assert slower == pytest.approx(1 / pair, rel=0.1)
+    assert collectives.send(device, SHIPPED, False, 1e9) == pytest.approx(1e9 / (pair * device.link * SHIPPED.link), rel=0.05)
+
+
+def test_sixteen_devices_behind_a_switch_are_not_those_of_a_mesh() -> None:
+    assert Device.of(HARDWARE["v100_32"], 16).link_of(2) == Device.of(HARDWARE["v100_32"], 16).link
+
+
+@pytest.mark.parametrize("name", ["2", "two of 8", "1 of 8", "2 of 8 of 9"])
+def test_a_ring_of_another_form_is_one_clear_error(name: str) -> None:
+    hardware = dataclasses.replace(HARDWARE["v100_16"], link_ring_gbs={name: 50.0})
+    with pytest.raises(ConfigError, match=r"link_ring_gbs has .*name a ring by its devices and those of a node, as in '2 of 8'"):
+        Device.of(hardware, 8)

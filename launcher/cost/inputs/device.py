@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from launcher.config.schema import HardwareConfig
 from launcher.cost.inputs.measured import Measured
+from launcher.cost.inputs.shape import Array
 from trainer.spec import ConfigError
 
 SUSTAINED = 0.7
 """Fraction of its peak that a device sustains in training, where nothing better is known: the best products measured alone reach 0.74 to
 0.87 of it on A100, H100 and B200 (stas00/ml-engineering), and training runs warmer and in worse shapes."""
+RING = re.compile(r"([2-9]|[1-9]\d+) of (\d+)")
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
 """Bytes of a matrix operand."""
 
@@ -31,6 +34,7 @@ class Device:
     memory: float
     bandwidth: float
     link: float  # per device and direction, inside a link domain
+    rings: tuple[tuple[int, float], ...]  # the same of a ring over so many neighbours, fewest first; none where a switch joins all
     link_latency: float
     link_reduction: bool  # the switch adds up (NVLink SHARP)
     domain: int  # devices joined by links
@@ -71,6 +75,7 @@ class Device:
             memory=(hardware.memory_gb or np.inf) * 1e9,
             bandwidth=bandwidth,
             link=link,
+            rings=_rings(hardware, hardware.link_domain or per_node, link),
             link_latency=hardware.link_latency_us * 1e-6,
             link_reduction=hardware.link_reduction,
             domain=hardware.link_domain or per_node,
@@ -79,6 +84,13 @@ class Device:
             time_factor=hardware.time_factor,
             ranks_per_core=per_node / hardware.cores if hardware.host and hardware.cores else 0.0,
         )
+
+    def link_of(self, near: Array) -> Array:
+        """Bytes/s of a ring over ``near`` devices of a domain. Without a switch the links that lead out of the ring are idle."""
+        if not self.rings:
+            return self.link
+        sizes, rates = np.array(self.rings).T
+        return np.interp(np.asarray(near, dtype=float), sizes, rates)
 
     def peak(self, precision: str) -> float:
         """Matrix peak in FLOP/s."""
@@ -93,3 +105,17 @@ class Device:
         """A precision without a rate of its own runs at the next wider one that has one, else at the widest."""
         order = ("fp4", "fp8", "bf16", "fp16", "fp32", "fp64")
         return next(name for name in (*order[order.index(precision) :], *order[::-1]) if name in rates)
+
+
+def _rings(hardware: HardwareConfig, domain: int, link: float) -> tuple[tuple[int, float], ...]:
+    """Rates of rings over fewer devices than a domain of so many has."""
+    known: dict[int, float] = {}
+    for name, rate in hardware.link_ring_gbs.items():
+        of = RING.fullmatch(name)
+        if of is None:
+            raise ConfigError(
+                f"cluster.hardware.link_ring_gbs has {name!r}: name a ring by its devices and those of a node, as in '2 of 8'"
+            )
+        if int(of[2]) == domain:
+            known[int(of[1])] = rate * 1e9
+    return tuple(sorted({**known, domain: link}.items())) if known else ()

@@ -20,7 +20,7 @@ from launcher.cost.inputs.shape import Array
 
 def bus(device: Device, constants: Constants, group: PlacedGroup) -> Array:
     """Ring rate in bytes/s per rank."""
-    link = device.link * constants.link
+    link = device.link_of(group.near) * constants.link
     network = device.network * constants.network * group.rails / (1 + constants.crowd * np.log2(np.maximum(group.far / 2, 1)))
     return np.where(group.far > 1, np.minimum(link, network), link)
 
@@ -75,13 +75,13 @@ def all_to_all(device: Device, constants: Constants, group: PlacedGroup, payload
     """Seconds for every rank to send ``payload`` bytes in equal parts to all: what leaves the domain passes the rank's own port. Of that
     only the fraction ``beyond`` travels where copies for the same domain are made there."""
     near, away = (group.near - 1) / group.size, beyond * (group.size - group.near) / group.size
-    slow = np.maximum(near / (device.link * constants.link), away / (device.network * constants.network))
+    slow = np.maximum(near / (device.link_of(group.near) * constants.link), away / (device.network * constants.network))
     return np.where(group.size > 1, latency(device, constants, group) + payload * slow, 0.0)
 
 
 def send(device: Device, constants: Constants, remote: Array, payload: Array) -> Array:
     """Seconds to hand ``payload`` bytes to a neighbour, inside the domain or over the network."""
-    rate = np.where(remote, device.network * constants.network, device.link * constants.link)
+    rate = np.where(remote, device.network * constants.network, device.link_of(2) * constants.link)
     wait = np.where(remote, device.network_latency, device.link_latency)
     factor = 1.0 if device.measured is None else device.measured.collective("send", 2, remote, payload)
     return (constants.launch / 2 + wait + payload / rate) * factor
