@@ -2,7 +2,7 @@
 
     python -m benchmarks.step_scatter
 
-Prints for each log of ``benchmarks/published/data/steps.csv`` how far the step after a warm-up of two, the median of the three after it,
+Prints for each log of ``benchmarks/step_times.csv`` how far the step after a warm-up of two, the median of the three after it,
 and all of its steps are off from the median of steps 3 to 10, and how far the second step, the last of the warm-up, was from the third.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from launcher.search.steps import FEW_STEPS, OWN_STEPS
 
-STEPS = Path(__file__).parent / "published" / "data" / "steps.csv"
+STEPS = Path(__file__).parent / "step_times.csv"
 WARMUP, LAST = 2, 10
 """Steps of a trial that are not measured, and its last one, as ``run.warmup_steps`` and ``run.steps`` have them."""
 

@@ -1,7 +1,7 @@
 """What the steps of a trial tell: how well its step time is known, and whether it can still win. Pure.
 
 Steps are those after the warm-up. Of the warm-up all but the first (``warm``) are asked whether they agree: the first does what is done
-once, and the others are like those that follow in most logs (``benchmarks/published/data/steps.csv``).
+once, and the others are like those that follow in most logs (``benchmarks/step_times.csv``).
 """
 
 from __future__ import annotations

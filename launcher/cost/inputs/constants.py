@@ -24,6 +24,7 @@ class Constants:
     # memory-bound work
     bandwidth: float  # reached fraction of memory bandwidth
     streaming: float  # and by kernels that only add one long array to another
+    dropout: float  # the same of dropout as a tensor operation, which draws a number for every element
     kernel: float  # seconds between two kernels of a busy device
     host: float  # seconds the host needs to launch one kernel
     blocking: float  # seconds that a kernel costs more when the host waits for it

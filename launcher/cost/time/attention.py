@@ -99,9 +99,9 @@ def _scores(case: Case, name: str) -> ForwardBackward:
     precision = case.vector_precision
     product = matmul.seconds(device, precision, constants, rows, s.seq, s.head_width, batch)
     product = (product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)) * matmul.aligned(s.head_width)
-    # each tensor operation streams through one long array, dropout too; a fused kernel does more to every element that it moves
+    # each tensor operation streams through one long array; a fused kernel does more to every element that it moves
     rate = constants.streaming if name == "unfused" else constants.bandwidth
-    moves = np.asarray(score_passes(case, name)) / rate + (np.asarray(DROPOUT_PASSES) / constants.streaming if s.dropout else 0.0)
+    moves = np.asarray(score_passes(case, name)) / rate + (np.asarray(DROPOUT_PASSES) / constants.dropout if s.dropout else 0.0)
     once = score_count(case) * case.width / device.bandwidth
     forward, backward = product + moves[0] * once, 2 * product + moves[1] * once
     return (forward / 2, (backward + forward) / 2) if in_blocks(case) else (forward, backward)
