@@ -9,6 +9,7 @@ TABLE.csv is a canonical table of measured runs, as ``trireme validate`` reads i
 default with evidence (a document, a measurement of a single operation, or none: neutral), and a fit starts there: it minimises the squared
 logarithms of predicted / measured step times plus the squared logarithms of parameter / default, in units of how far the evidence can be
 wrong (``SPREADS``). The constants in use are not an input. Sources weigh by the root of their rows, rows far off count linearly (Huber).
+Each machine with its trainer may be faster or slower as a whole, at the same kind of price (``OWN``).
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ LARGEST = {
     "streaming": 0.95,
 }
 LARGEST_RATE = 0.95
+OWN = 0.1
+"""Standard deviation of the error that all rows of a machine and its trainer share: neutral, a tenth."""
 HUBER, NOISE, STEP, ROUNDS = 0.08, 0.1, 0.02, 3
 
 Parameters = dict[str, float]
@@ -103,11 +106,12 @@ def sustained(device: Device, values: Parameters) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class FitProblem:
-    """Measured rows as few cases, with their sources."""
+    """Measured rows as few cases, with their sources, and with the machine and trainer that each is of."""
 
     cases: list[tuple[Case, list[int]]]
     measured: np.ndarray
     sources: list[str]
+    machines: list[tuple[str, str, str]]
 
     @classmethod
     def of(cls, path: str) -> FitProblem:
@@ -115,8 +119,12 @@ class FitProblem:
 
     @classmethod
     def of_rows(cls, rows: Sequence[MeasuredRun]) -> FitProblem:
-        asked, measured = timed_cases(rows)
-        return cls(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
+        return cls.of_cases(*timed_cases(rows))
+
+    @classmethod
+    def of_cases(cls, asked: list[TableCase], measured: Sequence[float]) -> FitProblem:
+        machines = [machine_of(case) for case in asked]
+        return cls(grouped(asked), np.array(measured), [source for source, _, _ in machines], machines)
 
     def errors(self, values: Parameters) -> np.ndarray:
         """Logarithm of predicted / measured of each row; without ``values`` as shipped."""
@@ -142,6 +150,11 @@ class FitProblem:
     def rows_of(self, source: str) -> np.ndarray:
         """Which rows (rows,) are of ``source``."""
         return np.array([one == source for one in self.sources])
+
+
+def machine_of(case: TableCase) -> tuple[str, str, str]:
+    """The source of a row, its device and its trainer: what its rows have in common besides what is predicted of them."""
+    return case.row["source"], case.row["hardware"], case.row["trainer"]
 
 
 def timed_cases(rows: Sequence[MeasuredRun]) -> tuple[list[TableCase], list[float]]:
@@ -200,19 +213,27 @@ def fit(problem: FitProblem, without: str = "") -> Fit:
 
 
 def solve(problem: FitProblem, at: Fit, without: str = "") -> Parameters:
-    """The parameters of the least error over all sources but ``without``, where errors are straight lines through ``at``."""
+    """The parameters of the least error over all sources but ``without``, where errors are straight lines through ``at``.
+
+    All rows of a machine and its trainer share an error of their own (``OWN``): a cluster that is a tenth slower than its data sheet says
+    little of how fast a kernel is, and how its rows differ from each other says more (a linear mixed model; Laird & Ware 1982,
+    Biometrics 38, pages 963-974).
+    """
     counts = {source: problem.sources.count(source) for source in set(problem.sources)}
     shares = np.array([0.0 if source == without else counts[source] ** -0.5 for source in problem.sources])
     names, now = list(problem.defaults), np.array([np.log(at.values[name]) for name in problem.defaults])
     prior = np.log(list(problem.defaults.values()))
-    stiffness = (NOISE / problem.spreads) ** 2
-    change = np.zeros(len(names))
+    own = np.array([[one == machine for machine in dict.fromkeys(problem.machines)] for one in problem.machines], dtype=float)
+    slopes = np.concatenate([at.slopes, own], axis=1)
+    apart = np.concatenate([now - prior, np.zeros(own.shape[1])])
+    stiffness = (NOISE / np.concatenate([problem.spreads, np.full(own.shape[1], OWN)])) ** 2
+    change = np.zeros(slopes.shape[1])
     for _ in range(20):
-        left = at.errors + at.slopes @ change
+        left = at.errors + slopes @ change
         weights = shares * np.minimum(1.0, HUBER / np.maximum(np.abs(left), 1e-9))
-        normal = at.slopes.T @ (weights[:, None] * at.slopes) + np.diag(stiffness)
-        change = np.linalg.solve(normal, -at.slopes.T @ (weights * at.errors) - stiffness * (now - prior))
-    found = np.exp(now + np.clip(change, -0.5, 0.5))
+        normal = slopes.T @ (weights[:, None] * slopes) + np.diag(stiffness)
+        change = np.linalg.solve(normal, -slopes.T @ (weights * at.errors) - stiffness * apart)
+    found = np.exp(now + np.clip(change[: len(names)], -0.5, 0.5))
     return {name: min(float(value), LARGEST.get(name, LARGEST_RATE if " " in name else np.inf)) for name, value in zip(names, found)}
 
 

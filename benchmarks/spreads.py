@@ -25,7 +25,7 @@ from scipy.linalg import eigh
 from scipy.optimize import minimize
 from scipy.special import logsumexp, ndtr
 
-from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, timed_cases, with_parameters
+from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, machine_of, timed_cases, with_parameters
 from launcher.config.compose import conf_dir
 from launcher.config.hardware import hardware_files
 from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths
@@ -36,7 +36,7 @@ from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.uncertainty import Traits, between, columns, coordinates, own_variance, squared_distance
 from launcher.tables.canonical import Unanswerable, read
 from launcher.tables.cases import TableCase, asked_cells, table_case
-from launcher.tables.predictions import grouped, predict_rows
+from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import short
 from trainer.spec import ConfigError
 
@@ -128,7 +128,7 @@ class LeftOut:
         places = Places.of([known_cells(case) for case in self.cases])
         layouts = np.array([case.layout for case in self.cases], dtype=self.cases[0].layout.dtype)
         whole = np.concatenate([coordinates(layouts), places.machines], axis=1)
-        keys = [(case.row["source"], case.row["hardware"], case.row["trainer"]) for case in self.cases]
+        keys = [machine_of(case) for case in self.cases]
         units = np.array([list(dict.fromkeys(keys)).index(key) for key in keys])
         traits = Traits(self.causes / self.causes.sum(axis=1, keepdims=True), whole, units)
         found = []
@@ -144,7 +144,7 @@ def left_out(tables: Sequence[str]) -> LeftOut:
     asked, measured = timed_cases([row for table in tables for row in read(table)])
     if len({case.row["source"] for case in asked}) < 2:
         raise ConfigError(f"{' '.join(tables)} have step times of fewer than two sources, so that none can be predicted without its own")
-    problem = FitProblem(grouped(asked), np.array(measured), [case.row["source"] for case in asked])
+    problem = FitProblem.of_cases(asked, measured)
     fitted = left_out_parameters(problem, fit(problem))
     time, causes = np.zeros((2, len(asked), len(WIDTH_OF_PART)))
     for source, parameters in fitted.items():
@@ -181,7 +181,7 @@ def memory_widths(tables: Sequence[str], start: Widths) -> Widths:
     if not cases:
         return start
     ratios = np.log([case.row.peak_bytes / one.reported_bytes for case, one in zip(cases, predict_rows(cases)) if case.row.peak_bytes])
-    keys = np.array([hash((case.row["source"], case.row["hardware"], case.row["trainer"])) for case in cases])
+    keys = np.array([hash(machine_of(case)) for case in cases])
 
     def cost(logarithms: np.ndarray) -> float:
         common, own = np.exp(np.clip(logarithms, -7, 1))
