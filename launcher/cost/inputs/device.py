@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,6 @@ from trainer.spec import ConfigError
 SUSTAINED = 0.7
 """Fraction of its peak that a device sustains in training, where nothing better is known: the best products measured alone reach 0.74 to
 0.87 of it on A100, H100 and B200 (stas00/ml-engineering), and training runs warmer and in worse shapes."""
-RING = re.compile(r"([2-9]|[1-9]\d+) of (\d+)")
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
 """Bytes of a matrix operand."""
 
@@ -111,11 +109,11 @@ def _rings(hardware: HardwareConfig, domain: int, link: float) -> tuple[tuple[in
     """Rates of rings over fewer devices than a domain of so many has."""
     known: dict[int, float] = {}
     for name, rate in hardware.link_ring_gbs.items():
-        of = RING.fullmatch(name)
-        if of is None:
+        devices, _, node = name.partition(" of ")
+        if not (devices.isdecimal() and node.isdecimal() and int(devices) > 1):
             raise ConfigError(
                 f"cluster.hardware.link_ring_gbs has {name!r}: name a ring by its devices and those of a node, as in '2 of 8'"
             )
-        if int(of[2]) == domain:
-            known[int(of[1])] = rate * 1e9
+        if int(node) == domain:
+            known[int(devices)] = rate * 1e9
     return tuple(sorted({**known, domain: link}.items())) if known else ()
