@@ -92,8 +92,8 @@ def source_of(row: RawRow) -> Source:
     return replace(found, trainer=trainer, changes=changes | _as_noted(row), balance=balance, recompute=recompute)
 
 
-COMPILED = {"kernels.pointwise": "compiled", "kernels.host_forward": 0.8, "kernels.host_backward": 0.6}
-"""What torch.compile makes of an eager trainer's blocks (conf/trainer/torchtitan.yaml)."""
+COMPILED = {f"kernels.{name}": getattr(profile("torchtitan").kernels, name) for name in ("pointwise", "host_forward", "host_backward")}
+"""What torch.compile makes of an eager trainer's blocks."""
 
 
 def _policy(row: RawRow, trainer: str) -> str:

@@ -130,8 +130,8 @@ def test_sixteen_devices_behind_a_switch_are_not_those_of_a_mesh() -> None:
     assert Device.of(HARDWARE["v100_32"], 16).link_of(2) == Device.of(HARDWARE["v100_32"], 16).link
 
 
-@pytest.mark.parametrize("name", ["2", "two of 8", "1 of 8", "2 of 8 of 9"])
+@pytest.mark.parametrize("name", ["2", "two of 8", "1 of 8", "8 of 8", "9 of 8", "2 of 8 of 9"])
 def test_a_ring_of_another_form_is_one_clear_error(name: str) -> None:
     hardware = dataclasses.replace(HARDWARE["v100_16"], link_ring_gbs={name: 50.0})
-    with pytest.raises(ConfigError, match=r"link_ring_gbs has .*name a ring by its devices and those of a node, as in '2 of 8'"):
+    with pytest.raises(ConfigError, match=r"link_ring_gbs has .*name a ring by its devices and those of the larger node, as in '2 of 8'"):
         Device.of(hardware, 8)

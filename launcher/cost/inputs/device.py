@@ -110,9 +110,9 @@ def _rings(hardware: HardwareConfig, domain: int, link: float) -> tuple[tuple[in
     known: dict[int, float] = {}
     for name, rate in hardware.link_ring_gbs.items():
         devices, _, node = name.partition(" of ")
-        if not (devices.isdecimal() and node.isdecimal() and int(devices) > 1):
+        if not (devices.isdecimal() and node.isdecimal() and 1 < int(devices) < int(node)):
             raise ConfigError(
-                f"cluster.hardware.link_ring_gbs has {name!r}: name a ring by its devices and those of a node, as in '2 of 8'"
+                f"cluster.hardware.link_ring_gbs has {name!r}: name a ring by its devices and those of the larger node, as in '2 of 8'"
             )
         if int(node) == domain:
             known[int(devices)] = rate * 1e9
