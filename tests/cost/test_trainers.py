@@ -187,6 +187,22 @@ def test_shards_summed_by_all_reduce_travel_twice() -> None:
     assert 1.3 < summed / scattered < 2  # an all-reduce waits for a tree, not for a ring
 
 
+@pytest.mark.parametrize("width", [2, 8, 64, 1024])
+def test_owners_wait_for_the_ring_one_after_the_other(width: int) -> None:
+    """A rank that updates whole tensors broadcasts them; there are no more owners than tensors, and the bytes are those of one gather."""
+    one = to_table([layout(1, 1, width, sharding=ShardingConfig(optimizer=width))])
+
+    def refresh(flag: bool) -> tuple[Case, float]:
+        trainer = changed(profile("internevo"), {"overlap.owners_broadcast": flag})
+        case = CostModel(cluster(width), trainer).case(GPT_22B, one, mixed(2048, "bf16"))
+        return case, float(states.work(case, stages.held(case)).refresh[0])
+
+    (case, sent), (_, gathered) = refresh(True), refresh(False)
+    ring = collectives.ring_latency(case.device, case.constants, PlacedGroup.of(case.device, np.array([width]), np.array([1])))[0]
+    owners = min(width, states.TENSORS * GPT_22B.layers + 3)
+    assert gathered + 0.9 * (owners - 1) * ring < sent < 2.5 * gathered + owners * ring
+
+
 def test_a_trainer_of_which_nothing_is_known_has_the_kernels_of_its_day_on_new_devices() -> None:
     unknown = profile("unknown")
     assert [cases(layout(8), unknown, hardware=name).trainer.kernels.newest_attention for name in ("a100_80", "h100", "b200")] == [

@@ -59,6 +59,8 @@ def row(**cells: str) -> RawRow:
             {"overlap.refresh": False, "overlap.gradients": False, "overlap.gathers": True},
         ),
         ({"source": "AMSP", "notes": "no overlap"}, {"overlap.refresh": False, "overlap.gradients": False, "overlap.gathers": False}),
+        ({"source": "InternEvo"}, {"overlap.owners_broadcast": True, "overlap.refresh": False, "overlap.all_reduces_shards": True}),
+        ({"source": "somebody", "year": "2022"}, {"pipeline.split_sends": True, "numbers.reduce_bytes": 2}),
         ({"source": "BigScience GPT2 V100", "notes": "Megatron-LM"}, {"memory.bucket_bytes": 0.0}),
         ({"source": "Megatron-LM SC21", "year": "2021", "zero_stage_or_sharding": "ZeRO-3"}, {"overlap.all_reduces_shards": True}),
         ({"source": "DeepSpeed blogs", "year": "2021", "zero_stage_or_sharding": "ZeRO-3"}, {"overlap.all_reduces_shards": True}),

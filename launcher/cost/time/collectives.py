@@ -71,6 +71,11 @@ def reduce_scatter(device: Device, constants: Constants, group: PlacedGroup, pay
     return _run(device, constants, group, (group.size - 1) / group.size, payload, "reduce_scatter")
 
 
+def broadcast(device: Device, constants: Constants, group: PlacedGroup, payload: Array) -> Array:
+    """Seconds until all have the ``payload`` bytes of one rank, which pass the ring once."""
+    return _run(device, constants, group, 1.0, payload, "broadcast")
+
+
 def all_to_all(device: Device, constants: Constants, group: PlacedGroup, payload: Array, beyond: Array = 1.0) -> Array:
     """Seconds for every rank to send ``payload`` bytes in equal parts to all: what leaves the domain passes the rank's own port. Of that
     only the fraction ``beyond`` travels where copies for the same domain are made there."""

@@ -48,9 +48,26 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
         scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
     renewed = weights * case.shape.trained  # what is not trained stays as it is
-    refresh = _all(case, between, dense / params * renewed) + _all(case, further, dense / grads * renewed)
+    refresh = sum(
+        renew(case, group, held.blocks.most(), payload * renewed)
+        for group, payload in ((between, dense / params), (further, dense / grads))
+    )
     updated = case.shard("optimizer", dense, expert) * case.shape.trained
     return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
+
+
+TENSORS = 9
+"""Of a block: its linear maps with their biases or gates, and two norms."""
+
+
+def renew(case: Case, group: PlacedGroup, blocks: Array, payload: Array) -> Array:
+    """Seconds until all ranks of ``group`` have ``payload`` bytes of updated parameters: one gather, or a broadcast by each rank that owns
+    any where a tensor belongs to one rank as a whole (InternLM/InternEvo, hybrid_zero_optim.py: ``broadcast_params``; no rank without
+    parameters sends). Each of these waits for a trip round the ring, which makes wide groups slow."""
+    if not case.trainer.overlap.owners_broadcast:
+        return _all(case, group, payload)
+    owners = np.minimum(group.size, TENSORS * blocks + 3)  # embedding, last norm, head
+    return owners * collectives.broadcast(case.device, case.constants, group, payload / owners)
 
 
 def _level(case: Case, shards: Array, before: Array) -> PlacedGroup:
