@@ -55,6 +55,7 @@ SOURCES = (
     Source(r"Zero Bubble", "megatron_lm_2022"),  # its table 1 counts 5 a s / h of scores: no flash attention
     Source(r"MegaScale", "megatron_lm_2023"),
     Source(r"BloombergGPT", "unknown_before_flash", vocab=131072, recompute="full"),  # arXiv 2303.17564, section 3: fused softmax kernels
+    Source(r"Megatron-DeepSpeed", "megatron_deepspeed_2024", since=2024),
     Source(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", "megatron_deepspeed"),
     Source(r"DeepSpeed", "deepspeed", since=2022),
     Source(r"DeepSpeed", "deepspeed_2021"),
@@ -229,10 +230,10 @@ NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"no overlap", {"overlap.gradients": False, "overlap.gathers": False, "overlap.refresh": False}),
     (r"no all-reduce overlap", {"overlap.gradients": False, "overlap.refresh": False}),
     (r"no broadcast overlap", {"overlap.refresh": False}),
-    (
-        r"fp32 grad accumulation|bf16optimizer",
-        {"numbers.gradient_bytes": 6, "numbers.reduce_bytes": 4},
-    ),  # bf16 gradients and their 4-byte sum
+    (r"cuda_launch_blocking=1", {"kernels.launch_blocking": True}),
+    # bf16 gradients and their 4-byte sum, which ranks sum as a whole (deepspeed/runtime/pipe/engine.py: _bf16_reduce_grads)
+    (r"fp32 grad accumulation|bf16optimizer", {"numbers.gradient_bytes": 6, "numbers.reduce_bytes": 4, "overlap.all_reduces_states": True}),
+    (r"reduced in bf16", {"numbers.reduce_bytes": 2}),  # DeepSpeed's default since its pull request 3370 (April 2023)
 )
 SELECTIVE = ((r"default policy", "products"), (r"per-op|graph pass", "per_op"), (r"layernorm|moe_act|mla_up_proj", "norms"))
 """What the words of the recompute column mean."""

@@ -132,6 +132,7 @@ class OverlapProfile:
     gathers_per_block: float = key(1, "collectives that gather a block's sharded parameters, or scatter its gradients", above=0)
     reduce_every_micro_batch: bool = key(False, "sharded gradients are reduce-scattered after every micro-batch (FSDP without no_sync)")
     all_reduces_shards: bool = key(False, "sharded gradients are summed by all-reduce, not by reduce-scatter: twice the bytes")
+    all_reduces_states: bool = key(False, "the same where ranks hold whole parameters, and share gradients or optimizer states (ZeRO-1 and 2)")
     owners_broadcast: bool = key(False, "a tensor is updated by one rank as a whole, and each owner broadcasts its own: one collective per owner")
     experts: bool = key(False, "dispatch and return of tokens overlap the computation of another micro-batch")
     dispatch_by_domain: bool = key(False, "a token travels to each link domain once, whatever experts it has there (DeepEP, HybridEP)")

@@ -430,3 +430,17 @@ def test_more_micro_batches_in_flight_need_more_memory_and_no_more_time() -> Non
     )
     assert few.memory[ACTIVATIONS] < more.memory[ACTIVATIONS] < most.memory[ACTIVATIONS]
     assert few.step_time_s == more.step_time_s == most.step_time_s
+
+
+def test_gradients_that_all_ranks_sum_travel_twice_where_they_hold_whole_parameters() -> None:
+    """ZeRO-1 and 2 of DeepSpeed; with ZeRO-3 each rank gets its part alone."""
+
+    def moved(flag: bool, **shards: int) -> float:
+        trainer = changed(profile("deepspeed"), {"overlap.all_reduces_states": flag})
+        case = cases(layout(1, 1, 64, sharding=ShardingConfig(**shards)), trainer)
+        work = states.work(case, stages.held(case))
+        return float(work.scatter[0] + work.reduce[0])
+
+    for shards in ({"optimizer": 64}, {"grads": 64, "optimizer": 64}):
+        assert 1.3 < moved(True, **shards) / moved(False, **shards) <= 2.01
+    assert moved(True, params=64, grads=64, optimizer=64) == moved(False, params=64, grads=64, optimizer=64)

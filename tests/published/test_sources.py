@@ -59,7 +59,12 @@ def row(**cells: str) -> RawRow:
             {"overlap.refresh": False, "overlap.gradients": False, "overlap.gathers": True},
         ),
         ({"source": "AMSP", "notes": "no overlap"}, {"overlap.refresh": False, "overlap.gradients": False, "overlap.gathers": False}),
-        ({"source": "InternEvo"}, {"overlap.owners_broadcast": True, "overlap.refresh": False, "overlap.all_reduces_shards": True}),
+        ({"source": "InternEvo"}, {"overlap.owners_broadcast": True, "overlap.refresh": False, "overlap.all_reduces_states": True}),
+        (
+            {"source": "Megatron-DeepSpeed", "year": "2024", "notes": "BF16Optimizer; CUDA_LAUNCH_BLOCKING=1"},
+            {"overlap.all_reduces_states": True, "numbers.reduce_bytes": 4, "kernels.launch_blocking": True},
+        ),
+        ({"source": "Megatron-DeepSpeed", "year": "2022"}, {"overlap.all_reduces_states": False}),
         ({"source": "somebody", "year": "2022"}, {"pipeline.split_sends": True, "numbers.reduce_bytes": 2}),
         ({"source": "BigScience GPT2 V100", "notes": "Megatron-LM"}, {"memory.bucket_bytes": 0.0}),
         ({"source": "Megatron-LM SC21", "year": "2021", "zero_stage_or_sharding": "ZeRO-3"}, {"overlap.all_reduces_shards": True}),

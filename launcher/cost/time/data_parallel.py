@@ -40,9 +40,9 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0), 0.0)
     count = held.blocks.most() * f.overlap.gathers_per_block + 1
     gather = count * _all(case, inner, dense * weights / count)
-    scatter = count * _scatter(case, inner, dense * sent / count) + _scatter(case, between, dense / params * sent)
+    scatter = count * _scatter(case, inner, dense * sent / count) + _scatter(case, between, dense / params * sent, whole=True)
     replicas = _level(case, case.data * case.context, optimizer)
-    reduce = _scatter(case, further, dense / grads * sent) + _sum(case, replicas, dense / optimizer * sent)
+    reduce = _scatter(case, further, dense / grads * sent, whole=True) + _sum(case, replicas, dense / optimizer * sent)
     if case.shape.experts is not None:
         gather = gather + count * _all(case, case.data_group(owners, case.expert), expert * weights / count)
         scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
@@ -96,8 +96,10 @@ def _all(case: Case, group: PlacedGroup, payload: Array) -> Array:
     return collectives.all_gather(case.device, case.constants, group, payload)
 
 
-def _scatter(case: Case, group: PlacedGroup, payload: Array) -> Array:
-    if case.trainer.overlap.all_reduces_shards:
+def _scatter(case: Case, group: PlacedGroup, payload: Array, whole: bool = False) -> Array:
+    """``whole``: the ranks of the group hold whole parameters."""
+    overlap = case.trainer.overlap
+    if overlap.all_reduces_shards or (whole and overlap.all_reduces_states):
         return _sum(case, group, payload)
     return collectives.reduce_scatter(case.device, case.constants, group, payload)
 
