@@ -24,11 +24,11 @@ from launcher.config.hardware import hardware_files
 from launcher.config.inference_constants import inference_entries
 from launcher.cost.inference import InferenceCase, InferenceEstimate
 from launcher.tables.canonical import MeasuredRun
-from launcher.tables.inference import cases, estimated, read, weighted_median
+from launcher.tables.inference import cases, estimated, measured_seconds, predicted_seconds, read, weighted_median
 
 ENTRIES = inference_entries()
 NAMES = tuple(name for name, entry in ENTRIES.items() if entry["kind"] == "fitted")
-LARGEST = {"weights_bandwidth": 0.95, "kv_bandwidth": 0.95, "flash": 0.95, "staggered": 1.0, "matrix": 1.15}
+LARGEST = {"weights_bandwidth": 0.95, "kv_bandwidth": 0.95, "flash": 0.75, "staggered": 1.0, "matrix": 1.15}
 """Shares that cannot be larger; the best measured products are 10-16 % faster than those of training."""
 HUBER, NOISE, PRIOR, ROWS_OF_A_MODEL, STEP, STEPS, FIRM = 0.08, 0.05, 0.5, 9, 0.02, 8, 1e9
 """Where an error begins to count linearly; a row's and a default's standard error, in logarithms; rows that a model counts as;
@@ -47,11 +47,11 @@ class RequestFit:
 
     @classmethod
     def of(cls, paths: Sequence[str]) -> RequestFit:
-        rows = [row for path in paths for row in read(path) if _measured(row)]
+        rows = [row for path in paths for row in read(path) if measured_seconds(row)]
         known, reasons = cases(rows, hardware_files())
         left = [row for i, row in enumerate(rows) if i not in reasons]
         known, _ = cases(left, hardware_files())
-        return cls(known, left, np.array([_measured(row) for row in left]) / 1e3)
+        return cls(known, left, np.array([measured_seconds(row) for row in left]))
 
     @property
     def models(self) -> list[str]:
@@ -69,7 +69,7 @@ class RequestFit:
 
     def errors(self, values: Values) -> np.ndarray:
         """Logarithm of predicted / measured of each row."""
-        return np.log(self._predicted(values, _judged) / self.measured)
+        return np.log(self._predicted(values, lambda made, row: predicted_seconds(row, made)) / self.measured)
 
     def observed(self, values: Values) -> np.ndarray:
         """That of what a fit is held to: what each row is judged by, and then its whole requests (2 rows,), 0 where they are not known."""
@@ -80,7 +80,7 @@ class RequestFit:
     def shares(self, without: Sequence[str]) -> np.ndarray:
         """What each of ``observed`` weighs in a fit to all models but ``without``."""
         counts, told = Counter(self.models), ~np.isnan(self.whole_seconds)
-        shares = np.array([0.0 if m in without else ROWS_OF_A_MODEL / counts[m] for m in self.models])
+        shares = np.array([0.0 if m in without else min(1.0, ROWS_OF_A_MODEL / counts[m]) for m in self.models])
         return np.concatenate([shares * np.where(told, 0.5, 1.0), shares * np.where(told, 0.5, 0.0)])
 
     def _predicted(self, values: Values, what: Callable[[InferenceEstimate, MeasuredRun], np.ndarray]) -> np.ndarray:
@@ -91,20 +91,11 @@ class RequestFit:
         return out
 
 
-def _judged(made: InferenceEstimate, row: MeasuredRun) -> np.ndarray:
-    return made.latency if row["mode"] == "static" else made.tpot
-
-
 def _whole(row: MeasuredRun) -> float:
     """Milliseconds of a request of served load."""
-    if row["mode"] == "static" or row["ttft_ms"] is None:
+    if row["mode"] == "static" or row["ttft_ms"] is None or row["tpot_ms"] is None:
         return np.nan
     return float(row["ttft_ms"] + (row["output"] - 1) * row["tpot_ms"])
-
-
-def _measured(row: MeasuredRun) -> float | None:
-    """Milliseconds that a row is judged by."""
-    return None if row["oom"] else row["latency_ms" if row["mode"] == "static" else "tpot_ms"]
 
 
 def slopes(problem: RequestFit, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,8 @@
     python -m benchmarks.history.inference
 
 Predicts the tables of benchmarks/published/inference_data: static batches by the latency of a batch, served load by the time per token.
-Every model weighs the same; left out are models, with constants fitted to the rows of all others. Writes
+Every model weighs the same; left out are models, with constants fitted to the rows of all others. The tables of
+benchmarks/published/inference_unseen have no part in any fit: as they are predicted, they are left out. Writes
 benchmarks/history/inference/DATE.json and the table of figures in docs/inference.md.
 """
 
@@ -27,6 +28,7 @@ from launcher.tables.inference import RequestSummary, by_model, judge, read, sum
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = sorted((ROOT / "benchmarks" / "published" / "inference_data").glob("*.csv"))
+UNSEEN = sorted((ROOT / "benchmarks" / "published" / "inference_unseen").glob("*.csv"))
 FOLDER = Path(__file__).parent / "inference"
 PAGE = ROOT / "docs" / "inference.md"
 MARKS = ("<!-- figures: python -m benchmarks.history.inference -->\n", "<!-- end of figures -->\n")
@@ -47,12 +49,19 @@ def main() -> int:
 def figures(leave_out: bool) -> list[Figures]:
     """The figures of each table."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / raw.name for raw in TABLES]
-        for raw, path in zip(TABLES, paths):
+        paths = {raw: Path(folder) / raw.name for raw in (*TABLES, *UNSEEN)}
+        for raw, path in paths.items():
             write(path, *converted(raw))
-        problem = RequestFit.of([str(path) for path in paths])
+        problem = RequestFit.of([str(paths[raw]) for raw in TABLES])
         fits = without_each(problem) if leave_out else {}
-        return [_figures(raw, path, problem, fits) for raw, path in zip(TABLES, paths)]
+        seen = [_figures(raw, paths[raw], problem, fits) for raw in TABLES]
+        return seen + [_unseen(_figures(raw, paths[raw], problem, {})) for raw in UNSEEN]
+
+
+def _unseen(found: Figures) -> Figures:
+    return {
+        name: each | {"left_out": each["median"]} if isinstance(each, dict) and "median" in each else each for name, each in found.items()
+    }
 
 
 def _figures(raw: Path, path: Path, problem: RequestFit, fits: Mapping[str, Any]) -> Figures:

@@ -21,7 +21,7 @@ SERVED = ("backend", "model_path", "system", "precision", "isl", "osl", "batch_s
 
 
 class Card(NamedTuple):
-    """Widths of a public model."""
+    """Widths of a public model of the LLaMA family, or another."""
 
     layers: int
     hidden: int
@@ -31,35 +31,64 @@ class Card(NamedTuple):
     vocab: int
     tied: bool = False
     head_width: int = 128
+    family: str = "llama"
 
 
 CARDS = (
-    (r"llama-?3.*\b8b", Card(32, 4096, 32, 8, 14336, 128256)), (r"llama-?3.*\b70b", Card(80, 8192, 64, 8, 28672, 128256)),
-    (r"llama-?3.*\b405b", Card(126, 16384, 128, 8, 53248, 128256)), (r"qwen3-32b", Card(64, 5120, 64, 8, 25600, 151936)),
-    (r"qwen3-14b", Card(40, 5120, 40, 8, 17408, 151936)), (r"qwen3-8b", Card(36, 4096, 32, 8, 12288, 151936)),
-    (r"qwen2\.5-72b", Card(80, 8192, 64, 8, 29568, 152064)), (r"qwen2\.5-32b", Card(64, 5120, 40, 8, 27648, 152064)),
+    (r"llama[- ]?3.*\b8b", Card(32, 4096, 32, 8, 14336, 128256)), (r"llama[- ]?3.*\b70b", Card(80, 8192, 64, 8, 28672, 128256)),
+    (r"llama[- ]?3.*\b405b", Card(126, 16384, 128, 8, 53248, 128256)), (r"llama.*\b7b", Card(32, 4096, 32, 32, 11008, 32000)),
+    (r"llama.*\b13b", Card(40, 5120, 40, 40, 13824, 32000)), (r"llama.*\b70b", Card(80, 8192, 64, 8, 28672, 32000)),
+    (r"mistral.*\b7b", Card(32, 4096, 32, 8, 14336, 32000)), (r"aquila-7b", Card(32, 4096, 32, 32, 11008, 100008)),
+    (r"qwen3-32b", Card(64, 5120, 64, 8, 25600, 151936)), (r"qwen3-14b", Card(40, 5120, 40, 8, 17408, 151936)),
+    (r"qwen3-8b", Card(36, 4096, 32, 8, 12288, 151936)), (r"qwen2(\.5)?-72b", Card(80, 8192, 64, 8, 29568, 152064)),
+    (r"qwen2\.5-32b", Card(64, 5120, 40, 8, 27648, 152064)), (r"qwen2(\.5)?-7b", Card(28, 3584, 28, 4, 18944, 152064)),
+    (r"qwen1\.5-7b", Card(32, 4096, 32, 32, 11008, 151936)), (r"opt-6\.7b", Card(32, 4096, 32, 32, 16384, 50272, True, family="gpt")),
+    (r"gpt-j.*\b6b", Card(28, 4096, 16, 16, 16384, 50400, head_width=256, family="gpt")),
+    (r"bloom-7b1", Card(30, 4096, 32, 32, 16384, 250880, True, family="gpt")),
+    (r"falcon.*\b180b", Card(80, 14848, 232, 8, 59392, 65024, head_width=64, family="gpt")),
 )  # fmt: skip
-ENGINES = ((r"trtllm|tensorrt", "tensorrt_llm"), (r"vllm", "vllm"), (r"sglang", "sglang"))
+EXPERTS = r"mixtral|moe|\d+x\d+b|-a\d+b"
+"""Names of mixtures of experts, some of which have the name of a plain model in theirs."""
+ENGINES = (
+    (r"(trt-?llm|tensorrt).*\bv?0\.[56]\b", "tensorrt_llm_2023"), (r"trt-?llm|tensorrt", "tensorrt_llm"),
+    (r"vllm", "vllm"), (r"sglang", "sglang"),
+)  # fmt: skip
+TOKENS = r"(generated |output |out )?tok(en)?s?/s(ec(ond)?)?"
+"""Units of a rate of generated tokens."""
 DOUBTED = r"superseded|inconsistent|do not agree|suspiciously|misprint"
 """Words of notes that take a measurement back."""
 
 
 def of_batches(row: RawRow) -> dict[str, Any]:
     """Cells of a row of static batches."""
-    cells = _blank(row) | _model(row) | _machine(row.text("gpu"))
+    card = _card(row.text("model"))
+    cells = _blank(row) | (card._asdict() if card else _model(row)) | _machine(row.text("gpu"))
     cells |= {"tensor": row.whole("tp"), "pipeline": row.whole("pp"), "batch": row.whole("batch"), "replicas": 1, "mode": "static"}
     cells |= {"input": row.number_of("input_len"), "output": row.number_of("output_len")}
     engine, assumed = _engine(row), {"kv": "as the weights", "gpus_per_node": "usual"}
-    weights = "fp16" if engine and not re.search("int8|fp32", row.notes) else None
-    measured = None if re.search(DOUBTED, row.notes) else row.number_of("latency_ms")
+    stated = re.search(r"\b(fp8|fp4|bf16|fp16)\b", row.notes.lower())
+    weights = None if not engine or re.search("int8|int4|fp32", row.notes) else stated.group(1) if stated else "fp16"
+    kv = "fp8" if weights == "fp4" else weights  # TensorRT-LLM's checkpoints of 4 bits have keys and values of 8
+    rate, printed = _tokens(row), row.number_of("latency_ms")
+    made = None if rate is None or not (cells["batch"] and cells["output"]) else 1e3 * cells["batch"] * cells["output"] / rate
+    measured = None if re.search(DOUBTED, row.notes) else printed or made
     out = bool(re.search(r"\boom\b", row.notes, re.IGNORECASE))
-    oom = True if out else False if row.number_of("latency_ms") else None
-    cells |= {"engine": engine, "weights": weights, "kv": weights, "latency_ms": measured, "oom": oom}
+    oom = True if out else False if printed or rate else None
+    cells |= {"engine": engine, "weights": weights, "kv": kv, "latency_ms": measured, "oom": oom}
+    if rate and cells["batch"] is None and cells["engine"] and not re.search(DOUBTED, row.notes):
+        cells |= {"mode": "closed", "tokens_per_s": rate}
+        assumed["mode"] = "a rate without a batch is that of as many requests as run at once"
     if cells["heads"]:
-        assumed |= dict.fromkeys(("heads", "kv_heads", "head_width", "ffn", "vocab", "tied"), "usual of the family")
+        assumed |= dict.fromkeys(
+            ("heads", "kv_heads", "head_width", "ffn", "vocab", "tied"), "model card" if card else "usual of the family"
+        )
+    if card:
+        assumed |= {name: "model card" for name in ("layers", "hidden") if not row.text(name)}
     if engine and not row.notes.lower().startswith("fastertransformer"):
-        assumed |= {"engine": "the source's release", "weights": "usual"}
-    if measured is None and row.number_of("latency_ms"):
+        assumed |= {"engine": "the source's release"} | ({} if stated else {"weights": "usual"})
+    if made and measured and not printed:
+        assumed["latency_ms"] = "batch and length over the rate"
+    if measured is None and printed:
         assumed["latency_ms"] = "left out: the source takes it back or contradicts it"
     return _done(cells, assumed)
 
@@ -67,10 +96,10 @@ def of_batches(row: RawRow) -> dict[str, Any]:
 def of_served(row: RawRow) -> dict[str, Any]:
     """Cells of a row of served load."""
     name, precision = row.text("model_path"), row.text("precision")
-    card = next((card for pattern, card in CARDS if re.search(pattern, name, re.IGNORECASE)), None)
+    card = _card(name)
     cells = _blank(row) | _machine(row.text("system")) | {"source": "served load", "model": name or None}
     if card is not None:
-        cells |= card._asdict() | {"family": "llama"}
+        cells |= card._asdict()
     if (row.whole("moe_ep_size") or 1) > 1 or (row.whole("attention_dp_size") or 1) > 1:
         cells["family"] = None  # a mixture of experts, or attention of a layout of its own
     cells |= {
@@ -86,11 +115,27 @@ def of_served(row: RawRow) -> dict[str, Any]:
         "weights": (precision or "bf16") if precision in ("", *RATED) else None,
         "kv": "bf16",
     }
-    cells["engine"] = next((profile for word, profile in ENGINES if word.split("|")[0] in row.text("backend").lower()), None)
+    cells["engine"] = _engine_of(row.text("backend"))
     cells |= {"ttft_ms": row.number_of("silicon_ttft_ms"), "tpot_ms": row.number_of("silicon_tpot_ms"), "oom": False}
     cards = ("family", "layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "tied")
     assumed = dict.fromkeys(cards if card else (), "model card") | {"kv": "usual of the engine", "gpus_per_node": "usual"}
     return _done(cells, assumed | ({} if precision else {"weights": "usual where blank"}))
+
+
+def _card(name: str) -> Card | None:
+    """The model that a name says; None where it says none, or a mixture of experts."""
+    if re.search(EXPERTS, name, re.IGNORECASE):
+        return None
+    return next((card for pattern, card in CARDS if re.search(pattern, name, re.IGNORECASE)), None)
+
+
+def _tokens(row: RawRow) -> float | None:
+    """Generated tokens per second over all devices; None where the source does not tell, or not of what."""
+    rate, unit = row.number_of("throughput"), row.text("unit").lower()
+    found = re.fullmatch(rf"{TOKENS}(?P<each>( per |/) ?(gpu|device))?", unit)
+    if rate is None or found is None:
+        return None
+    return rate * ((row.whole("tp") or 1) * (row.whole("pp") or 1) if found["each"] else 1)
 
 
 def _blank(row: RawRow) -> dict[str, Any]:
@@ -123,4 +168,8 @@ def _engine(row: RawRow) -> str | None:
     notes = row.notes.lower()
     if notes.startswith("fastertransformer") or (row.source.startswith("NeMo Framework Launcher")):
         return "fastertransformer"
-    return next((profile for word, profile in ENGINES if re.search(word, notes)), None)
+    return _engine_of(f"{row.source} {notes}")
+
+
+def _engine_of(words: str) -> str | None:
+    return next((profile for pattern, profile in ENGINES if re.search(pattern, words.lower())), None)

@@ -39,7 +39,8 @@ SMALL = 0.05
 @dataclass
 class FrontSearch:
     """``predicted`` (points,) are seconds; ``per_second`` what a second costs relative to the others, so that cost = seconds x that;
-    ``place`` (points, axes) are logarithms of base 2, the batch last; ``spread`` is the standard error of a prediction, in logarithms."""
+    ``place`` (points, axes) are logarithms of base 2, the batch last; ``spread`` is the standard error of a
+    prediction against others of the same search, in logarithms."""
 
     predicted: np.ndarray
     per_second: np.ndarray

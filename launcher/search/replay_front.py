@@ -71,13 +71,13 @@ def replay_front(
     predicted, seconds = (np.array([pair[i] for _, pair in known]) for i in (0, 1))
     layout = np.array([[one.row[key] for key in ("tensor", "pipeline", "batch")] for one, _ in known], dtype=float)
     per_second = layout[:, 0] * layout[:, 1] / layout[:, 2]
-    search = FrontSearch(predicted, per_second, np.log2(layout), INFERENCE.error_spread, tolerance)
+    search = FrontSearch(predicted, per_second, np.log2(layout), INFERENCE.layout_spread, tolerance)
     cost = seconds * per_second
     behind = [behind_front(search.answer(), seconds, cost)]
     while (most is None or len(search.measured) < most) and (point := search.ask()) is not None:
         search.tell(point, float(seconds[point]))
         behind.append(behind_front(search.answer(), seconds, cost))
-    true = len(FrontSearch(seconds, per_second, np.log2(layout), INFERENCE.error_spread, tolerance).named())
+    true = len(FrontSearch(seconds, per_second, np.log2(layout), INFERENCE.layout_spread, tolerance).named())
     return FrontReplay(name, len(known), true, len(search.answer()), behind, _random_order(seconds, cost, within), within)
 
 

@@ -107,7 +107,7 @@ class ServingPolicy:
         place = np.log2(np.stack([table[name] for name in axes], axis=1).astype(float))
         settings = self.problem.config.search
         self.search = FrontSearch(
-            seconds, planned.values["cost"][rows] / seconds, place, planned.case.constants.error_spread, settings.tolerance
+            seconds, planned.values["cost"][rows] / seconds, place, planned.case.constants.layout_spread, settings.tolerance
         )
 
     def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
@@ -191,7 +191,7 @@ def serving_problem(config: Config, planned: InferencePlan) -> ServingProblem:
         )
     seconds, cost, best = planned.values["latency_ms"], planned.values["cost"], planned.front
     beaten = np.minimum(*behind(seconds, cost, best))[rows].max(axis=1)
-    hopeful = beaten <= HOPELESS * planned.case.constants.error_spread
+    hopeful = beaten <= HOPELESS * planned.case.constants.layout_spread
     named = [row for row in planned.recommended.values() if row is not None]
     return ServingProblem(config, planned, rows[hopeful | np.isin(rows, named)])
 

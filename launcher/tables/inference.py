@@ -40,7 +40,7 @@ COLUMNS: dict[str, TableColumn] = {
             TableColumn("tensor", "tensor-parallel ranks"),
             TableColumn("pipeline", "pipeline ranks"),
             TableColumn("replicas", "copies of the model"),
-            TableColumn("batch", "requests in flight per replica; open: unknown"),
+            TableColumn("batch", "requests in flight per replica; open: unknown; closed: unknown = as many as the engine runs"),
             TableColumn("rate", "open: requests per second over all replicas", "number"),
             TableColumn("input", "tokens of a prompt", "number"),
             TableColumn("output", "tokens generated per request", "number"),
@@ -49,12 +49,15 @@ COLUMNS: dict[str, TableColumn] = {
             TableColumn("latency_ms", "milliseconds of a request", "number"),
             TableColumn("ttft_ms", "milliseconds to the first token", "number"),
             TableColumn("tpot_ms", "milliseconds per further token", "number"),
+            TableColumn(
+                "tokens_per_s", "generated tokens per second over all replicas, where no other time is told", "number", absent="unknown"
+            ),
             TableColumn("oom", "the device had too little memory", "flag"),
             canonical.COLUMNS["assumed"],
         )
     },
 }
-NEEDED = ("hardware", "tensor", "pipeline", "batch", "input", "output")
+NEEDED = ("hardware", "tensor", "pipeline", "input", "output")
 """What a source has to say itself for its row to count as fully described."""
 
 
@@ -66,6 +69,7 @@ class JudgedRequest:
     latency_s: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    tokens_per_s: float | None = None
     fits: float | None = None
     memory_bytes: float | None = None
     capacity: float | None = None
@@ -74,9 +78,12 @@ class JudgedRequest:
     @property
     def pair(self) -> tuple[float, float] | None:
         """(predicted, measured) seconds of what the row is judged by."""
-        name = "latency" if self.row["mode"] == "static" else "tpot"
-        measured, predicted = self.row[f"{name}_ms"], getattr(self, f"{name}_s")
-        return None if measured is None or predicted is None or self.row["oom"] else (predicted, measured / 1e3)
+        measured = measured_seconds(self.row)
+        if measured is None or self.latency_s is None:
+            return None
+        known = {"latency": self.latency_s, "tpot": self.tpot_s, "token": 1 / self.tokens_per_s if self.tokens_per_s else None}
+        predicted = known[judged_by(self.row)]
+        return None if predicted is None else (predicted, measured)
 
     @property
     def whole(self) -> bool:
@@ -94,6 +101,30 @@ class RequestSummary:
     errors: Errors | None
     median: float | None
     verdicts: Verdicts | None
+
+
+def judged_by(row: MeasuredRun) -> str:
+    """What a row is judged by: the ``latency`` of a static batch, else the time per further token (``tpot``) or, where only a rate is told,
+    the time in which one ``token`` of any request is made."""
+    if row["mode"] == "static":
+        return "latency"
+    return "token" if row["tpot_ms"] is None and row["tokens_per_s"] else "tpot"
+
+
+def measured_seconds(row: MeasuredRun) -> float | None:
+    """That in seconds; None for a row that does not tell, or had too little memory."""
+    if row["oom"]:
+        return None
+    if (kind := judged_by(row)) == "token":
+        return 1 / float(row["tokens_per_s"])
+    milliseconds = row[f"{kind}_ms"]
+    return None if milliseconds is None else float(milliseconds) / 1e3
+
+
+def predicted_seconds(row: MeasuredRun, made: InferenceEstimate) -> np.ndarray:
+    """The same as predicted of all rows of a case, of which ``row`` is one."""
+    kind = judged_by(row)
+    return 1 / (made.throughput * made.output) if kind == "token" else getattr(made, kind)
 
 
 def read(path: str | Path) -> list[MeasuredRun]:
@@ -132,12 +163,12 @@ def cases(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> t
 
 def _kind(row: MeasuredRun, shape: Shape, device: Device) -> tuple[Any, ...]:
     """Rows of one kind are predicted together."""
-    return (row["mode"], repr(device), row["engine"], row["weights"], row["kv"], shape.gated, shape.tied, shape.biases)
+    return (row["mode"], judged_by(row), repr(device), row["engine"], row["weights"], row["kv"], shape.gated, shape.tied, shape.biases)
 
 
 def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape, Device, EngineProfile]:
     shape = shape_of(row)
-    for name in ("input", "output", "tensor", "pipeline", "mode", "weights", "rate" if row["mode"] == "open" else "batch"):
+    for name in ("input", "output", "tensor", "pipeline", "mode", "weights", *{"open": ["rate"], "static": ["batch"]}.get(row["mode"], [])):
         row.known(name)
     name = row.known("hardware")
     if name not in hardware:
@@ -148,7 +179,8 @@ def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape
 
 
 def _case(rows: list[MeasuredRun], parts: list[tuple[Shape, Device, EngineProfile]]) -> InferenceCase:
-    table = np.array([(r["tensor"], r["pipeline"], r["replicas"] or 1, r["batch"] or 1) for r in rows], SERVING_DTYPE)
+    most = parts[0][2].most_requests if rows[0]["mode"] == "closed" else 1
+    table = np.array([(r["tensor"], r["pipeline"], r["replicas"] or 1, r["batch"] or most) for r in rows], SERVING_DTYPE)
     lengths = {name: np.array([float(r[name]) for r in rows]) for name in ("input", "output")}
     shape, (_, device, profile) = stacked([part[0] for part in parts]), parts[0]
     weights, kv = rows[0]["weights"], rows[0]["kv"] or "bf16"
@@ -169,10 +201,11 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> l
     for case, members in known:
         made = estimated(case, [rows[i] for i in members])
         memory = sum(made.memory.values())
-        columns = np.stack(np.broadcast_arrays(made.latency, made.ttft, made.tpot, made.fits, memory), axis=1)
+        rate = made.throughput * made.output
+        columns = np.stack(np.broadcast_arrays(made.latency, made.ttft, made.tpot, rate, made.fits, memory), axis=1)
         for place, position in enumerate(members):
-            latency, ttft, tpot, fits, needed = map(float, columns[place])
-            found[position] = JudgedRequest(rows[position], latency, ttft, tpot, fits, needed, case.device.memory)
+            latency, ttft, tpot, tokens, fits, needed = map(float, columns[place])
+            found[position] = JudgedRequest(rows[position], latency, ttft, tpot, tokens, fits, needed, case.device.memory)
     return [found[i] for i in range(len(rows))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +119,59 @@ def test_requests_beyond_the_room_wait_and_do_not_slow_those_that_run() -> None:
     full, crowded = closed(asked((1, 1, 1, room))), closed(asked((1, 1, 1, 2 * room)))
     assert crowded.tpot == pytest.approx(full.tpot) and crowded.ttft > full.ttft
     assert crowded.throughput == pytest.approx(full.throughput, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm", "trireme"])
+def test_a_static_batch_beyond_the_room_is_served_in_waves_and_one_within_it_at_once(name: str) -> None:
+    """In as few as it takes, of equal size; an engine that serves static batches too runs out of memory."""
+    room = int(static(asked((1, 1, 1, 1), name=name)).room[0])
+    within, beyond, three = static(asked((1, 1, 1, room), (1, 1, 1, room + 2), (1, 1, 1, 3 * room), name=name)).latency
+    half = static(asked((1, 1, 1, room // 2 + 1), name=name)).latency[0]
+    if engine(name).batching == "continuous":
+        assert beyond == pytest.approx(2 * half, rel=0.01) and three == pytest.approx(3 * within)
+    else:
+        assert beyond == pytest.approx(within, rel=0.01)
+        assert (static(asked((1, 1, 1, room), (1, 1, 1, 2 * room), name=name)).fits > 0.5).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("ask", [static, closed])
+def test_a_synchronous_host_is_waited_for_request_by_request_and_an_asynchronous_one_where_it_takes_longer_than_the_device(
+    ask: Any,
+) -> None:
+    layouts = tuple((1, 1, 1, batch) for batch in (1, 16, 64))
+    waited = {}
+    for row in (1e-5, 1.0):  # seconds of the host per request
+        for name, hidden in (("vllm", False), ("sglang", True)):
+            case = asked(*layouts, name=name)
+            found = ask(dataclasses.replace(case, constants=case.constants.on({"step": 1e-3, "row": row})))
+            waited[name, row] = np.asarray(found.step["scheduling"])
+            device = np.asarray(sum(found.step.values())) - waited[name, row] - np.asarray(found.step.get("prompts of other requests", 0.0))
+            assert waited[name, row] == pytest.approx(
+                np.maximum(1e-3 * (1 - case.constants.step_hidden), 1e-3 + row * case.batch - device) if hidden else 1e-3 + row * case.batch
+            )
+    assert np.ptp(waited["sglang", 1e-5]) == 0 and np.all(waited["sglang", 1.0] < waited["vllm", 1.0])
+
+
+def test_a_small_sum_in_one_kernel_takes_the_same_for_any_ranks_of_a_node_and_a_librarys_longer_for_more() -> None:
+    sums = {}
+    for name in ("vllm", "fastertransformer"):
+        case = asked(*((t, 1, 1, 1) for t in (2, 4, 8, 16)), shape=GPT_175B, name=name)
+        sums[name] = np.asarray(static(case).step["tensor-parallel communication"])
+    own, library = sums["vllm"], sums["fastertransformer"]
+    assert np.ptp(own[:3]) < 0.2 * own[0] and np.all(np.diff(library) > 0.1 * library[0])
+    assert own[3] == pytest.approx(library[3]), "such a kernel ends at the node"
+
+
+def test_query_heads_that_do_not_share_read_the_keys_of_their_group_each_for_itself() -> None:
+    case = asked((1, 1, 1, 8), (8, 1, 1, 8), (16, 1, 1, 8))
+    apart = dataclasses.replace(case, engine=dataclasses.replace(case.engine, shared_keys=False))
+    ratio = np.asarray(closed(apart).step["attention"]) / np.asarray(closed(case).step["attention"])
+    assert ratio == pytest.approx([4, 4, 2]), "32 heads over 8; of 16 ranks each has two, and a copy of their keys"
+
+
+def test_weights_of_four_bits_take_a_scale_of_eight_for_sixteen_of_them() -> None:
+    weights = {form: bytes_of.fixed(asked((1, 1, 1, 1), weights=form), np.ones(1))[bytes_of.WEIGHTS] for form in ("fp8", "fp4")}
+    assert weights["fp4"] == pytest.approx(4.5 / 8 * weights["fp8"], rel=1e-3)
 
 
 def test_open_arrivals_keep_littles_law_and_a_rate_beyond_the_capacity_does_not_fit() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.history.inference import MARKS, PAGE, TABLES, figures, newest, with_block
+from benchmarks.history.inference import MARKS, PAGE, TABLES, UNSEEN, figures, newest, with_block
 from benchmarks.published.convert import converted
+from benchmarks.published.inference import of_batches
+from benchmarks.published.raw import RawRow
 from launcher.config.hardware import shipped_hardware
-from launcher.tables.canonical import write
+from launcher.tables.canonical import MeasuredRun, write, written
 from launcher.tables.inference import COLUMNS, is_inference, judge, read, summary, weighted_median
 from trainer.spec import ConfigError
 
@@ -31,6 +34,77 @@ def test_every_model_weighs_the_same_in_the_median() -> None:
     assert weighted_median([0.1] * 9 + [0.3, 0.5], ["many"] * 9 + ["one", "other"]) == pytest.approx(0.3)
 
 
+RATE = {
+    "source": "TensorRT-LLM (v1.0)",
+    "model": "Llama 3.1 8B",
+    "gpu": "H100-80GB-SXM",
+    "tp": "2",
+    "pp": "1",
+    "input_len": "128",
+    "output_len": "100",
+}
+
+
+def canonical_row(cells: dict[str, Any]) -> MeasuredRun:
+    return MeasuredRun(1, {name: column.read(written(cells[name])) for name, column in COLUMNS.items()})
+
+
+def cells_of(**cells: str) -> dict[str, Any]:
+    return of_batches(RawRow(1, {**RATE, **cells}))
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("output tokens/s", 32), ("tok/s per GPU", 16), ("out tok/s/GPU", 16), ("requests/s", None)])
+def test_a_rate_of_generated_tokens_is_a_latency_of_its_batch(unit: str, seconds: float | None) -> None:
+    cells = cells_of(batch="8", throughput="25", unit=unit, notes="fp8")
+    assert cells["latency_ms"] == (seconds and pytest.approx(1e3 * seconds)) and cells["mode"] == "static"
+    assert (cells["weights"], cells["kv"], cells["kv_heads"], cells["engine"]) == ("fp8", "fp8", 8, "tensorrt_llm")
+    assert ("latency_ms (batch and length over the rate)" in cells["assumed"]) == (seconds is not None)
+
+
+def test_a_printed_latency_comes_before_a_rate() -> None:
+    assert cells_of(batch="8", throughput="25", unit="output tokens/s", latency_ms="7")["latency_ms"] == 7
+
+
+@pytest.mark.parametrize("taken", [{}, {"notes": "inconsistent"}])
+def test_a_rate_without_a_batch_is_that_of_as_many_requests_as_the_engine_runs(taken: dict[str, str]) -> None:
+    row = canonical_row(cells_of(throughput="9000", unit="output tokens/s", **taken))
+    found = judge([row], shipped_hardware())[0]
+    if taken:
+        assert found.pair is None
+        return
+    most = judge([MeasuredRun(1, {**row.cells, "batch": 2048})], shipped_hardware())[0]
+    assert found.pair is not None and found.pair == (pytest.approx(1 / most.tokens_per_s), pytest.approx(1 / 9000))
+    less = judge([MeasuredRun(1, {**row.cells, "batch": 64})], shipped_hardware())[0]
+    assert less.tokens_per_s < found.tokens_per_s
+
+
+@pytest.mark.parametrize("name", ["Mixtral-8x7B-v0.1", "Qwen3-30B-A3B", "Mistral-MoE-7B"])
+def test_a_mixture_of_experts_is_not_taken_for_the_plain_model_of_its_name(name: str) -> None:
+    assert cells_of(model=name)["heads"] is None
+
+
+@pytest.mark.parametrize(
+    ("source", "profile"),
+    [
+        ("TensorRT-LLM performance.md (v0.6.1)", "tensorrt_llm_2023"),
+        ("TensorRT-LLM (0.5)", "tensorrt_llm_2023"),
+        ("TensorRT-LLM 0.11", "tensorrt_llm"),
+        ("TRTLLM 1.2.0rc6", "tensorrt_llm"),
+        ("vLLM 0.5.4", "vllm"),
+        ("somebody", None),
+    ],
+)
+def test_a_release_is_read_by_the_profile_of_its_time(source: str, profile: str | None) -> None:
+    assert cells_of(source=source)["engine"] == profile
+
+
+def test_a_table_of_before_rates_were_read_is_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    names = [name for name in COLUMNS if name != "tokens_per_s"]
+    path.write_text(",".join(names) + "\n" + ",".join("unknown" for _ in names) + "\n")
+    assert read(path)[0]["tokens_per_s"] is None
+
+
 def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("source,model\na,b\n")
@@ -49,7 +123,9 @@ def test_a_table_of_inference_without_one_of_its_columns_is_told_which(tmp_path:
 def test_the_figures_in_the_documentation_are_those_of_the_newest_record_of_the_shipped_tables() -> None:
     text = PAGE.read_text()
     assert all(mark in text for mark in MARKS) and with_block(text, newest()) == text
-    assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in TABLES} == {table["sha256"] for table in newest()["tables"]}
+    assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in (*TABLES, *UNSEEN)} == {
+        table["sha256"] for table in newest()["tables"]
+    }
 
 
 def test_a_record_is_what_the_cost_model_says_of_its_tables() -> None:

@@ -118,6 +118,11 @@ class InferenceCase:
         return max(BYTES[self.weights], 2)
 
     @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight. Sixteen weights of 4 bits share a scale of 8 (NVFP4: Transformer Engine's user guide)."""
+        return BYTES[self.weights] + (1 / 16 if self.weights == "fp4" else 0.0)
+
+    @property
     def vectors(self) -> str:
         """Number format of attention and head: low-precision weights leave them in 16 bits."""
         return "bf16" if self.weights in ("fp8", "fp4") else self.weights

@@ -27,7 +27,8 @@ class InferenceConstants:
     kernel_python: float  # seconds to launch a kernel by Python
     step: float  # seconds of the host per pass
     step_hidden: float  # part of it that an asynchronous host hides
-    token: float  # seconds of the host per generated token
+    row: float  # seconds of the host per pass for each request that gets a token
+    token: float  # seconds per generated token where each request's logits are sorted
     request: float  # seconds per static batch before its first pass
     one_shot: float  # seconds to start a sum in one kernel
     library: float  # seconds to start a sum of a library
@@ -35,6 +36,7 @@ class InferenceConstants:
     staggered: float  # part of other requests' prompts that a running request waits for
     waves: float  # and where prompts go first
     error_spread: float  # relative standard error of a time
+    layout_spread: float  # and of that of one layout and batch against others of the same model, device, engine and lengths
     oom_spread: float  # relative standard error of the memory estimate
 
     def on(self, own: Mapping[str, float]) -> InferenceConstants:
@@ -46,7 +48,7 @@ INFERENCE = InferenceConstants(**inference_values())
 """Those of conf/inference.yaml."""
 LIGHT = {
     **dict.fromkeys(("weights_bandwidth", "kv_bandwidth", "flash", "pointwise", "separate", "matrix", "logit_passes", "step_hidden"), 1.0),
-    **dict.fromkeys(("kernel_graph", "kernel_native", "kernel_python", "step", "token", "request"), 0.0),
+    **dict.fromkeys(("kernel_graph", "kernel_native", "kernel_python", "step", "row", "token", "request"), 0.0),
     **dict.fromkeys(("one_shot", "library", "hops", "short_rows", "score_passes"), 0.0),
 }
 """Values at the speed of light: everything at the data sheet's rates, nothing to start or to wait for."""

@@ -58,7 +58,7 @@ def products(case: InferenceCase, tokens: Array) -> np.ndarray:
     if case.device.host:
         return np.where(tokens > 0, sum(product(case, tokens, *size) for size in sizes(case)), 0.0)
     c, n = case.constants, case.layer_parameters / case.tensor
-    read = n * BYTES[case.weights] / (case.device.bandwidth * c.weights_bandwidth)
+    read = n * case.weight_bytes / (case.device.bandwidth * c.weights_bandwidth)
     computed = 2 * n * (tokens + c.short_rows) / (case.device.rate(case.weights) * c.matrix)
     return np.where(tokens > 0, np.maximum(read, computed), 0.0)
 
@@ -91,8 +91,9 @@ def prompt_attention(case: InferenceCase, load: Load) -> Array:
 
 
 def cached_attention(case: InferenceCase, load: Load) -> Array:
-    """Seconds to read the keys and values of running requests."""
-    return load.running * load.context * case.kv_per_token / (case.device.bandwidth * case.constants.kv_bandwidth)
+    """Seconds to read the keys and values of running requests: once for all query heads that share them, or for each of those."""
+    times = 1.0 if case.engine.shared_keys else case.shape.heads / np.maximum(case.shape.kv_heads, case.tensor)
+    return times * load.running * load.context * case.kv_per_token / (case.device.bandwidth * case.constants.kv_bandwidth)
 
 
 class Traffic(NamedTuple):
@@ -139,14 +140,22 @@ def casting(case: InferenceCase, tokens: Array) -> Array:
 
 
 def all_reduce(case: InferenceCase, tokens: Array) -> np.ndarray:
-    """Seconds to sum the activations of ``tokens`` over the tensor ranks: a start, a tree of hops, and the ring's volume at its rate."""
+    """Seconds to sum the activations of ``tokens`` over the tensor ranks. A library's: a start, a tree of hops, and the ring's volume at
+    its rate. An engine's own kernel has no tree: all ranks read all others at once (one hop, each payload whole), or each a share of it and
+    then the sums (two hops, the ring's volume), whichever is shorter; such kernels end at the node (vLLM, custom_all_reduce.cuh;
+    TensorRT-LLM, customAllReduceKernels.cu)."""
     group, device, c = case.tensor_group, case.device, case.constants
     if device.host:
         return exchange(case, "all_reduce", group, tokens * case.shape.hidden * case.width)
-    start = c.one_shot if case.engine.all_reduce == "one_shot" else c.library
     tree = np.log2(np.maximum(group.near, 1)) * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
-    volume = 2 * (group.size - 1) / group.size * tokens * case.shape.hidden * case.width
-    return np.where(group.size > 1, start + c.hops * tree + volume / collectives.bus(device, case.network, group), 0.0)
+    payload = tokens * case.shape.hidden * case.width / collectives.bus(device, case.network, group)
+    ring = 2 * (group.size - 1) / group.size * payload
+    seconds = c.library + c.hops * tree + ring
+    if case.engine.all_reduce == "one_shot":
+        hop = c.hops * device.link_latency
+        own = c.one_shot + np.minimum(hop + (group.size - 1) * payload, 2 * hop + ring)
+        seconds = np.where(group.far > 1, seconds, own)
+    return np.where(group.size > 1, seconds, 0.0)
 
 
 def launching(case: InferenceCase) -> float:
@@ -173,7 +182,8 @@ def choosing(case: InferenceCase, sequences: Array) -> Parts:
     s, c, size = case.shape, case.constants, max(BYTES[case.weights], 2)  # the head has 16 bits where the others have fewer
     read = s.vocab * s.hidden * size / case.tensor / (case.device.bandwidth * c.weights_bandwidth)
     computed = 2 * s.vocab * s.hidden * sequences / case.tensor / case.device.rate(case.vectors)
-    chosen = sequences * s.vocab * 4 * c.logit_passes / case.device.bandwidth + c.token * sequences
+    sorting = c.token if case.engine.choosing == "sorted" else 0.0
+    chosen = sequences * (s.vocab * 4 * c.logit_passes / case.device.bandwidth + sorting)
     return {HEAD: np.maximum(read, computed), SAMPLING: chosen}
 
 

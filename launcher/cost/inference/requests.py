@@ -1,6 +1,7 @@
 """Time of requests and throughput of a served model: static batches, a closed loop of requests in flight, open arrivals.
 
-Static: a batch is read, then decoded token by token; with a pipeline it is cut into groups that follow each other. Continuous: requests
+Static: a batch is read, then decoded token by token; with a pipeline it is cut into groups that follow each other. An engine of continuous
+batching, which has a batch that is larger than its room, serves it in waves. Continuous: requests
 join and leave, so that each token of a running request also waits for a share of the prompts of those that join. With b running requests
 b/o of them begin in every step, so that in the mean a step takes
 
@@ -69,21 +70,41 @@ class InferenceEstimate:
 
 
 def static(case: InferenceCase) -> InferenceEstimate:
-    """Batches that begin and end together."""
-    prompt, step = _static(case)
-    light = _static(case.at_light())
-    return _estimate(case, (prompt, step), light, case.batch, case.batch, memory.fits(case, case.batch))
+    """Batches that begin and end together. Requests beyond the room of an engine of continuous batching wait for those before them: the
+    batch is served in as few waves as it takes, of equal size. An engine of static batches would run out of memory."""
+    running, waves = case.batch, np.ones_like(case.batch)
+    if case.engine.batching == "continuous":
+        waves = np.ceil(case.batch / np.clip(memory.room(case), 1.0, case.batch))
+        running = case.batch / waves
+    prompt, step = _static(case, running)
+    light = _static(case.at_light(), running)
+    for first, further in ((prompt, step), light):
+        first[QUEUE] = (waves - 1) * _stay(case, first, further)
+    return _estimate(case, (prompt, step), light, running, case.batch, memory.fits(case, running))
 
 
-def _static(case: InferenceCase) -> tuple[Parts, Parts]:
-    b, p = case.batch, case.pipeline
+def _static(case: InferenceCase, b: np.ndarray) -> tuple[Parts, Parts]:
+    p = case.pipeline
     of_prompts, of_tokens = group(case, case.input, b), group(case, 1.0, b)
     prompt = through(forward(case, Load(of_prompts, case.input)), b / of_prompts, p, True)
     decoded = forward(case, Load(running=of_tokens, context=case.context))
     step = through(decoded, b / of_tokens, p, case.engine.pipeline_drains)
     chosen, once = choosing(case, b), 0.0 if case.costs else case.constants.request
-    begun = {SCHEDULING: telling(case, 1.0) + once}
-    return scale(add(prompt, chosen, begun), case.crowding), scale(add(step, chosen, {SCHEDULING: telling(case, 0.0)}), case.crowding)
+    prompt, step = add(prompt, chosen), add(step, chosen)
+    begun = {SCHEDULING: telling(case, 1.0) + once + turn(case, b, total(prompt))}
+    further = {SCHEDULING: telling(case, 0.0) + turn(case, b, total(step))}
+    return scale(add(prompt, begun), case.crowding), scale(add(step, further), case.crowding)
+
+
+def turn(case: InferenceCase, rows: Array, device: Array) -> np.ndarray:
+    """Seconds of the host that the device waits for between two passes, of which one chooses a token for ``rows`` requests and takes
+    ``device`` seconds. An asynchronous host works on its requests during the next pass, as long as that lasts. 0 in an engine of static
+    batches, which has none to schedule, and where ``telling`` was measured."""
+    c, nothing = case.constants, np.zeros_like(case.tensor)
+    if case.engine.batching == "static" or case.costs is not None:
+        return nothing
+    whole = c.step + c.row * rows + nothing
+    return np.maximum(c.step * (1 - c.step_hidden), whole - device) if case.engine.asynchronous else whole
 
 
 def through(one: Parts, groups: Array, stages: np.ndarray, drains: bool) -> Parts:
@@ -156,11 +177,7 @@ def _running(case: InferenceCase, running: np.ndarray, apart: bool) -> tuple[Par
         share = 1.0
     else:
         begun = begun * np.maximum(1 - together / np.maximum(running, 1.0), 0.0)
-    host = (
-        telling(case, np.minimum(running / case.output, 1.0))
-        if case.costs
-        else c.step * (1 - c.step_hidden if engine.asynchronous else 1.0) + np.zeros_like(p)
-    )
+    host = telling(case, np.minimum(running / case.output, 1.0)) + turn(case, each, total(step))
     step |= {OTHERS: share * begun * further / p, SCHEDULING: host}
     first = add(forward(case, Load(np.ones_like(p), case.input)), choosing(case, np.ones_like(p)))
     beside = (1 - 1 / together) * total(read)
