@@ -54,6 +54,7 @@ SOURCES = (
     Source(r"Vocabulary Parallelism", "megatron_lm_2023", tied=False),  # its script: --untie-embeddings-and-output-weights
     Source(r"Zero Bubble", "megatron_lm_2022"),  # its table 1 counts 5 a s / h of scores: no flash attention
     Source(r"MegaScale", "megatron_lm_2023"),
+    Source(r"Megatron-LM layouts", "megatron_lm_2023", dropout=True, reports="reserved"),  # its arguments are in its logs
     Source(r"BloombergGPT", "unknown_before_flash", vocab=131072, recompute="full"),  # arXiv 2303.17564, section 3: fused softmax kernels
     Source(r"Megatron-DeepSpeed", "megatron_deepspeed_2024", since=2024),
     Source(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", "megatron_deepspeed"),
@@ -233,6 +234,9 @@ NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"cuda_launch_blocking=1", {"kernels.launch_blocking": True}),
     # bf16 gradients and their 4-byte sum, which ranks sum as a whole (deepspeed/runtime/pipe/engine.py: _bf16_reduce_grads)
     (r"fp32 grad accumulation|bf16optimizer", {"numbers.gradient_bytes": 6, "numbers.reduce_bytes": 4, "overlap.all_reduces_states": True}),
+    (r"no-bias-gelu-fusion", {"kernels.pointwise": "eager"}),  # options of Megatron-LM's command line
+    (r"no-gradient-accumulation-fusion", {"kernels.accumulate_fused": False}),
+    (r"no-async-tensor-model-parallel-allreduce", {"overlap.tensor": "none"}),
     (r"reduced in bf16", {"numbers.reduce_bytes": 2}),  # DeepSpeed's default since its pull request 3370 (April 2023)
 )
 SELECTIVE = ((r"default policy", "products"), (r"per-op|graph pass", "per_op"), (r"layernorm|moe_act|mla_up_proj", "norms"))

@@ -53,6 +53,7 @@ class NumberProfile:
     weight_bytes: float = key(2, "stored parameters", minimum=0)
     gradient_bytes: float = key(4, "gradient buffer", minimum=0)
     reduce_bytes: float = key(4, "gradients on the wire", minimum=0)
+    wide_unless_fp16: bool = key(False, "gradients are kept and summed in 4 bytes all the same, unless the run is in fp16")
     optimizer_bytes: float = key(12, "optimizer states: master weights and two moments", minimum=0)
     block_scaled: bool = key(False, "8-bit operands have a scale per row or block, so both orientations are cast; false: one per tensor")
     wide_weight_gradients: bool = key(False, "weight gradients of 8-bit training are products of 16-bit numbers")

@@ -77,6 +77,17 @@ def test_states_take_the_bytes_of_their_shards(sharding: tuple[int, int, int], b
     assert sum(float(np.squeeze(size)) for size in parts.values()) == pytest.approx(bytes_per_parameter * asked.shape.parameters)
 
 
+@pytest.mark.parametrize(("trainer", "precision", "each"), [
+    ("megatron_lm_2023", "bf16", 4), ("megatron_lm_2023", "fp16", 2), ("megatron_lm_2021", "fp8", 4), ("megatron_deepspeed", "bf16", 2),
+    ("nemo_2022", "fp16", 4), ("trireme", "bf16", 4),
+])  # fmt: skip
+def test_megatron_keeps_and_sums_gradients_in_four_bytes_unless_the_run_is_in_fp16(trainer: str, precision: str, each: int) -> None:
+    model = ModelConfig(layers=32, hidden=4096, heads=32, vocab=50000, seq=2048)
+    asked = CostModel(cluster(64), profile(trainer)).case(model, to_table([layout(data=64)]), mixed(64, precision))
+    kept = float(np.squeeze(memory.states(asked, asked.shape.parameters, 0.0)[memory.GRADIENTS]))
+    assert kept == pytest.approx(each * asked.shape.parameters) and (asked.reduce_bytes == each or trainer == "nemo_2022")
+
+
 def test_every_byte_has_a_part() -> None:
     found = predict(GPT3, layout(8, 8, 16, sequence_parallel=True), mixed(1536), cluster(1024))
     assert found.memory_bytes == pytest.approx(sum(found.memory.values()))

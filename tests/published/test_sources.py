@@ -64,6 +64,14 @@ def row(**cells: str) -> RawRow:
             {"source": "Megatron-DeepSpeed", "year": "2024", "notes": "BF16Optimizer; CUDA_LAUNCH_BLOCKING=1"},
             {"overlap.all_reduces_states": True, "numbers.reduce_bytes": 4, "kernels.launch_blocking": True},
         ),
+        (
+            {"source": "Megatron-LM", "year": "2023", "notes": "no-bias-gelu-fusion no-gradient-accumulation-fusion"},
+            {"kernels.pointwise": "eager", "kernels.accumulate_fused": False, "overlap.tensor": "backward"},
+        ),
+        (
+            {"source": "Megatron-LM", "year": "2023", "notes": "no-async-tensor-model-parallel-allreduce"},
+            {"overlap.tensor": "none", "kernels.pointwise": "fused"},
+        ),
         ({"source": "Megatron-DeepSpeed", "year": "2022"}, {"overlap.all_reduces_states": False}),
         ({"source": "somebody", "year": "2022"}, {"pipeline.split_sends": True, "numbers.reduce_bytes": 2}),
         ({"source": "BigScience GPT2 V100", "notes": "Megatron-LM"}, {"memory.bucket_bytes": 0.0}),

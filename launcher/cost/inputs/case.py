@@ -162,6 +162,19 @@ class Case:
         return BYTES[self.precision] > 2
 
     @property
+    def gradient_bytes(self) -> float:
+        """Bytes of a gradient in its buffer, in mixed precision."""
+        return self._at_least(self.trainer.numbers.gradient_bytes)
+
+    @property
+    def reduce_bytes(self) -> float:
+        """Bytes of a gradient on the wire, in mixed precision."""
+        return self._at_least(self.trainer.numbers.reduce_bytes)
+
+    def _at_least(self, told: float) -> float:
+        return max(told, 4) if self.trainer.numbers.wide_unless_fp16 and self.precision != "fp16" else told
+
+    @property
     def vector_precision(self) -> str:
         """Array format of attention and head: low-precision training keeps them in 16 bits."""
         return "bf16" if self.precision in ("fp8", "fp4") else self.precision

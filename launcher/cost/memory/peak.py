@@ -68,9 +68,7 @@ def context(case: Case) -> Array:
 def states(case: Case, dense: Array, expert: Array) -> Parts:
     """Bytes of weights, gradients and optimizer states of one rank."""
     f, w = case.trainer, case.width
-    weight, gradient, optimizer = (
-        (w, w, 2 * w) if case.wide else (f.numbers.weight_bytes, f.numbers.gradient_bytes, f.numbers.optimizer_bytes)
-    )
+    weight, gradient, optimizer = (w, w, 2 * w) if case.wide else (f.numbers.weight_bytes, case.gradient_bytes, f.numbers.optimizer_bytes)
     if f.memory.optimizer_on_host:
         optimizer = 0
     parts: Parts = {}
@@ -94,11 +92,11 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
     every = dense + getattr(held.expert, kind)
     gathered = np.where(case.kept_whole, every, pair + ends if f.memory.pooled_buffers else live)
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, gathered * case.width, 0.0)
-    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * f.numbers.reduce_bytes * case.shape.trained, 0.0)
+    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * case.reduce_bytes * case.shape.trained, 0.0)
     if f.memory.pooled_buffers:
         arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (
-            case.width if case.wide else f.numbers.gradient_bytes
+            case.width if case.wide else case.gradient_bytes
         )
 
 
@@ -187,7 +185,7 @@ def update(case: Case, parts: Parts, freed: Array, copies: Array) -> None:
     f = case.trainer
     size = np.zeros_like(case.tokens) if f.memory.pooled_buffers else f.memory.bucket_bytes * (case.data > 1)
     late = np.where(f.memory.buckets_at_end & (case.pipeline > 1), size, 0.0)
-    copied = 0.0 if case.wide or f.numbers.gradient_bytes >= 4 or case.shape.frozen else copies
+    copied = 0.0 if case.wide or case.gradient_bytes >= 4 or case.shape.frozen else copies
     whole = parts[GRADIENTS]
     if f.memory.late_gradients:
         parts[GRADIENTS] = np.maximum(whole - freed, 0.0)

@@ -80,7 +80,7 @@ def casts(case: Case) -> Array:
 def _accumulate(case: Case, elements: Array) -> Array:
     """Seconds to add a weight gradient to its buffer: inside the product (one more read and write), or by a kernel of its own that reads
     both."""
-    buffer = case.trainer.numbers.gradient_bytes
+    buffer = case.gradient_bytes
     moved = 2 * buffer if case.trainer.kernels.accumulate_fused else case.width + 2 * buffer
     repeated = np.where(case.micro_batches > 1, 1.0, 0.5)
     return elements * moved * repeated / (case.device.bandwidth * case.constants.streaming)

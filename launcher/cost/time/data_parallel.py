@@ -33,7 +33,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     """Communication and update time of the rank that holds most."""
     dense, expert, f = held.dense.most(), held.expert.most(), case.trainer
     weights = case.width
-    sent = (case.width if case.wide else f.numbers.reduce_bytes) * case.shape.trained
+    sent = (case.width if case.wide else case.reduce_bytes) * case.shape.trained
     params, grads, optimizer = (case.shards(name) for name in ("params", "grads", "optimizer"))
     inner, between, further = _level(case, params, 1), _level(case, grads, params), _level(case, optimizer, grads)
     owners, holders = (np.maximum(n / case.expert, 1) for n in (params, grads))  # of an expert's parameters and gradients
