@@ -38,6 +38,7 @@ CARDS = (
     (r"llama[- ]?3.*\b8b", Card(32, 4096, 32, 8, 14336, 128256)), (r"llama[- ]?3.*\b70b", Card(80, 8192, 64, 8, 28672, 128256)),
     (r"llama[- ]?3.*\b405b", Card(126, 16384, 128, 8, 53248, 128256)), (r"llama.*\b7b", Card(32, 4096, 32, 32, 11008, 32000)),
     (r"llama.*\b13b", Card(40, 5120, 40, 40, 13824, 32000)), (r"llama.*\b70b", Card(80, 8192, 64, 8, 28672, 32000)),
+    (r"llama.*\b(30|33)b", Card(60, 6656, 52, 52, 17920, 32000)), (r"llama.*\b65b", Card(80, 8192, 64, 64, 22016, 32000)),
     (r"mistral.*\b7b", Card(32, 4096, 32, 8, 14336, 32000)), (r"aquila-7b", Card(32, 4096, 32, 32, 11008, 100008)),
     (r"qwen3-32b", Card(64, 5120, 64, 8, 25600, 151936)), (r"qwen3-14b", Card(40, 5120, 40, 8, 17408, 151936)),
     (r"qwen3-8b", Card(36, 4096, 32, 8, 12288, 151936)), (r"qwen2(\.5)?-72b", Card(80, 8192, 64, 8, 29568, 152064)),
@@ -45,15 +46,18 @@ CARDS = (
     (r"qwen1\.5-7b", Card(32, 4096, 32, 32, 11008, 151936)), (r"opt-6\.7b", Card(32, 4096, 32, 32, 16384, 50272, True, family="gpt")),
     (r"gpt-j.*\b6b", Card(28, 4096, 16, 16, 16384, 50400, head_width=256, family="gpt")),
     (r"bloom-7b1", Card(30, 4096, 32, 32, 16384, 250880, True, family="gpt")),
+    (r"bloom.*\b176b", Card(70, 14336, 112, 112, 57344, 250880, True, family="gpt")),
+    (r"neox.*\b20b", Card(44, 6144, 64, 64, 24576, 50432, head_width=96, family="gpt")),
+    (r"falcon.*\b40b", Card(60, 8192, 128, 8, 32768, 65024, head_width=64, family="gpt")),
     (r"falcon.*\b180b", Card(80, 14848, 232, 8, 59392, 65024, head_width=64, family="gpt")),
 )  # fmt: skip
 EXPERTS = r"mixtral|moe|\d+x\d+b|-a\d+b"
 """Names of mixtures of experts, some of which have the name of a plain model in theirs."""
 ENGINES = (
-    (r"(trt-?llm|tensorrt).*\bv?0\.[56]\b", "tensorrt_llm_2023"), (r"trt-?llm|tensorrt", "tensorrt_llm"),
+    (r"(trt-?llm|tensorrt).*(\bv?0\.[56]\b|performance\.md)", "tensorrt_llm_2023"), (r"trt-?llm|tensorrt", "tensorrt_llm"),
     (r"vllm", "vllm"), (r"sglang", "sglang"),
 )  # fmt: skip
-TOKENS = r"(generated |output |out )?tok(en)?s?/s(ec(ond)?)?"
+TOKENS = r"(generated |output |out )?tok(en)?s?( ?/ ?| per )s(ec(ond)?)?"
 """Units of a rate of generated tokens."""
 DOUBTED = r"superseded|inconsistent|do not agree|suspiciously|misprint"
 """Words of notes that take a measurement back."""
@@ -131,8 +135,8 @@ def _card(name: str) -> Card | None:
 
 def _tokens(row: RawRow) -> float | None:
     """Generated tokens per second over all devices; None where the source does not tell, or not of what."""
-    rate, unit = row.number_of("throughput"), row.text("unit").lower()
-    found = re.fullmatch(rf"{TOKENS}(?P<each>( per |/) ?(gpu|device))?", unit)
+    rate, unit = row.number_of("throughput"), re.sub(r"[()]", "", row.text("unit").lower())
+    found = re.fullmatch(rf"{TOKENS}(?P<each>( per | ?/) ?(gpu|device))?", unit)
     if rate is None or found is None:
         return None
     return rate * ((row.whole("tp") or 1) * (row.whole("pp") or 1) if found["each"] else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.published.inference import of_batches
 from benchmarks.published.raw import RawRow
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.canonical import MeasuredRun, write, written
-from launcher.tables.inference import COLUMNS, is_inference, judge, read, summary, weighted_median
+from launcher.tables.inference import COLUMNS, is_inference, judge, read, shape_of, summary, weighted_median
 from trainer.spec import ConfigError
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "inference_data"
@@ -53,7 +54,9 @@ def cells_of(**cells: str) -> dict[str, Any]:
     return of_batches(RawRow(1, {**RATE, **cells}))
 
 
-@pytest.mark.parametrize(("unit", "seconds"), [("output tokens/s", 32), ("tok/s per GPU", 16), ("out tok/s/GPU", 16), ("requests/s", None)])
+@pytest.mark.parametrize(
+    ("unit", "seconds"), [("output tokens/s", 32), ("tok/s per GPU", 16), ("out tokens per second (per GPU)", 16), ("requests/s", None)]
+)
 def test_a_rate_of_generated_tokens_is_a_latency_of_its_batch(unit: str, seconds: float | None) -> None:
     cells = cells_of(batch="8", throughput="25", unit=unit, notes="fp8")
     assert cells["latency_ms"] == (seconds and pytest.approx(1e3 * seconds)) and cells["mode"] == "static"
@@ -78,6 +81,20 @@ def test_a_rate_without_a_batch_is_that_of_as_many_requests_as_the_engine_runs(t
     assert less.tokens_per_s < found.tokens_per_s
 
 
+NAMED = (
+    "Llama-3.1-8B-Instruct", "Llama 3.3 70B", "Llama 3.1 405B", "LLaMA 7B", "Llama-2-13b", "LLaMA 33B", "LLaMA 65B", "Llama-2-70B-chat",
+    "Mistral-7B-v0.1", "Qwen3-32B-NVFP4", "Qwen3-14B", "Qwen3-8B", "Qwen2-72B", "Qwen2.5-32B", "Qwen2-7B", "Qwen1.5-7B", "opt-6.7b",
+    "GPT-J 6B", "bloom-7b1", "BLOOM-176B", "GPT-NeoX 20B", "Falcon 40B", "Falcon 180B",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_model_has_about_as_many_parameters_as_its_name_says(name: str) -> None:
+    shape = shape_of(canonical_row(cells_of(model=name)))
+    billions = float(re.findall(r"([\d.]+)b", name.lower())[0])
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.12)
+
+
 @pytest.mark.parametrize("name", ["Mixtral-8x7B-v0.1", "Qwen3-30B-A3B", "Mistral-MoE-7B"])
 def test_a_mixture_of_experts_is_not_taken_for_the_plain_model_of_its_name(name: str) -> None:
     assert cells_of(model=name)["heads"] is None
@@ -88,6 +105,8 @@ def test_a_mixture_of_experts_is_not_taken_for_the_plain_model_of_its_name(name:
     [
         ("TensorRT-LLM performance.md (v0.6.1)", "tensorrt_llm_2023"),
         ("TensorRT-LLM (0.5)", "tensorrt_llm_2023"),
+        ("TensorRT-LLM docs/source/performance.md", "tensorrt_llm_2023"),
+        ("TensorRT-LLM docs/source/performance/perf-overview.md", "tensorrt_llm"),
         ("TensorRT-LLM 0.11", "tensorrt_llm"),
         ("TRTLLM 1.2.0rc6", "tensorrt_llm"),
         ("vLLM 0.5.4", "vllm"),
