@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import re
 import statistics
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.console import answered
 from launcher.config.compose import conf_dir
 from launcher.config.constants import constant_entries
 from launcher.config.hardware import hardware_files
@@ -256,11 +258,11 @@ def main() -> None:
     problem = FitProblem.of(given.table)
     whole = fit(problem)
     apart = left_out_parameters(problem, whole)
+    if given.write:  # before anything is printed, whose reader may go away
+        write(whole.values, {name: float(np.std([np.log(found[name]) for found in apart.values()])) for name in whole.values})
     _print(problem, whole)
     if given.leave_out:
         _leave_out(problem, whole, apart)
-    if given.write:
-        write(whole.values, {name: float(np.std([np.log(found[name]) for found in apart.values()])) for name in whole.values})
 
 
 def _print(problem: FitProblem, whole: Fit) -> None:
@@ -310,4 +312,4 @@ def rounded(value: float) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(answered(main))

@@ -13,6 +13,7 @@ waited for before the first token and which after it is the load generator's, bu
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
+from benchmarks.console import answered
 from launcher.config.hardware import hardware_files
 from launcher.config.inference_constants import inference_entries
 from launcher.cost.inference import InferenceCase, InferenceEstimate
@@ -175,4 +177,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(answered(main))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.console import answered
 from benchmarks.fit import with_parameters
 from benchmarks.spreads import LeftOut, left_out, likeliest
 from benchmarks.step_scatter import Drawn, logs
@@ -161,4 +162,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answered(main))

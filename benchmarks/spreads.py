@@ -25,6 +25,7 @@ from scipy.linalg import eigh
 from scipy.optimize import minimize
 from scipy.special import logsumexp, ndtr
 
+from benchmarks.console import answered
 from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, machine_of, timed_cases, with_parameters
 from launcher.config.compose import conf_dir
 from launcher.config.hardware import hardware_files
@@ -280,17 +281,17 @@ def main(argv: list[str] | None = None) -> int:
     seen = float(np.quantile([each.distance.mean() for each in missed], FARTHEST))
     widths = replace(memory_widths(given.tables, likeliest(missed, shipped_widths())), seen=seen)
     text = document(widths, found)
-    print(text, end="")
-    if given.check:
-        coverage(missed, widths)
-    if given.write:
+    if given.write:  # before anything is printed, whose reader may go away
         (conf_dir() / "uncertainty.yaml").write_text(text)
         with (conf_dir() / "known_runs.csv").open("w", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
             lines.writerow(KNOWN)
             lines.writerows(written_known([known_cells(case) for case in found.cases], found.ratios))
+    print(text, end="")
+    if given.check:
+        coverage(missed, widths)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answered(main))

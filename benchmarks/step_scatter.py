@@ -20,6 +20,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.console import answered
 from launcher.search.steps import FEW_STEPS, OWN_STEPS
 
 STEPS = Path(__file__).parent / "step_times.csv"
@@ -88,4 +89,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answered(main))

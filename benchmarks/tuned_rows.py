@@ -14,6 +14,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from benchmarks.console import answered
 from benchmarks.fit import FitProblem, fit
 from benchmarks.history.figures import rows_of
 from benchmarks.left_out import Unseen
@@ -65,4 +66,4 @@ def ratio(one: Judged) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answered(main))

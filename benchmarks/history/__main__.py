@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.console import answered
 from benchmarks.history.figures import FOLDER, block, figures_of, sources_block, unseen_by, with_block
 from trainer.spec import ConfigError
 
@@ -49,4 +50,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answered(main))

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.console import answered
 from benchmarks.fit_inference import RequestFit, left_out, without_each
 from benchmarks.published.convert import converted
 from launcher.config.hardware import shipped_hardware
@@ -103,4 +104,4 @@ def with_block(text: str, record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answered(main))

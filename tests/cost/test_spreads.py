@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -76,3 +79,13 @@ def test_a_common_error_that_few_sources_hardly_show_is_not_taken_for_none(seed:
     """Of eight sources with four runs each the likelihood alone finds a width of 0.001."""
     missed = [planted(str(source), 4, 1.0, 100 * seed + source) for source in range(8)]
     assert likeliest(missed, shipped_widths()).common > shipped_widths().common / 2
+
+
+def test_a_benchmark_whose_reader_goes_away_ends_without_a_word() -> None:
+    """As in ``python -m benchmarks.step_scatter | head``."""
+    read, written = os.pipe()
+    os.close(read)
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.step_scatter"], stdout=written, stderr=subprocess.PIPE, cwd=root, timeout=120)
+    os.close(written)
+    assert (done.returncode, done.stderr) == (0, b"")
