@@ -56,7 +56,7 @@ def test_saving_activations_is_a_third_faster_than_full_recomputation(size: str)
         for how in ({"recompute": "full"}, SAVING)
     ]
     assert found == pytest.approx([full, saving], rel=0.11)
-    assert found[0] / found[1] == pytest.approx(full / saving, abs=0.05)
+    assert found[0] / found[1] == pytest.approx(full / saving, abs=0.06)
 
 
 def test_every_part_of_a_step_has_its_width() -> None:
