@@ -69,7 +69,7 @@ class JudgedRequest:
     latency_s: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
-    tokens_per_s: float | None = None
+    judged_s: float | None = None  # what the row is judged by (``judged_by``)
     fits: float | None = None
     memory_bytes: float | None = None
     capacity: float | None = None
@@ -79,11 +79,7 @@ class JudgedRequest:
     def pair(self) -> tuple[float, float] | None:
         """(predicted, measured) seconds of what the row is judged by."""
         measured = measured_seconds(self.row)
-        if measured is None or self.latency_s is None:
-            return None
-        known = {"latency": self.latency_s, "tpot": self.tpot_s, "token": 1 / self.tokens_per_s if self.tokens_per_s else None}
-        predicted = known[judged_by(self.row)]
-        return None if predicted is None else (predicted, measured)
+        return None if measured is None or self.judged_s is None else (self.judged_s, measured)
 
     @property
     def whole(self) -> bool:
@@ -201,11 +197,11 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> l
     for case, members in known:
         made = estimated(case, [rows[i] for i in members])
         memory = sum(made.memory.values())
-        rate = made.throughput * made.output
-        columns = np.stack(np.broadcast_arrays(made.latency, made.ttft, made.tpot, rate, made.fits, memory), axis=1)
+        judged = predicted_seconds(rows[members[0]], made)
+        columns = np.stack(np.broadcast_arrays(made.latency, made.ttft, made.tpot, judged, made.fits, memory), axis=1)
         for place, position in enumerate(members):
-            latency, ttft, tpot, tokens, fits, needed = map(float, columns[place])
-            found[position] = JudgedRequest(rows[position], latency, ttft, tpot, tokens, fits, needed, case.device.memory)
+            latency, ttft, tpot, seconds, fits, needed = map(float, columns[place])
+            found[position] = JudgedRequest(rows[position], latency, ttft, tpot, seconds, fits, needed, case.device.memory)
     return [found[i] for i in range(len(rows))]
 
 
