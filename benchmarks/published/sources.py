@@ -40,7 +40,10 @@ SOURCES = (
     Source(r"llm-foundry|MosaicML", "llm_foundry_2024", since=2024),
     Source(r"llm-foundry|MosaicML", "llm_foundry"),
     Source(r"Efficient Parallelization Layouts", "aleph_alpha_scaling", vocab=128000, tied=True),  # its weight_tying is on by default
-    Source(r"NeMo performance docs|Megatron-Bridge|DGX Cloud", "nemo", True, sharding="ZeRO-1"),
+    Source(r"NeMo performance docs|Megatron-Bridge|DGX Cloud|MLPerf", "nemo", True, sharding="ZeRO-1", since=2025),
+    # examples/training of NVIDIA/NeMo-Framework-Launcher 24.07, gpt3 of MLPerf 3.0 and 3.1 (config_common.sh) do not set fp8_params
+    Source(r"NeMo performance docs|MLPerf", "nemo", True, sharding="ZeRO-1", changes={"numbers.stores_low_precision": False}),
+    Source(r"Megatron-Bridge|DGX Cloud", "nemo", True, sharding="ZeRO-1"),
     Source(r"Megatron-LM CI", "megatron_core", True, sharding="ZeRO-1"),
     Source(r"Megatron-LM repository", "megatron_core", True, sharding="ZeRO-1", since=2023),
     Source(r"torchtitan", "torchtitan_2026", True, recompute="selective (per-op)", since=2026, reports="reserved"),
@@ -88,6 +91,7 @@ def source_of(row: RawRow) -> Source:
     trainer, changes = _trainer(row, found.trainer)
     balance = "cost" if _method(row) == "redis" else found.balance
     recompute = _policy(row, trainer) or found.recompute
+    changes = {**found.changes, **changes}
     if tuning := tuning_of(row):
         changes = {**changes, **tuning.changes}
     if profile(trainer).kernels.pointwise == "eager" and re.search(r"(?<!no )torch\.compile", row.notes):
@@ -231,6 +235,10 @@ NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"no overlap", {"overlap.gradients": False, "overlap.gathers": False, "overlap.refresh": False}),
     (r"no all-reduce overlap", {"overlap.gradients": False, "overlap.refresh": False}),
     (r"no broadcast overlap", {"overlap.refresh": False}),
+    (r"cuda graph of the whole step", {"kernels.launches_per_block": 0}),
+    (r"cuda graph of each layer", {"kernels.launches_per_block": 2}),
+    (r"fp8 parameters", {"numbers.stores_low_precision": True}),
+    (r"no overlap of tensor communication", {"overlap.tensor": "backward"}),  # without user buffers: gathers beside the backward's products
     (r"cuda_launch_blocking=1", {"kernels.launch_blocking": True}),
     # bf16 gradients and their 4-byte sum, which ranks sum as a whole (deepspeed/runtime/pipe/engine.py: _bf16_reduce_grads)
     (r"fp32 grad accumulation|bf16optimizer", {"numbers.gradient_bytes": 6, "numbers.reduce_bytes": 4, "overlap.all_reduces_states": True}),

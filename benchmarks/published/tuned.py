@@ -20,14 +20,15 @@ class Tuning:
     source: str  # pattern of its name
     model: str  # pattern of the model's
     text: int = 0  # tokens of one of the texts packed into a sequence; 0: whole sequences
-    rank: int = 0  # of LoRA, which all these recipes have beside queries, keys and values alone
+    rank: int = 0  # of LoRA
+    beside: tuple[str, ...] = ("qkv",)  # the matrices that have it
     virtual_pipeline: int | None = None  # where the cell is blank
     sequence_parallel: bool | None = None  # where the cell is blank
     changes: Mapping[str, object] = field(default_factory=dict)  # keys of the trainer's profile
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return ("qkv",) if self.rank else ()
+        return self.beside if self.rank else ()
 
 
 STORED: dict[str, object] = {"numbers.stores_low_precision": True}
@@ -51,6 +52,10 @@ TUNINGS = (
     # linear_qkv, cross_entropy_loss_fusion False; mixed_precision.py: fp8_param. The FLOPs per token of the LoRA rows are what
     # flop_utils.py counts for packed SQuAD alone (4 N). Nothing says that SFT had other data than scripts/performance takes unless told:
     # whole sequences (--data mock)
+    # llama2_70b_lora of NVIDIA's submissions, conf/megatron_gpt_peft_tuning_config.yaml and train.py: dim 16, "attention", fp8_params,
+    # packed_sequence_return_cu_seqlen False: attention does not stop at the ends of texts; cross_entropy_loss_fusion False, or nothing sets
+    # it; a2a_experimental (LORA_A2A of config_common.sh); disable_parameter_transpose_cache
+    Tuning("MLPerf", r"lora", 0, 16, ("qkv", "output"), changes=UNFUSED | {"overlap.adapters_exchange": True, "numbers.weight_bytes": 1}),
     Tuning("Megatron-Bridge", r"lora", SQUAD, 16, changes=UNFUSED),
     Tuning("Megatron-Bridge", r"sft", changes=STORED),
 )

@@ -59,6 +59,7 @@ class NumberProfile:
     wide_weight_gradients: bool = key(False, "weight gradients of 8-bit training are products of 16-bit numbers")
     stores_low_precision: bool = key(False, "8-bit training stores its weights in 8 bits: they are not cast but transposed, for input gradients")
     saves_low_precision: bool = key(False, "8-bit training keeps the 8-bit inputs of products for backward")
+    gathers_low_precision: bool = key(False, "8- and 4-bit training casts activations before it gathers them over tensor ranks")
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class OverlapProfile:
     all_reduces_shards: bool = key(False, "sharded gradients are summed by all-reduce, not by reduce-scatter: twice the bytes")
     all_reduces_states: bool = key(False, "the same where ranks hold whole parameters, and share gradients or optimizer states (ZeRO-1 and 2)")
     owners_broadcast: bool = key(False, "a tensor is updated by one rank as a whole, and each owner broadcasts its own: one collective per owner")
+    adapters_exchange: bool = key(False, "under sequence parallelism, what LoRA adds to a sum over tensor ranks goes to the rank of each token, not to all")
     experts: bool = key(False, "dispatch and return of tokens overlap the computation of another micro-batch")
     dispatch_by_domain: bool = key(False, "a token travels to each link domain once, whatever experts it has there (DeepEP, HybridEP)")
     reads_every_step: bool = key(True, "the host waits for the loss of every step, to log it or to look for overflows")

@@ -184,16 +184,17 @@ def once(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
     work, f, c, m = data_parallel.work(case, held), case.trainer, case.constants, case.micro_batches
     per_rank, busy = held.blocks.most(), done.whole
     ahead, back = per_rank * done.forward, per_rank * done.backward
+    before_last, after_first = pipeline.turns(case.pipeline, case.chunks, m)
     gathers = np.where(case.kept_whole, 1, m) * work.gather
     hides = c.data_hidden if case.device.overlaps else 0.0
     hidden_gathers = np.minimum(gathers * hides, busy) if f.overlap.gathers else 0.0
     often = np.where((case.field("grads") > 1) & f.overlap.reduce_every_micro_batch & ~case.kept_whole, m, 1)
     reductions = work.scatter * often + work.reduce
-    cover = np.minimum(often * back, busy - hidden_gathers)  # a second hides one thing
+    cover = np.minimum(np.maximum(often, after_first) * back, busy - hidden_gathers)  # a second hides one thing
     hidden_reductions = np.minimum(reductions * hides, cover) if f.overlap.gradients else 0.0
     refresh = work.refresh
     free = busy - hidden_gathers - hidden_reductions
-    hidden_refresh = np.minimum(refresh * hides, np.minimum(ahead, free)) if f.overlap.refresh else 0.0
+    hidden_refresh = np.minimum(refresh * hides, np.minimum(before_last * ahead, free)) if f.overlap.refresh else 0.0
     crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
     return {
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -112,8 +112,11 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
 
     ``wanted`` keeps only layouts with given values, by column. ``ConfigError`` when there is none.
     """
-    found = space(config.model, config.cluster, config.run.global_batch, limits or config.search.space)
-    found = narrowed(expressible(found, config.trainer), wanted or {})
+
+    def within(limits: SpaceConfig) -> Space:
+        return expressible(space(config.model, config.cluster, config.run.global_batch, limits), config.trainer)
+
+    found = narrowed(within(limits or config.search.space), wanted or {}, lambda: within(config.search.space))
     if config.run.async_tensor and config.trainer.embedded:
         found = sharding_sequences(found)
     cost = CostModel(config.cluster, config.trainer)
@@ -122,13 +125,15 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     return Plan(found, case, predicted, judge(found.table, predicted), cost.widths(case))
 
 
-def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]]) -> Space:
-    """The layouts of ``found`` that have the values asked for."""
+def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]], usual: Callable[[], Space]) -> Space:
+    """The layouts of ``found`` that have the values asked for. Where none has, the error names those that ``usual`` has, too: ``found`` may
+    end at what was asked for."""
     keep = np.ones(len(found.table), dtype=bool)
     for name, values in wanted.items():
         has = np.isin(found.table[name], list(values))
         if not has.any():
-            there = [describe(name, [code]).partition("=")[2] for code in np.unique(found.table[name])[:12].tolist()]
+            codes = np.union1d(found.table[name], usual().table[name])[:12].tolist()
+            there = [describe(name, [code]).partition("=")[2] for code in codes]
             raise ConfigError(f"no layout that obeys the rules has {describe(name, values)}; there are some with {listed(there)}")
         keep &= has
     if not keep.any():

@@ -43,7 +43,8 @@ CASES = [
     (["model.heads=5"], "model.heads=5 does not divide model.hidden=128"),
     (["model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.context=2"], "layout.context=2 can be planned but not trained yet; use 1"),
-    (["run.warmup_steps=10"], "run.warmup_steps=10 leaves no step of run.steps=10 to measure; use 9 or less"),
+    (["run.warmup_steps=10"], "run.warmup_steps=10 leaves no step of run.steps=10 to measure; use 9 or less, or more steps"),
+    (["run.steps=1"], "leaves no step of run.steps=1 to measure; use 0, or more steps"),
     (
         ["run.eval_every=5"],
         "run.eval_every=5 has no text to validate on: data.kind=synthetic, data.held_out=0; set data.held_out, such as 0.02",

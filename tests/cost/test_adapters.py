@@ -78,6 +78,11 @@ def test_low_rank_products_apart_from_their_matrix_communicate_for_themselves() 
         assert adapters.tensor_seconds(split)[1][0] == pytest.approx(sent(split, reduce, 16) + sent(split, scatter, 4096))
     row = case(replace(LORA, targets=["down"]), layout(2, micro_batch=1))
     assert adapters.tensor_seconds(row)[0][0] == pytest.approx(sent(row, reduce, 16) + sent(row, gather, 4096))
+    for sequence, width, way in ((True, 2048, collectives.all_to_all), (False, 4096, gather)):
+        exchanging = case(
+            replace(LORA, targets=["down"]), layout(2, micro_batch=1, sequence_parallel=sequence), overlap__adapters_exchange=True
+        )
+        assert adapters.tensor_seconds(exchanging)[0][0] == pytest.approx(sent(exchanging, reduce, 16) + sent(exchanging, way, width))
     for silent in (case(), replace(plain, trainer=IN_PLACE), case(TuneConfig(), layout(2, micro_batch=1))):
         assert [float(way[0]) for way in adapters.tensor_seconds(silent)] == [0, 0]
 

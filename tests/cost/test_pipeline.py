@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cost.inputs.stages import _by_cost
-from launcher.cost.time.pipeline import StageTimes, run
+from launcher.cost.time.pipeline import StageTimes, run, turns
 from trainer.spec import build
+from trainer.spec.actions import Kind
 from trainer.spec.balance import by_cost
+from trainer.spec.schedule import compute_order
 from trainer.spec.simulate import Times, makespan, simulate
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
@@ -78,6 +80,16 @@ def test_interleaving_that_stages_do_not_divide_is_within_four_per_cent(p: int, 
     """3.2 at most in all of these with a backward as long as the forward; 2.1 with one of twice its length."""
     arguments = ("interleaved", p, v, m, [1.0] * (p * v), [backward] * (p * v), 0.0)
     assert closed(*arguments) == pytest.approx(simulated(*arguments), rel=0.04)
+
+
+@given(p=RANKS, v=st.integers(1, 4), m=BATCHES, rank=st.integers(0, 7))
+def test_chunks_take_as_many_turns_beside_gathers_and_reductions_as_in_the_trainers_actions(p: int, v: int, m: int, rank: int) -> None:
+    chunks = v if p > 1 else 1
+    actions = compute_order("interleaved" if chunks > 1 else "1f1b", p, chunks, m)[rank % p]
+    forward, backward = ([one.chunk for one in actions if one.kind is kind] for kind in (Kind.FORWARD, Kind.BACKWARD))
+    before_last = 1 + max(forward.index(chunk) for chunk in range(chunks))
+    after_first = 1 + max(backward[::-1].index(chunk) for chunk in range(chunks))
+    assert [chunks * float(passes) for passes in turns(*np.array([p, chunks, m]))] == pytest.approx([before_last, after_first])
 
 
 @given(p=st.integers(1, 8), m=BATCHES, first=st.floats(0.1, 3), middle=st.floats(0.1, 3), last=st.floats(0.1, 3))

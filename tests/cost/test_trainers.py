@@ -83,6 +83,34 @@ def test_weights_that_stay_in_8_bits_are_cast_once_for_all_micro_batches() -> No
     assert block.casts(cases(one, keeps, 8, "fp8"))[0] == pytest.approx(block.casts(cases(one, casts_again, 8, "fp8"))[0])
 
 
+@pytest.mark.parametrize(
+    ("precision", "scaled", "bytes_each"), [("fp8", False, 1), ("fp8", True, 2), ("fp4", False, 2), ("bf16", False, 2)]
+)
+def test_matrices_that_are_stored_in_8_bits_travel_in_8_unless_blocks_have_scales(precision: str, scaled: bool, bytes_each: int) -> None:
+    storing = changed(profile("megatron_core"), {"numbers.stores_low_precision": True, "numbers.block_scaled": scaled})
+    asking = cases(layout(2, 4, 8, sharding=ShardingConfig(1, 1, 8)), storing, precision=precision)
+    held = stages.held(asking)
+    dense, expert = (float(np.max(one)) for one in states.stored(asking, held))
+    others = held.dense.most() - held.blocks.most() * held.matrices
+    assert dense == pytest.approx(2 * float(np.max(others)) + bytes_each * float(np.max(held.blocks.most() * held.matrices)))
+    assert expert == 0
+    assert float(np.max(others)) < 0.25 * float(np.max(held.dense.most()))
+
+
+@pytest.mark.parametrize(("precision", "part"), [("bf16", 1.0), ("fp8", 0.5), ("fp4", 0.25)])
+def test_activations_that_are_cast_before_tensor_ranks_gather_them_travel_in_the_format_of_the_product(precision: str, part: float) -> None:
+    """Of a block's six gathers (two forward, two of gradients, two of inputs again) and four reduce-scatters, only the gathers."""
+    for low, width in ((False, 1.0), (True, part)):
+        trainer = changed(profile("megatron_core"), {"overlap.tensor": "none", "numbers.gathers_low_precision": low})
+        asked = cases(layout(8, 1, 8, sequence_parallel=True), trainer, precision=precision)
+        payload = asked.tokens * asked.shape.hidden * 2
+        gather = collectives.all_gather(asked.device, SHIPPED, asked.tensor_group, payload * width)
+        scatter = collectives.reduce_scatter(asked.device, SHIPPED, asked.tensor_group, payload)
+        nothing = np.zeros(1)
+        ahead, back = block.tensor_seconds(asked, nothing, nothing, nothing)
+        assert ahead + back == pytest.approx(SHIPPED.skew * (6 * gather + 4 * scatter))
+
+
 def test_a_token_goes_to_each_domain_once_where_copies_are_made_there() -> None:
     """8 experts of 16 ranks on two nodes: half of 8 copies leave the node, or at most one."""
     device = Device.of(HARDWARE["h100"], 8)
@@ -323,6 +351,17 @@ def test_a_second_of_computation_hides_one_communication() -> None:
         one = layout(1, 1, 64, micro_batch=micro_batch, sharding=ShardingConfig(64, 64, 64))
         steps.append(predict(LLAMA_13B, one, mixed(64 * 4 * micro_batch), slow, profile("fsdp")).step_time_s)
     assert steps == sorted(steps)
+
+
+def test_chunks_hide_more_of_what_is_reduced_and_gathered_once_a_step() -> None:
+    """Not of what a single micro-batch hides anyway: here both take much longer than its passes."""
+    slow = replace(cluster(64), hardware=replace(HARDWARE["h100"], network_gbs=1.0))
+    one, two, three = (
+        predict(GPT_22B, layout(2, 4, 8, micro_batch=1, virtual_pipeline=chunks), mixed(64), slow, profile("megatron_core")).time
+        for chunks in (1, 2, 4)
+    )
+    for part in (REDUCE, GATHER):
+        assert one[part] > two[part] > three[part] > 0
 
 
 def test_context_ranks_share_states_and_add_up_gradients_like_replicas() -> None:

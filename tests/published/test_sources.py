@@ -137,6 +137,16 @@ def row(**cells: str) -> RawRow:
             {"kernels.launches_per_block": 0, "overlap.experts": True},
         ),
         ({"source": "Megatron-Bridge", "arch": "moe", "gpu": "GB200", "notes": "container 26.02"}, {"kernels.launches_per_mixture": 60}),
+        ({"source": "MLPerf Training", "year": "2023"}, {"numbers.stores_low_precision": False, "numbers.gathers_low_precision": True}),
+        ({"source": "MLPerf Training", "year": "2025"}, {"numbers.stores_low_precision": True, "kernels.launches_per_block": 40}),
+        (
+            {"source": "MLPerf Training", "year": "2024", "notes": "container 24.04; CUDA graph of each layer; fp8 parameters"},
+            {"numbers.stores_low_precision": True, "kernels.launches_per_block": 2, "overlap.tensor": "all"},
+        ),
+        (
+            {"source": "MLPerf Training", "year": "2025", "notes": "CUDA graph of the whole step; no overlap of tensor communication"},
+            {"kernels.launches_per_block": 0, "overlap.tensor": "backward"},
+        ),
     ],
 )
 def test_rows_say_what_their_trainer_did(cells: dict[str, str], facts: dict[str, object]) -> None:
@@ -163,6 +173,10 @@ def test_rows_say_what_their_trainer_did(cells: dict[str, str], facts: dict[str,
         ),
         ({"source": "NVIDIA Megatron-Bridge", "model": "LLAMA3_70B (SFT)", "tp": "4", "pp": "4"}, {"text": 0, "adapter_rank": 0}),
         ({"source": "NVIDIA NeMo performance docs", "model": "LLAMA2-70B", "tp": "4", "pp": "4"}, {"text": 0, "virtual_pipeline": 1}),
+        (
+            {"source": "MLPerf Training", "year": "2024", "model": "Llama-2-70B (LoRA)", "tp": "4", "pp": "1"},
+            {"text": 0, "adapter_rank": 16, "adapter_targets": ("qkv", "output")},
+        ),
         ({"source": "somebody", "model": "7B LoRA", "tp": "1", "pp": "1"}, {"text": 0, "adapter_rank": 0, "adapters": True}),
     ],
 )

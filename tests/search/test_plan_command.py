@@ -109,6 +109,7 @@ def test_a_model_that_train_refuses_is_refused_in_the_same_words(plan: Any, over
         (["layout=zero1"], "layout=zero1 selects a single layout, but this command enumerates all; restrict it with individual keys"),
         (["layout={tensor: 2}"], "layout={tensor: 2} selects a single layout"),
         (["layout.data=7"], "has layout.data=7; there are some with 1, 2, 4 or 8"),
+        (["layout.tensor=3"], "has layout.tensor=3; there are some with 1, 2, 4 or 8"),
         (["layout.schedule=gpipe", "layout.virtual_pipeline=2"], "no layout"),
         (["layout.tensor=4", "layout.data=4"], "has layout.tensor=4 and layout.data=4 at once; give more values"),
         (["layout.tensor='['"], "error: "),

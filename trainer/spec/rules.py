@@ -99,9 +99,10 @@ def check(config: TrainConfig, world_size: int) -> None:
         if config.command is not None and getattr(config.run, name):
             raise ConfigError(f"run.{name}=true is for our own trainer; leave it out for trainer={config.command.trainer}")
     if config.run.warmup_steps >= config.run.steps:
+        most = config.run.steps - 1
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
-            f"use {config.run.steps - 1} or less"
+            f"use {f'{most} or less' if most else most}, or more steps"
         )
 
 

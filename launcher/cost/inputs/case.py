@@ -156,6 +156,11 @@ class Case:
         """Bytes of an activation element: 2 in every mixed precision, fp8 included."""
         return max(BYTES[self.precision], 2)
 
+    @property
+    def stored_in_8_bits(self) -> bool:
+        """Whether the matrices of blocks are kept in 8 bits. What is trained in 4 is not."""
+        return self.trainer.numbers.stores_low_precision and self.precision == "fp8"
+
     @cached_property
     def wide(self) -> bool:
         """Full-precision training: no master weights, 4- or 8-byte everything."""

@@ -39,6 +39,7 @@ class StageShare:
     blocks: Blocks
     dense: PerStage  # parameters of one rank that are replicated over data-parallel ranks
     expert: PerStage  # parameters of one rank's routed experts, replicated over data / expert ranks
+    matrices: Array  # of ``dense``, what one block's matrices have
 
     def at(self, rows: np.ndarray | slice) -> StageShare:
         """The same of some layouts."""
@@ -135,4 +136,5 @@ def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
             np.where(alone, single, counts.last * dense + ends[2]),
         ),
         PerStage(counts.first * routed, counts.middle * routed, counts.last * routed),
+        matrices,
     )

@@ -65,7 +65,7 @@ def tensor_seconds(case: Case) -> ForwardBackward:
     Apart from them (``ParallelLinearAdapter``), beside a matrix with sharded results both factors are sharded by their results: A x is
     gathered, its gradient summed, and so is that of x, which sequence parallelism scatters. Sequence-parallel inputs are gathered as well
     where the matrix overlaps its own gather (``return_layernorm_output_gathered`` otherwise). Beside a matrix with sharded inputs A x is
-    summed, and what B makes of it is gathered.
+    summed, and what B makes of it is gathered, or exchanged so that each rank has its tokens (``a2a_experimental``).
     """
     s, c, device = case.shape, case.constants, case.device
     none = np.zeros_like(case.tokens)
@@ -82,8 +82,11 @@ def tensor_seconds(case: Case) -> ForwardBackward:
         if product.name not in s.adapted:
             continue
         if product.name in ROWS:
-            ahead = sent(reduce, s.rank) + sent(gather, product.columns)
-            back = sent(reduce, s.rank) + np.where(sequence, sent(gather, product.columns), 0.0)
+            whole = sent(gather, product.columns)
+            if case.trainer.overlap.adapters_exchange:
+                whole = np.where(sequence, sent(collectives.all_to_all, product.columns / case.tensor), whole)
+            ahead = sent(reduce, s.rank) + whole
+            back = sent(reduce, s.rank) + np.where(sequence, whole, 0.0)
         else:
             again = sequence & (case.trainer.overlap.tensor == "all")
             ahead = sent(gather, s.rank) + np.where(again, sent(gather, product.inner), 0.0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.device import BYTES
 from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ATTENTION, CONTEXT, EXPERT, HOST, MATRICES, POINTWISE, TENSOR, ForwardBackward, Parts, total
 from launcher.cost.time import adapters, attention, collectives, matmul, pointwise, recompute
@@ -71,7 +72,7 @@ def casts(case: Case) -> Array:
     both = whole * (2 if case.trainer.numbers.block_scaled else 1)
     read = whole - copy if case.shape.frozen else both
     weight = both
-    if case.trainer.numbers.stores_low_precision:
+    if case.stored_in_8_bits:
         weight = 0 if case.shape.frozen and kept else TRANSPOSED
     moved = sum(share * batch * (read * m * k + weight * once * n * k / 2) for _, m, n, k, batch, share in products(case))
     return moved / ONE_KERNEL[0] * case.constants.cast_bytes / (case.device.bandwidth * case.constants.bandwidth)
@@ -161,6 +162,11 @@ def regathers(case: Case) -> int:
     return 2 if case.trainer.overlap.regathers_inputs and not case.shape.frozen else 0
 
 
+def gathered_width(case: Case) -> float:
+    """Bytes of an activation element, or of its gradient, that tensor ranks gather for a product."""
+    return BYTES[case.precision] if case.trainer.numbers.gathers_low_precision else case.width
+
+
 def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) -> ForwardBackward:
     """Exposed tensor-parallel communication of a block: forward, backward.
 
@@ -170,7 +176,7 @@ def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) ->
     c, device = case.constants, case.device
     payload = case.tokens * case.shape.hidden * case.width
     reduce = c.skew * collectives.all_reduce(device, c, case.tensor_group, payload)
-    gather = c.skew * collectives.all_gather(device, c, case.tensor_group, payload)
+    gather = c.skew * collectives.all_gather(device, c, case.tensor_group, payload * gathered_width(case) / case.width)
     scatter = c.skew * collectives.reduce_scatter(device, c, case.tensor_group, payload)
     sequence = case.table["sequence_parallel"]
     ahead = np.where(sequence, 2 * (gather + scatter), 2 * reduce)

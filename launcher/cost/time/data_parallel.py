@@ -32,28 +32,35 @@ class DataParallelTimes:
 def work(case: Case, held: StageShare) -> DataParallelTimes:
     """Communication and update time of the rank that holds most."""
     dense, expert, f = held.dense.most(), held.expert.most(), case.trainer
-    weights = case.width
+    weights, expert_weights = stored(case, held)
     sent = (case.width if case.wide else case.reduce_bytes) * case.shape.trained
     params, grads, optimizer = (case.shards(name) for name in ("params", "grads", "optimizer"))
     inner, between, further = _level(case, params, 1), _level(case, grads, params), _level(case, optimizer, grads)
     owners, holders = (np.maximum(n / case.expert, 1) for n in (params, grads))  # of an expert's parameters and gradients
     passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0), 0.0)
     count = held.blocks.most() * f.overlap.gathers_per_block + 1
-    gather = count * _all(case, inner, dense * weights / count)
+    gather = count * _all(case, inner, weights / count)
     scatter = count * _scatter(case, inner, dense * sent / count) + _scatter(case, between, dense / params * sent, whole=True)
     replicas = _level(case, case.data * case.context, optimizer)
     reduce = _scatter(case, further, dense / grads * sent, whole=True) + _sum(case, replicas, dense / optimizer * sent)
     if case.shape.experts is not None:
-        gather = gather + count * _all(case, case.data_group(owners, case.expert), expert * weights / count)
+        gather = gather + count * _all(case, case.data_group(owners, case.expert), expert_weights / count)
         scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
     renewed = weights * case.shape.trained  # what is not trained stays as it is
-    refresh = sum(
-        renew(case, group, held.blocks.most(), payload * renewed)
-        for group, payload in ((between, dense / params), (further, dense / grads))
-    )
+    refresh = sum(renew(case, group, held.blocks.most(), renewed / level) for group, level in ((between, params), (further, grads)))
     updated = case.shard("optimizer", dense, expert) * case.shape.trained
     return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
+
+
+def stored(case: Case, held: StageShare) -> tuple[Array, Array]:
+    """Bytes of the dense parameters, and of the routed experts, of the rank that holds most, as they travel. Matrices that are stored in 8
+    bits travel so, unless their scales are those of blocks: then ranks gather 16-bit numbers and bring them into 8 bits each for itself
+    (Megatron-LM, core/distributed/param_and_grad_buffer.py: ``torch.uint8``; its ``reuse_grad_buf_for_mxfp8_param_ag``)."""
+    dense, expert = held.dense.most() * case.width, held.expert.most() * case.width
+    if not case.stored_in_8_bits or case.trainer.numbers.block_scaled:
+        return dense, expert
+    return dense - held.blocks.most() * held.matrices * (case.width - 1), expert / case.width
 
 
 TENSORS = 9

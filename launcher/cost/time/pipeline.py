@@ -114,6 +114,15 @@ def interleaved(stages: StageTimes, p: Array, v: Array, m: Array) -> Array:
     return np.maximum(steady + waits, m * v * stages.send)
 
 
+def turns(p: Array, v: Array, m: Array) -> tuple[Array, Array]:
+    """Of a rank of interleaved 1F1B, in passes of a micro-batch through all its ``v`` chunks: forward until the last chunk has been used
+    for the first time, and backward from when the first chunk sees its last micro-batch to the end. Chunks take turns with ``p``
+    micro-batches, or as many as there are, and each is gathered before its first turn and reduced after its last one (Megatron-LM,
+    core/pipeline_parallel/schedules.py: ``param_sync_func``, ``grad_sync_func``). One pass for a single chunk."""
+    first, last = np.minimum(m, p), m - p * (np.ceil(m / p) - 1)
+    return 1 + (first - 1) * (1 - 1 / v), 1 + (last - 1) * (1 - 1 / v)
+
+
 def split_backward(stages: StageTimes, p: Array, m: Array, plain: Array, further: float = 0.0) -> Array:
     """ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3): the weight gradients of all but the last rank leave the way back, and up to
     p - 1 more forwards find the time that they left. Exact for equal ranks. With one ``further`` micro-batch per stage it is ZB-H2: as many
