@@ -126,7 +126,9 @@ def show(config: Config, planned: Plan, top: int, seconds: float) -> None:
     if len(planned.order):
         console.print(table(planned, planned.order[:top], config, console.width))
     else:
-        console.print("no layout is likely to fit into memory; more devices, a smaller model or more recomputation would help")
+        size = config.cluster.hardware.memory_gb
+        room = "memory" if size is None else f"the {size:g} GB of a device"
+        console.print(f"no layout is likely to fit into {room}; more devices, a smaller model or more recomputation would help")
     best = planned.seconds[planned.order[0]] if len(planned.order) else float("inf")
     edge = [row for row in planned.fastest(AT_EDGE) if planned.seconds[row] < best][: max(3, top // 3)]
     if edge:

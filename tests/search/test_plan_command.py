@@ -205,3 +205,5 @@ def test_what_cannot_be_measured_first_is_one_line(plan: Any, words: list[str]) 
 def test_a_plan_in_which_nothing_fits_has_nothing_to_measure(plan: Any) -> None:
     code, _, error = plan(*SMALL, "--limit", "1.5", "--measure", "1")
     assert code == 2 and "no layout is likely to fit" in error
+    code, out, _ = plan(*SMALL, "--limit", "1.5")
+    assert code == 1 and "no layout is likely to fit into the 1.5 GB of a device" in out
