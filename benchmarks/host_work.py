@@ -1,12 +1,14 @@
 """What a host spends on a block of other trainers, beside one of plain PyTorch modules on the same processor.
 
-    python -m benchmarks.host_work [--megatron-deepspeed FOLDER]
+    python -m benchmarks.host_work [--megatron-deepspeed FOLDER] [--transformer-engine FOLDER]
 
 Blocks that have next to nothing to compute: what is left of their time is the host's (Python, dispatch, autograd). Each is put over that of
 plain modules measured before and after it, so that the processor's speed cancels; on a GPU a launch comes to every kernel of both. Printed
 are the factors that conf/trainer has (``kernels.host_forward``, ``host_backward``), and for shards what gathering or reducing those of a
-block takes, in launches of the plain one (``kernels.host_shards``; collectives go nowhere, in a group of PyTorch's kind ``fake``). A
-trainer whose package is missing is left out, and named: transformers, megatron-core, or a checkout of Megatron-DeepSpeed (BigScience).
+block takes, in launches of the plain one (``kernels.host_shards``; collectives go nowhere, in a group of PyTorch's kind ``fake``), and for
+a mixture of experts what it takes beyond a dense block, in launches of the dense one (``kernels.launches_per_mixture``). A trainer whose
+package is missing is left out, and named: transformers, megatron-core, a checkout of Megatron-DeepSpeed (BigScience), or an unpacked wheel
+of transformer_engine, whose compiled functions are stood in for (``benchmarks.transformer_engine``).
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.counts import configured, engine_of
+from benchmarks.transformer_engine import TOKENS, install
 from launcher.config.trainer import KernelProfile
 
 LAYERS, HIDDEN, HEADS, SEQ = 8, 16, 2, 4
+EXPERTS = (2, 8, 16)
 TURNS, ROUNDS = 200, 5
 OWN = "this project's trainer"
 KERNELS = KernelProfile().launches_per_block
@@ -63,9 +67,9 @@ def plain() -> nn.Sequential:
     return nn.Sequential(*[Block() for _ in range(LAYERS)])
 
 
-def of(module: nn.Module, batch_first: bool = True, *more: Any) -> Compute:
+def of(module: nn.Module, batch_first: bool = True, *more: Any, tokens: int = SEQ) -> Compute:
     """``module`` applied to a few numbers."""
-    shape = (1, SEQ, HIDDEN) if batch_first else (SEQ, 1, HIDDEN)
+    shape = (1, tokens, HIDDEN) if batch_first else (tokens, 1, HIDDEN)
     return partial(module, torch.randn(shape, requires_grad=True), *more)
 
 
@@ -144,10 +148,30 @@ def huggingface(name: str) -> Compute:
 
 def megatron_core() -> Compute:
     """Its transformer block of modules without Transformer Engine, which needs a GPU."""
+    specs, block = _core()
+    return of(block(specs.get_gpt_layer_local_spec()), False, torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1))
+
+
+def with_transformer_engine(experts: int | None = None, recipe: str = "", llama: bool = False) -> Compute:
+    """Its transformer block of Transformer Engine's modules: a dense one, or a mixture whose ``experts`` one rank has, two for each token;
+    products in 8 bits by a ``recipe`` for their scales."""
+    more: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": recipe} if recipe else {}
+    if llama or experts:
+        more |= {"gated_linear_unit": True, "activation_func": F.silu, "add_bias_linear": False, "normalization": "RMSNorm"}
+    if experts:
+        more |= {"num_moe_experts": experts, "moe_grouped_gemm": True, "moe_aux_loss_coeff": 1e-3, "moe_token_dispatcher_type": "alltoall"}
+    specs, block = _core(**more)
+    spec = specs.get_gpt_layer_with_transformer_engine_spec(num_experts=experts, moe_grouped_gemm=experts is not None)
+    return of(block(spec), False, None, tokens=TOKENS)
+
+
+def _core(**more: Any) -> tuple[Any, Callable[[Any], nn.Module]]:
+    """Megatron Core's descriptions of blocks, and what makes one of them."""
     from_core = partial(importlib.import_module, package="megatron.core")
     state, specs = from_core(".parallel_state"), from_core(".models.gpt.gpt_layer_specs")
     config_of, block_of = from_core(".transformer.transformer_config"), from_core(".transformer.transformer_block")
-    state.initialize_model_parallel(1, 1, create_gloo_process_groups=False)
+    if not state.model_parallel_is_initialized():
+        state.initialize_model_parallel(1, 1, create_gloo_process_groups=False)
     _without_random_states("megatron")
     config = config_of.TransformerConfig(
         num_layers=LAYERS,
@@ -158,9 +182,12 @@ def megatron_core() -> Compute:
         attention_dropout=0.0,
         bias_dropout_fusion=True,
         masked_softmax_fusion=False,
+        **{name: value for name, value in more.items() if not name.startswith("fp8")},
     )
-    block = block_of.TransformerBlock(config, specs.get_gpt_layer_local_spec(), post_layer_norm=False)
-    return of(block, False, torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1))
+    for name in ("fp8", "fp8_recipe"):  # its checks ask the device for 8 bits
+        if name in more:
+            setattr(config, name, more[name])
+    return specs, lambda spec: block_of.TransformerBlock(config, spec, post_layer_norm=False)
 
 
 class _NoRandomStates:
@@ -168,6 +195,9 @@ class _NoRandomStates:
 
     def fork(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def is_initialized(self) -> bool:
+        return False
 
 
 def _without_random_states(package: str) -> None:
@@ -195,8 +225,7 @@ class _Arguments(types.SimpleNamespace):
 
 def megatron_deepspeed(folder: Path) -> Compute:
     """Layers of ``megatron/model/transformer.py``, imported without the programs around them; norms are PyTorch's."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "megatron"]:
-        del sys.modules[name]
+    _forget("megatron")
     for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.activation_checkpointing", "deepspeed.accelerator"):
         _stand_in(name, "", checkpointing=types.SimpleNamespace(is_configured=lambda: False))
     _stand_in("deepspeed.runtime.activation_checkpointing.checkpointing", "", is_configured=lambda: False)
@@ -225,6 +254,11 @@ def megatron_deepspeed(folder: Path) -> Compute:
     drawn = partial(nn.init.normal_, std=0.02)
     layers = nn.ModuleList([transformer.ParallelTransformerLayer(drawn, drawn, i) for i in range(LAYERS)])
     return of(_InTurn(layers), False, torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1))
+
+
+def _forget(package: str) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        del sys.modules[name]
 
 
 class _InTurn(nn.Module):
@@ -285,9 +319,32 @@ def shown(name: str, make: Callable[[], Compute]) -> None:
     print(line, flush=True)
 
 
+def engine_shown(folder: Path) -> None:
+    """Print the lines of Transformer Engine's modules. From here on ``torch.cuda`` is stood in for."""
+    install(folder)
+    _forget("megatron")
+    shown("Megatron Core with Transformer Engine", with_transformer_engine)
+    for recipe, scales in (("delayed", "delayed scales"), ("tensorwise", "scales of the moment")):
+        shown(f"  in 8 bits, {scales}", partial(with_transformer_engine, recipe=recipe))
+    for recipe in ("", "delayed"):
+        plain, dense = (sum(_both(partial(with_transformer_engine, recipe=recipe, llama=llama))) for llama in (False, True))
+        for experts in EXPERTS:
+            more = sum(_both(partial(with_transformer_engine, experts, recipe))) - dense
+            bits = "8 bits" if recipe else "16 bits"
+            print(f"  mixture in {bits}, {experts} experts of a rank{'':12s} {KERNELS * more / plain:.0f} further launches", flush=True)
+
+
+def _both(make: Callable[[], Compute]) -> Times:
+    """Median times of a block, as often as those that are put over plain ones."""
+    compute = make()
+    forward, backward = map(statistics.median, zip(*(timed(compute) for _ in range(ROUNDS))))
+    return forward, backward
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megatron-deepspeed", metavar="FOLDER", type=Path, help="a checkout")
+    parser.add_argument("--transformer-engine", metavar="FOLDER", type=Path, help="a wheel of transformer_engine, unpacked")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -305,6 +362,8 @@ def main() -> int:
     shown("Megatron Core", megatron_core)
     if given.megatron_deepspeed:
         shown("Megatron-DeepSpeed", lambda: megatron_deepspeed(given.megatron_deepspeed))
+    if given.transformer_engine:
+        engine_shown(given.transformer_engine)
     return 0
 
 
