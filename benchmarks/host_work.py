@@ -321,11 +321,17 @@ def shown(name: str, make: Callable[[], Compute]) -> None:
 
 def engine_shown(folder: Path) -> None:
     """Print the lines of Transformer Engine's modules. From here on ``torch.cuda`` is stood in for."""
-    install(folder)
+    name = "Megatron Core with Transformer Engine"
     _forget("megatron")
-    shown("Megatron Core with Transformer Engine", with_transformer_engine)
-    for recipe, scales in (("delayed", "delayed scales"), ("tensorwise", "scales of the moment")):
-        shown(f"  in 8 bits, {scales}", partial(with_transformer_engine, recipe=recipe))
+    try:
+        install(folder)
+        importlib.import_module("megatron.core")
+    except ImportError as missing:
+        print(f"{name:40s} left out: {missing}", flush=True)
+        return
+    shown(name, with_transformer_engine)
+    for recipe, scaling in (("delayed", "delayed"), ("tensorwise", "current")):
+        shown(f"  in 8 bits, {scaling} scaling", partial(with_transformer_engine, recipe=recipe))
     for recipe in ("", "delayed"):
         plain, dense = (sum(_both(partial(with_transformer_engine, recipe=recipe, llama=llama))) for llama in (False, True))
         for experts in EXPERTS:
@@ -346,6 +352,8 @@ def main() -> int:
     parser.add_argument("--megatron-deepspeed", metavar="FOLDER", type=Path, help="a checkout")
     parser.add_argument("--transformer-engine", metavar="FOLDER", type=Path, help="a wheel of transformer_engine, unpacked")
     given = parser.parse_args()
+    if given.transformer_engine and not (given.transformer_engine / "transformer_engine" / "pytorch").is_dir():
+        parser.error(f"--transformer-engine={given.transformer_engine} has no transformer_engine/pytorch; unpack its wheel there")
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
