@@ -70,6 +70,7 @@ LAUNCHER = {
 
 COST = {
     "thresholds": (),
+    "recomputing": ("thresholds",),
     "inputs": (),
     "parts": ("inputs",),
     "time": ("inputs", "parts"),

@@ -38,7 +38,7 @@ FARTHEST_SIZE = 4.5
 SEED = 20260101
 """Of all draws: the same question has the same answer."""
 CONTENDERS = 400
-"""Layouts that are drawn jointly: those most likely to win. What the rest adds is summed up (union bound)."""
+"""Layouts that are drawn jointly: those most likely to win. A search adds what the rest adds at most (union bound)."""
 DRAWS = 4096
 HOPELESS = 1e-6
 """Layouts that fit with a smaller probability have no part in who is the fastest."""
@@ -246,6 +246,22 @@ class TimeSurrogate:
                 drawn.append(mean + random.standard_normal((share, len(rows))) @ root.T)
         return np.concatenate(drawn)
 
+    def apart(self, rows: np.ndarray, rival: int) -> Mixture:
+        """The distribution of how far the log step times of some layouts are above that of layout ``rival``: what they share cancels."""
+        believed, both = self.posterior(), np.append(rows, rival)
+        some = self.traits.rows(both)
+        shared, own = between(self.widths, some, some.rows([-1]), both[:, None] == rival), own_variance(self.widths, some)
+        spreads = []
+        for size in self._sizes()[0]:
+            covariance, variance = shared.at(*size)[:, 0], own.at(*size)
+            if self.seen:
+                gram, cross = self._both(size, self._gram(), self._cross(both))
+                solved = np.linalg.solve(gram, cross.T)
+                covariance = covariance - cross @ solved[:, -1]
+                variance = variance - np.einsum("nm,mn->n", cross, solved)
+            spreads.append(np.sqrt(np.maximum(variance + variance[-1] - 2 * covariance, 1e-12))[:-1])
+        return Mixture(believed.weights, believed.means[:, rows] - believed.means[:, rival, None], np.stack(spreads))
+
     def _sizes(self) -> tuple[list[Size], np.ndarray]:
         """How large the errors are that layouts have of their own, and the common one, with weights: what measured runs leave of it. Before
         any, the common error has the width that was learnt. Runs may tell of a machine on which everything takes twice as long, and not of
@@ -311,18 +327,23 @@ def fitting(fits: np.ndarray, widths: Widths, count: int = DRAWS) -> np.ndarray:
 
 def fastest(surrogate: TimeSurrogate, fits: np.ndarray) -> np.ndarray:
     """(n,) probability that each layout fits and is the fastest of those that do; 0 for those that have no part in the draws."""
-    believed = surrogate.posterior()
-    hopeful = np.flatnonzero(fits > HOPELESS)
-    limit = float(believed.mean[fits >= 0.5].min()) if (fits >= 0.5).any() else float(believed.mean.min())
-    chance = np.zeros(len(fits))
-    chance[hopeful] = fits[hopeful] * Mixture(believed.weights, believed.means[:, hopeful], believed.spreads[:, hopeful]).below(limit)
-    rows = np.sort(np.argsort(-chance, kind="stable")[:CONTENDERS])
+    rows = contenders(surrogate, fits)
     times = np.where(fitting(fits[rows], surrogate.widths), surrogate.draws(rows), np.inf)
     any_fits = np.isfinite(times).any(axis=1)
     won = np.bincount(times.argmin(axis=1)[any_fits], minlength=len(rows)) / len(times)
     out = np.zeros(len(fits))
     out[rows] = won
     return out
+
+
+def contenders(surrogate: TimeSurrogate, fits: np.ndarray) -> np.ndarray:
+    """The layouts that are likeliest to be the fastest, ``CONTENDERS`` at most: those that are likeliest to fit and to be ahead of the
+    fastest that is likely to fit. They are held against that one since an error of all alike makes no winner."""
+    believed, likely = surrogate.posterior(), np.flatnonzero(fits >= min(0.5, fits.max()))
+    rival = int(likely[believed.mean[likely].argmin()])
+    hopeful = np.union1d(np.flatnonzero(fits > HOPELESS), rival)
+    ahead = np.where(hopeful == rival, 1.0, fits[hopeful] * surrogate.apart(hopeful, rival).below(0.0))
+    return np.sort(hopeful[np.argsort(-ahead, kind="stable")[:CONTENDERS]])
 
 
 def most_telling(widths: Widths, traits: Traits, groups: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:

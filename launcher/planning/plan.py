@@ -17,6 +17,7 @@ from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
+from launcher.cost.recomputing import of_use, plain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
 from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest, most_telling
 from launcher.planning.expressible import expressible
@@ -55,8 +56,8 @@ class Plan:
 
     @cached_property
     def chances(self) -> np.ndarray:
-        """Probability that a layout fits and is the fastest of all that do, per layout."""
-        return fastest(self._surrogate, self.estimate.fits)
+        """Probability that a layout fits and is the fastest of all that do, per layout; 0 for one that recomputes what surely fits."""
+        return fastest(self._surrogate, of_use(self.estimate.fits, plain(self.space.table)))
 
     @property
     def believed(self) -> Mixture:

@@ -23,7 +23,8 @@ from launcher.config.schema import Config
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.cost.normal import ndtr, normal_pdf
-from launcher.cost.thresholds import NEVER_TRIED, SURELY_FITS
+from launcher.cost.recomputing import of_use
+from launcher.cost.thresholds import NEVER_TRIED
 from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastest, fitting
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate
@@ -260,13 +261,10 @@ class Policy:
         return float(seconds.sum() * world_size / 3600)
 
     def _fits(self) -> np.ndarray:
-        """(n,) probability that each candidate fits and is of use. To recompute only adds work: it is of no use while the same layout
-        without it surely fits, and of use again once that one did not run."""
+        """(n,) probability that each candidate fits and is of use."""
         fits, plain = self.memory.fits(), self.candidates.plain
-        if plain is None:
-            return fits
-        failed = np.isin(plain, [i for i, seconds in self.tried.items() if math.isinf(seconds)])
-        return np.where((plain >= 0) & (fits[plain] >= SURELY_FITS) & ~failed, 0.0, fits)
+        failed = [i for i, seconds in self.tried.items() if math.isinf(seconds)]
+        return fits if plain is None else of_use(fits, plain, failed)
 
     def _is_full(self, trial: SearchTrial) -> bool:
         return trial.full or self.small.parts is self.candidates.parts

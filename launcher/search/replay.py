@@ -24,8 +24,8 @@ from launcher.config.schema import HardwareConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
+from launcher.cost.recomputing import plain
 from launcher.cost.uncertainty import coordinates
-from launcher.search.candidates import plain
 from launcher.search.policy import Policy, Price, Stop, TrialObservation
 from launcher.search.steps import USUAL_SCATTER, ending, enough_of, expected_steps, noise_of, scatter_of
 from launcher.search.surrogate import Candidates

@@ -13,6 +13,8 @@ from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.config.trainers import profile
 from launcher.cost.parts import GATHER, REDUCE, STEP, UPDATE
+from launcher.cost.recomputing import plain
+from launcher.cost.thresholds import SURELY_FITS
 from launcher.cost.timeline import timeline
 from launcher.planning.layout_names import layout_of, name_of, overrides_of
 from launcher.planning.plan import AT_EDGE, DOMINATED, IN, MEMORY, SEQUENCES, VERDICTS, pareto, plan
@@ -53,6 +55,13 @@ def test_what_is_dominated_is_dominated_by_a_listed_layout_of_the_same_ranks(pla
     for row in np.flatnonzero(planned.verdict == DOMINATED)[::37]:
         rivals = listed[(table["tensor"][listed] == table["tensor"][row]) & (table["pipeline"][listed] == table["pipeline"][row])]
         assert ((seconds[rivals] <= seconds[row]) & (memory[rivals] <= memory[row])).any()
+
+
+def test_a_layout_that_recomputes_what_surely_fits_is_never_the_fastest(planned) -> None:  # type: ignore[no-untyped-def]
+    """It only does more work, however much surer one is of what it does besides."""
+    fits, without = planned.estimate.fits, plain(planned.space.table)
+    useless = (without >= 0) & (fits[without] >= SURELY_FITS)
+    assert useless.any() and not planned.chances[useless].any() and planned.chances.sum() == pytest.approx(1.0)
 
 
 def test_the_front_holds_what_nothing_beats_in_time_and_memory() -> None:

@@ -10,7 +10,17 @@ import pytest
 
 from launcher.config.uncertainty import Widths
 from launcher.cost.parts import HOST, MATRICES, WIDTH_OF_PART
-from launcher.cost.uncertainty import Observation, TimeSurrogate, Traits, fastest, fitting, most_telling, own_variance, sizes
+from launcher.cost.uncertainty import (
+    CONTENDERS,
+    Observation,
+    TimeSurrogate,
+    Traits,
+    fastest,
+    fitting,
+    most_telling,
+    own_variance,
+    sizes,
+)
 from launcher.search.surrogate import Candidates, MemorySurrogate
 
 WIDTHS = Widths(
@@ -203,6 +213,29 @@ def test_layouts_of_one_kind_are_not_independent_hopes() -> None:
     many = fastest(TimeSurrogate(parts.sum(axis=1), traits, widths), np.ones(11))
     few = fastest(TimeSurrogate(parts.sum(axis=1)[:2], traits.rows(np.arange(2)), widths), np.ones(2))
     assert many[1:].sum() == pytest.approx(few[1], abs=0.02)
+
+
+def test_layouts_that_surely_fit_do_not_crowd_out_a_faster_one_that_may() -> None:
+    """Ten per cent slower, and sure to fit: however much is unsure of all of them alike, many such are drawn after a faster one that may."""
+    count = CONTENDERS + 100
+    seconds = np.concatenate([[1.0], np.full(count, 1.1), [0.9]])
+    traits = Traits(np.full((len(seconds), 2), 0.5), np.zeros((len(seconds), 1)))
+    widths = dataclasses.replace(WIDTHS, common=1.0, layout=0.01, rough=0.001)
+    fits = np.append(np.ones(count + 1), 0.2)
+    assert fastest(TimeSurrogate(seconds, traits, widths), fits)[-1] == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize("runs", [0, 3])
+def test_how_far_layouts_are_apart_is_how_far_they_are_drawn_apart(runs: int) -> None:
+    some = candidates(12)
+    belief = belief_of(some)
+    for index in range(runs):
+        observe(belief, some, index, 1.2 * some.seconds[index])
+    drawn = belief.draws(np.arange(12), 20_000)
+    drawn -= drawn[:, 5:6]
+    apart = belief.apart(np.arange(12), 5)
+    assert apart.mean == pytest.approx(drawn.mean(axis=0), abs=0.02)
+    assert apart.spread == pytest.approx(drawn.std(axis=0), rel=0.05, abs=0.001)
 
 
 def test_layouts_run_out_of_memory_with_their_probability_and_together() -> None:
