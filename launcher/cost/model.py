@@ -188,7 +188,7 @@ def once(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
     gathers = np.where(case.kept_whole, 1, m) * work.gather
     hides = c.data_hidden if case.device.overlaps else 0.0
     hidden_gathers = np.minimum(gathers * hides, busy) if f.overlap.gathers else 0.0
-    often = np.where((case.field("grads") > 1) & f.overlap.reduce_every_micro_batch & ~case.kept_whole, m, 1)
+    often = np.where((case.field("grads") > 1) & f.overlap.reduce_every_micro_batch & ~case.reduced_last, m, 1)
     reductions = work.scatter * often + work.reduce
     cover = np.minimum(np.maximum(often, after_first) * back, busy - hidden_gathers)  # a second hides one thing
     hidden_reductions = np.minimum(reductions * hides, cover) if f.overlap.gradients else 0.0

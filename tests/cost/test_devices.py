@@ -7,6 +7,7 @@ import math
 import pytest
 
 from launcher.cost import predict
+from launcher.cost.inputs.device import Device
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 
 DEVICES = sorted(name for name, hardware in HARDWARE.items() if not hardware.host)
@@ -21,3 +22,9 @@ def test_every_hardware_file_predicts_a_step_below_its_peaks(name: str) -> None:
     found = predict(GPT_22B, layout(4, 2, 2, micro_batch=2), mixed(64, precision), cluster(16, name))
     work = 6 * 22e9 * 64 * GPT_22B.seq / 16
     assert math.isfinite(found.memory_bytes) and 0.1 < work / found.step_time_s / (hardware.peak_tflops[precision] * 1e12) < 0.8
+
+
+def test_a_device_without_bf16_computes_it_in_fp32_not_in_fp16() -> None:
+    """fp16 has not the range of bf16; 8-bit numbers it holds."""
+    volta = Device.of(HARDWARE["v100_32"], 8)
+    assert volta.rate("bf16") == volta.rate("fp32") < volta.rate("fp16") == volta.rate("fp8")

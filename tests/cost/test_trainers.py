@@ -329,6 +329,21 @@ def test_under_a_pipeline_parameters_that_stay_whole_are_gathered_once_and_take_
     assert asked(alone, plain, 64) == asked(alone, whole, 64)
 
 
+def test_under_a_pipeline_gradients_that_wait_for_the_last_backward_wait_whether_parameters_are_sharded_or_not() -> None:
+    """ZeRO-2 as ZeRO-3: one reduction a step, and whole gradients until then; 16 reductions and no whole gradients without that."""
+    two = layout(2, 4, 4, sharding=ShardingConfig(1, 4, 4))
+    plain, last = (
+        changed(profile("torchtitan"), {"overlap.gathers": False, "overlap.gradients": False, "pipeline.whole_parameters": w})
+        for w in (False, True)
+    )
+    often, once = asked(two, plain, 64, LLAMA_13B), asked(two, last, 64, LLAMA_13B)
+    three = asked(layout(2, 4, 4, sharding=ShardingConfig(4, 4, 4)), last, 64, LLAMA_13B)
+    assert often.time[REDUCE] == pytest.approx(16 * once.time[REDUCE], rel=0.05)
+    assert once.time[REDUCE] == pytest.approx(three.time[REDUCE], rel=0.05)  # in one piece, not block by block
+    assert once.memory[GRADIENTS] == pytest.approx(three.memory[GRADIENTS], rel=0.01)
+    assert once.memory[GRADIENTS] > often.memory[GRADIENTS]
+
+
 def test_sharded_gradients_are_reduced_after_every_micro_batch() -> None:
     """Of 16 micro-batches, ZeRO-2 reduces each, ZeRO-1 their sum; what is left of ZeRO-2's is the same."""
     bare = changed(profile("fsdp"), {"overlap.gathers": False, "overlap.gradients": False, "overlap.refresh": False})

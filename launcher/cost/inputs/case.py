@@ -85,6 +85,12 @@ class Case:
         return self.trainer.pipeline.whole_parameters & (self.pipeline > 1) & (self.field("params") > 1)
 
     @cached_property
+    def reduced_last(self) -> np.ndarray:
+        """Layouts whose sharded gradients stay whole until a stage's last backward, and are reduced once per step, be the parameters
+        sharded or not."""
+        return self.trainer.pipeline.whole_parameters & (self.pipeline > 1) & (self.field("grads") > 1)
+
+    @cached_property
     def interleaved(self) -> np.ndarray:
         return self.chunks > 1
 

@@ -100,9 +100,11 @@ class Device:
         return self.sustained.get(name, SUSTAINED * self.peaks[name])
 
     def _nearest(self, precision: str, rates: dict[str, float]) -> str:
-        """A precision without a rate of its own runs at the next wider one that has one, else at the widest."""
+        """A precision without a rate of its own runs at the next one that holds its numbers, else at the widest: fp16 has not the range of
+        bf16, which a device without it (Volta) computes in fp32."""
         order = ("fp4", "fp8", "bf16", "fp16", "fp32", "fp64")
-        return next(name for name in (*order[order.index(precision) :], *order[::-1]) if name in rates)
+        wider = [name for name in order[order.index(precision) :] if not (precision == "bf16" and name == "fp16")]
+        return next(name for name in (*wider, *order[::-1]) if name in rates)
 
 
 def _rings(hardware: HardwareConfig, domain: int, link: float) -> tuple[tuple[int, float], ...]:

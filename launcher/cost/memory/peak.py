@@ -92,7 +92,7 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
     every = dense + getattr(held.expert, kind)
     gathered = np.where(case.kept_whole, every, pair + ends if f.memory.pooled_buffers else live)
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, gathered * case.width, 0.0)
-    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.kept_whole, every * case.reduce_bytes * case.shape.trained, 0.0)
+    parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.reduced_last, every * case.reduce_bytes * case.shape.trained, 0.0)
     if f.memory.pooled_buffers:
         arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (
