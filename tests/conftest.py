@@ -47,6 +47,7 @@ TAKE_LONG = (
     *("test_plan_command.py", "test_recipes.py", "test_replay.py", "test_size.py", "test_policy.py", "test_report.py", "test_tables.py"),
     *("test_preparation.py", "test_silent_places.py", "test_kubernetes_entry.py", "test_named_files.py", "test_damage.py"),
     "test_inference_tables.py",
+    "test_slurm_odd_answers.py",
     "test_serving.py",
 )
 

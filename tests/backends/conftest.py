@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.odd_slurm import odd
 from tests.clusters.kubernetes.fixture import Kubernetes, kubernetes, namespace, played_nodes, real_node
 from tests.clusters.kubernetes.stage import Stage
 from tests.clusters.slurm.fixture import slurm, whole
 
-__all__ = ["kubernetes", "namespace", "played_nodes", "real_node", "slurm", "whole"]
+__all__ = ["kubernetes", "namespace", "odd", "played_nodes", "real_node", "slurm", "whole"]
 
 
 @pytest.fixture

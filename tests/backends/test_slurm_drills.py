@@ -35,16 +35,16 @@ from tests.backends.slurm_support import run, trial
 moment, runs, python, controller = sys.argv[1:]
 submit = submission.submit_script
 
-def before(folder, environment):
+def before(*given):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def after(folder, environment):
-    submit(folder, environment)
+def after(*given):
+    submit(*given)
     os.kill(os.getpid(), signal.SIGKILL)
 
-def during(folder, environment):
+def during(*given):
     os.kill(int(controller), signal.SIGSTOP)
-    submit(folder, environment)
+    return submit(*given)
 
 submission.submit_script = locals()[moment]
 run(Path(runs), *(trial(seed=seed, python=python) for seed in (1, 2, 3)))

@@ -1,4 +1,4 @@
-"""Trials as Slurm jobs: submitted as job arrays through submitit, watched with squeue and sacct, in containers or not.
+"""Trials as Slurm jobs: submitted as job arrays, watched with squeue and sacct, in containers or not.
 
 options.py     what a job asks of Slurm: sbatch options, and how text is quoted for them
 owned.py       options that are Trireme's own, with the key to use instead

@@ -79,7 +79,7 @@ class Client:
         try:
             done = subprocess.run(
                 command, env=environment or clean_environment(os.environ), capture_output=True, text=True, errors="replace",
-                input=text, timeout=_ANSWER_SECONDS,
+                input=text, timeout=_ANSWER_SECONDS, start_new_session=True,  # a Ctrl-C is for us: the answer is still wanted
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {_ANSWER_SECONDS:g} s") from None

@@ -162,7 +162,9 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
             values = {name: "null" if value is None else value for name, value in vars(cluster).items()}
             may_pass = re.search(_MAY_PASS, words) is not None
             return Refused(f"Slurm refused the job: {cause.format(**values, words=text)}; {remedy}", may_pass)
-    return Refused(f"Slurm refused the job, saying: {text or 'nothing'}; correct what it names under cluster")
+    if not text:  # a no has words; without any, the command was ended, and what came of it is not known
+        return Silent("Slurm cannot be reached: its command ended without a word")
+    return Refused(f"Slurm refused the job, saying: {text}; correct what it names under cluster")
 
 
 _COMPLAINT = re.compile(r"\berror: |\bfatal: |level=(error|fatal)", re.IGNORECASE)

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import json
 import os
+import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-from submitit.core.utils import FailedJobError
-from submitit.helpers import CommandFunction
+from typing import IO, Any, TypeVar
 
 from launcher.backends.contract import Request
 from launcher.backends.slurm.client import Client, submission_environment
-from launcher.backends.slurm.errors import Refused, explain
+from launcher.backends.slurm.errors import Refused, Silent, explain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
@@ -39,15 +37,33 @@ from trainer.spec.files import read_json, write_text
 T = TypeVar("T")
 
 
-def submit_script(folder: Path, environment: dict[str, str]) -> str:
-    """The id of the job that sbatch makes of ``array.sh`` in ``folder``; ``FailedJobError`` with sbatch's words.
+_LOOK_SECONDS = 0.1
+"""How often it is looked whether an sbatch has ended, or nobody waits for it any more."""
+_GRACE_SECONDS = 5.0
+"""How long an sbatch is waited for when nobody waits any more."""
+_EARLIER_SECONDS = 60.0
+"""How long an sbatch of an earlier start is waited for without a word."""
 
-    submitit runs the command. Its ``SlurmExecutor`` submits pickled functions; these jobs are a script that a person can read and repeat.
+
+def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[[], bool]) -> subprocess.CompletedProcess[str]:
+    """What sbatch says to ``array.sh`` in ``folder``. ``Silent`` when it has not ended a while after it was ``given_up``; it goes on.
+
+    It runs in a session of its own: a Ctrl-C in the terminal, or its end, would kill it and leave a job that nobody knows of.
     """
     command = ["flock", str(folder / "lock"), "sbatch", "--parsable", str(folder / "array.sh")]
-    with contextlib.redirect_stderr(io.StringIO()):  # where CommandFunction repeats the words of the error
-        output = CommandFunction(command, verbose=False, env=environment)()
-    return output.partition(";")[0].strip()  # JOB;CLUSTER, in a federation
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        start_new_session=True,
+    )  # fmt: skip
+    left = _GRACE_SECONDS
+    while True:
+        try:
+            said, complained = process.communicate(timeout=_LOOK_SECONDS)
+            return subprocess.CompletedProcess(command, process.returncode, said, complained)
+        except subprocess.TimeoutExpired:
+            left -= _LOOK_SECONDS if given_up() else 0.0
+        if left <= 0:
+            raise Silent("sbatch has not ended yet; the next start asks the queue for what it submits")
 
 
 class Submission:
@@ -102,10 +118,14 @@ class Submission:
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
     def _sbatch(self, folder: Path, job: Job) -> str:
-        try:
-            return submit_script(folder, submission_environment(os.environ, options(job, self.client.cluster)))
-        except FailedJobError as error:
-            raise explain(str(error), self.client.cluster) from None
+        """Slurm's id. ``Refused`` only when it plainly says no: a job may have come of anything else, and ``_known`` asks for it."""
+        environment = submission_environment(os.environ, options(job, self.client.cluster))
+        done = submit_script(folder, environment, lambda: self.client.hurried)
+        if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal
+            raise Silent("sbatch was killed before it said whether it submitted the job")
+        if done.returncode:
+            raise explain(done.stderr, self.client.cluster)
+        return done.stdout.partition(";")[0].strip()  # JOB;CLUSTER, in a federation
 
     def _known(self, folder: Path) -> str | None:
         """Slurm's id of the array that was to be submitted from ``folder``; None if it never came to be."""
@@ -114,11 +134,22 @@ class Submission:
         if not (folder / "lock").exists():
             return None  # sbatch was never run
         with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # an sbatch that outlived its launcher may still be at it
+            self._await(lock)
         identifier = self._in_queue(folder.name) or self._in_accounts(folder.name)
         if identifier is not None:
             write_text(folder / "job_id", identifier)
         return identifier
+
+    def _await(self, lock: IO[str]) -> None:
+        """Return when no sbatch holds ``lock``: one that outlived its launcher may still be at it. ``Silent`` when that takes long."""
+        begin = time.monotonic()
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if time.monotonic() - begin > (_GRACE_SECONDS if self.client.hurried else _EARLIER_SECONDS):
+                raise Silent("an sbatch that an earlier start ran has not ended yet")
+            time.sleep(_LOOK_SECONDS)
 
     def _in_queue(self, name: str) -> str | None:
         lines = self.client.answer("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F").split()

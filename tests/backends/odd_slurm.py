@@ -1,0 +1,66 @@
+"""Slurm's commands as scripts that answer oddly, as wrappers and overloaded controllers of sites do. No cluster is needed.
+
+They keep the queue in a folder: ``jobs`` has a line ``ID NAME`` for each job that was accepted. Tests write a line of shell for what a
+command does before it answers (``sbatch``, ``squeue``), where ``accept`` queues the job and prints its id.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = {
+    "sbatch": """\
+[ "${1#--test-only}" = "$1" ] || exit 0
+script=${!#}; [ -r "$script" ] || script=/dev/stdin
+name=$(sed -n 's/^#SBATCH --job-name=//p' "$script" | head -n 1)
+for word; do case $word in --job-name=*) name=${word#*=} ;; esac; done
+queue() { id=$((100 + $(cat jobs 2>/dev/null | wc -l))); echo "$id $name" >>jobs; }
+accept() { queue; echo $id; }
+""",
+    "squeue": """\
+for word; do case $word in
+  --name=*) asked='$2 == "'${word#*=}'" { print $1 }' ;;
+  --jobs=*) asked='"'${word#*=}'" ~ $1 { print $1 "_0|" $2 "|RUNNING|None|N/A|n1|0|0|" }' ;;
+esac; done
+rows() { [ ! -e jobs ] || awk "$asked" jobs; }
+""",
+    "scancel": 'for word; do id=${word%%_*}; sed -i "/^$id /d; / ${word#--name=}$/d" jobs; done',
+    "scontrol": 'echo "MaxArraySize = 1001"; echo "AccountingStorageType = accounting_storage/none"',
+    "sacct": "exit 1",
+    "srun": "",
+}
+ANSWERS = {"sbatch": "accept", "squeue": "rows"}
+
+
+class OddSlurm:
+    """The commands in ``folder``, for processes that have it first on their PATH."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir()
+        for name, script in SCRIPTS.items():
+            path = folder / name
+            path.write_text(f'#!/bin/bash\ncd {folder}\necho "$*" >>{name}.calls\n{script}\n[ ! -e {name}.does ] || . ./{name}.does\n')
+            path.chmod(0o755)
+        for name, answer in ANSWERS.items():
+            self.does(name, answer)
+
+    def does(self, command: str, shell: str) -> None:
+        """From now on ``command`` runs ``shell``."""
+        (self.folder / f"{command}.does").write_text(shell + "\n")
+
+    @property
+    def jobs(self) -> list[str]:
+        """Ids of the jobs that were accepted."""
+        path = self.folder / "jobs"
+        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OddSlurm:
+    slurm = OddSlurm(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", f"{slurm.folder}:{os.environ['PATH']}")
+    return slurm

@@ -1,0 +1,48 @@
+"""Slurm that answers oddly: no trial is lost and none is started twice. Its commands are scripts; the launcher is the real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.backends.odd_slurm import OddSlurm
+from tests.backends.slurm_support import PROJECT, run, trial
+from tests.sweep.support import until
+from trainer.spec import Status
+
+LAUNCHER = """\
+import sys
+from pathlib import Path
+from launcher.interrupt import Interrupted
+from tests.backends.slurm_support import run, trial
+try:
+    run(Path(sys.argv[1]), trial())
+except Interrupted as end:
+    sys.exit(end.exit_code)
+"""
+
+
+@pytest.mark.parametrize("answers", ["accept; sleep 2", "queue; sleep 2; echo $id"], ids=["id before", "id after"])
+def test_ctrl_c_while_sbatch_runs_loses_no_job_and_submits_none_twice(odd: OddSlurm, tmp_path: Path, answers: str) -> None:
+    """The terminal sends it to all processes of the launcher's group, of which sbatch must be none."""
+    odd.does("sbatch", answers)
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path / "runs")], cwd=PROJECT, start_new_session=True)
+    until(lambda: odd.jobs)
+    os.killpg(launcher.pid, signal.SIGINT)
+    assert launcher.wait(60) == 128 + signal.SIGINT
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    assert record.status in (Status.SUBMITTED, Status.RUNNING) and record.handle["job_id"] == "100_0"
+    assert odd.jobs == ["100"]
+
+
+@pytest.mark.parametrize("end", ["kill -INT $PPID $$", "kill -KILL $$", "exit 1"])
+def test_an_sbatch_that_ends_without_a_plain_no_is_asked_after_and_its_job_adopted(odd: OddSlurm, tmp_path: Path, end: str) -> None:
+    odd.does("sbatch", f"queue; {end}")
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    assert record.status in (Status.SUBMITTED, Status.RUNNING), record.detail
+    assert (record.handle["job_id"], odd.jobs) == ("100_0", ["100"])
