@@ -1,7 +1,7 @@
 """Slurm's commands as scripts that answer oddly, as wrappers and overloaded controllers of sites do. No cluster is needed.
 
-They keep the queue in a folder: ``jobs`` has a line ``ID NAME`` for each job that was accepted. Tests write a line of shell for what a
-command does before it answers (``sbatch``, ``squeue``), where ``accept`` queues the job and prints its id.
+They keep the queue in a folder: ``jobs`` has a line ``ID NAME`` for each job that was accepted. Tests write a line of shell by which a
+command answers (``sbatch``, ``squeue``; ``test`` for ``sbatch --test-only``), where ``accept`` queues the job and prints its id.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 SCRIPTS = {
     "sbatch": """\
-[ "${1#--test-only}" = "$1" ] || exit 0
+[ "${1#--test-only}" = "$1" ] || { [ ! -e test.does ] || . ./test.does; exit 0; }
 script=${!#}; [ -r "$script" ] || script=/dev/stdin
 name=$(sed -n 's/^#SBATCH --job-name=//p' "$script" | head -n 1)
 for word; do case $word in --job-name=*) name=${word#*=} ;; esac; done
@@ -51,6 +51,11 @@ class OddSlurm:
     def does(self, command: str, shell: str) -> None:
         """From now on ``command`` runs ``shell``."""
         (self.folder / f"{command}.does").write_text(shell + "\n")
+
+    def calls(self, command: str, word: str) -> int:
+        """How often ``command`` was run with ``word`` among its words."""
+        path = self.folder / f"{command}.calls"
+        return sum(word in line for line in path.read_text().splitlines()) if path.exists() else 0
 
     @property
     def jobs(self) -> list[str]:

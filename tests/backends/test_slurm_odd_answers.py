@@ -46,3 +46,37 @@ def test_an_sbatch_that_ends_without_a_plain_no_is_asked_after_and_its_job_adopt
     (record,) = run(tmp_path / "runs", trial(), follow=False)
     assert record.status in (Status.SUBMITTED, Status.RUNNING), record.detail
     assert (record.handle["job_id"], odd.jobs) == ("100_0", ["100"])
+
+
+@pytest.mark.parametrize("answer", [
+    "echo NOTICE: maintenance on Friday 13; echo; accept", "accept; echo Thank you for using ALPHA", "queue; echo $id;alpha", "queue; echo 'Submitted batch job' $id",
+    "queue", "queue; echo accepted", "queue; echo 2026; echo $id",
+])  # fmt: skip
+def test_whatever_sbatch_prints_around_the_id_the_job_is_known_and_submitted_once(odd: OddSlurm, tmp_path: Path, answer: str) -> None:
+    odd.does("sbatch", answer.replace(";alpha", "';alpha'"))
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    assert record.status in (Status.SUBMITTED, Status.RUNNING), record.detail
+    assert (record.handle["job_id"], odd.jobs) == ("100_0", ["100"])
+
+
+def test_an_sbatch_that_ends_well_and_submits_nothing_is_said_and_not_repeated(odd: OddSlurm, tmp_path: Path) -> None:
+    odd.does("sbatch", "echo welcome")
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    assert record.status is Status.FAILED and "did not say which job it submitted (it said 'welcome')" in record.detail
+    assert odd.calls("sbatch", "array.sh") == 1
+
+
+def test_a_notice_of_squeue_is_not_taken_for_an_id(odd: OddSlurm, tmp_path: Path) -> None:
+    odd.does("sbatch", "queue; exit 1")
+    odd.does("squeue", "echo Welcome to ALPHA; rows")
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    assert (record.handle["job_id"], odd.jobs) == ("100_0", ["100"])
+
+
+def test_a_job_that_only_asks_whether_it_would_be_taken_is_taken_back_whatever_sbatch_prints(odd: OddSlurm, tmp_path: Path) -> None:
+    busy = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    odd.does("test", f"echo '{busy}' >&2; exit 1")
+    odd.does("sbatch", "echo NOTICE; accept")
+    run(tmp_path / "runs", trial(), follow=False)
+    assert odd.calls("sbatch", "--begin") == odd.calls("scancel", "--name=trireme-test-") == 1
+    assert len(odd.jobs) == 1, "the trial's own"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,15 +159,16 @@ class SlurmBackend(Backend):
 
 def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) -> str | None:
     """Submit a job of the script's options that does nothing, for another day, and take it back: ``--test-only`` also says no while nodes
-    are down or busy, sbatch itself does not."""
-    empty = script.partition("\n\n")[0] + "\nexit\n"
+    are down or busy, sbatch itself does not. It is taken back by its name: what sbatch prints may be no id."""
+    empty, name = script.partition("\n\n")[0] + "\nexit\n", f"trireme-test-{uuid.uuid4().hex[:8]}"
     try:
-        identifier = client.output("sbatch", "--begin=now+1day", "--parsable", text=empty, environment=environment)
-        client.cancel([identifier.partition(";")[0].strip()])
-    except Silent:
-        return None
+        client.output("sbatch", "--begin=now+1day", "--parsable", f"--job-name={name}", text=empty, environment=environment)
     except Refused as error:
         return str(error)
+    except Silent:
+        pass  # it may have been submitted all the same
+    with suppress(Refused, Silent):
+        client.output("scancel", f"--name={name}")
     return None
 
 

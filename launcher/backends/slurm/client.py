@@ -148,6 +148,15 @@ class Client:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
 
 
+_JOB_ID = re.compile(r"(?:Submitted batch job )?(\d+)(?:_\S+|;\S+| on cluster \S+)?")
+
+
+def job_ids(answer: str) -> list[str]:
+    """Ids of jobs, or of their arrays, in lines of ``answer`` that hold nothing else: sites print notices around them."""
+    found = (_JOB_ID.fullmatch(line.strip()) for line in answer.splitlines())
+    return list(dict.fromkeys(match[1] for match in found if match))
+
+
 def together(ids: Sequence[str]) -> list[str]:
     """Ids of jobs as scancel takes many at once: ``12_0``, ``12_1``, ``12_3`` are ``12_[0-1,3]``. No word is longer than an argument may
     be."""

@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from launcher.backends.contract import Request
-from launcher.backends.slurm.client import Client, submission_environment
-from launcher.backends.slurm.errors import Refused, Silent, explain
+from launcher.backends.contract import BackendError, Request
+from launcher.backends.slurm.client import Client, job_ids, submission_environment
+from launcher.backends.slurm.errors import Refused, Silent, explain, plain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
@@ -118,14 +118,22 @@ class Submission:
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
     def _sbatch(self, folder: Path, job: Job) -> str:
-        """Slurm's id. ``Refused`` only when it plainly says no: a job may have come of anything else, and ``_known`` asks for it."""
+        """Slurm's id. ``Refused`` only when it plainly says no: a job may have come of anything else, and ``_known`` asks for it.
+        ``BackendError`` when sbatch ended well and there is no job."""
         environment = submission_environment(os.environ, options(job, self.client.cluster))
         done = submit_script(folder, environment, lambda: self.client.hurried)
         if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal
             raise Silent("sbatch was killed before it said whether it submitted the job")
         if done.returncode:
             raise explain(done.stderr, self.client.cluster)
-        return done.stdout.partition(";")[0].strip()  # JOB;CLUSTER, in a federation
+        ids = job_ids(done.stdout)
+        identifier = ids[0] if len(ids) == 1 else self._known(folder)
+        if identifier is None:
+            raise BackendError(
+                f"sbatch did not say which job it submitted (it said {plain(done.stdout) or 'nothing'!r}), and the queue has none of the "
+                f"name {folder.name}; see what stands before Slurm's own sbatch here (`type -a sbatch`), then start the same command again"
+            )
+        return identifier
 
     def _known(self, folder: Path) -> str | None:
         """Slurm's id of the array that was to be submitted from ``folder``; None if it never came to be."""
@@ -152,8 +160,7 @@ class Submission:
             time.sleep(_LOOK_SECONDS)
 
     def _in_queue(self, name: str) -> str | None:
-        lines = self.client.answer("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F").split()
-        return lines[0] if lines else None
+        return _first_id("squeue", self.client.answer("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F"))
 
     def _in_accounts(self, name: str) -> str | None:
         if self.client.configuration.get("AccountingStorageType", "").endswith("none"):
@@ -161,7 +168,15 @@ class Submission:
         text = self.client.answer(
             "sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-90days", f"--name={name}", "--format=JobID"
         )
-        return text.split("_")[0].strip() or None
+        return _first_id("sacct", text)
+
+
+def _first_id(command: str, answer: str) -> str | None:
+    """The array's id in what ``command`` answers to its name. ``Silent`` where there are only other words: they may stand for it."""
+    ids = job_ids(answer)
+    if not ids and answer.strip():
+        raise Silent(f"the answer of {command} cannot be read: {plain(answer)!r}")
+    return ids[0] if ids else None
 
 
 def _write_first(path: Path, text: str) -> None:
