@@ -23,11 +23,11 @@ accept() { queue; echo $id; }
     "squeue": """\
 for word; do case $word in
   --name=*) asked='$2 == "'${word#*=}'" { print $1 }' ;;
-  --jobs=*) asked='"'${word#*=}'" ~ $1 { print $1 "_0|" $2 "|RUNNING|None|N/A|n1|0|0|" }' ;;
+  --jobs=*) asked='"'${word#*=}'" ~ $1 { print $1 "_0|" $2 "|" ($3 ? $3 : "RUNNING") "|None|N/A|n1|0|0|" }' ;;
 esac; done
 rows() { [ ! -e jobs ] || awk "$asked" jobs; }
 """,
-    "scancel": 'for word; do id=${word%%_*}; sed -i "/^$id /d; / ${word#--name=}$/d" jobs; done',
+    "scancel": 'for word; do id=${word%%_*}; sed -i "s/^$id .*/& CANCELLED/; s/ ${word#--name=}$/& CANCELLED/" jobs; done',
     "scontrol": 'echo "MaxArraySize = 1001"; echo "AccountingStorageType = accounting_storage/none"',
     "sacct": "exit 1",
     "srun": "",
@@ -59,9 +59,9 @@ class OddSlurm:
 
     @property
     def jobs(self) -> list[str]:
-        """Ids of the jobs that were accepted."""
+        """Ids of the jobs that were accepted and not cancelled."""
         path = self.folder / "jobs"
-        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+        return [line.split()[0] for line in path.read_text().splitlines() if "CANCELLED" not in line] if path.exists() else []
 
 
 @pytest.fixture

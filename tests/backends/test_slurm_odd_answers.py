@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import cancel
+from launcher.cli.main import main
 from tests.backends.odd_slurm import OddSlurm
 from tests.backends.slurm_support import PROJECT, run, trial
 from tests.sweep.support import until
@@ -80,3 +82,16 @@ def test_a_job_that_only_asks_whether_it_would_be_taken_is_taken_back_whatever_s
     run(tmp_path / "runs", trial(), follow=False)
     assert odd.calls("sbatch", "--begin") == odd.calls("scancel", "--name=trireme-test-") == 1
     assert len(odd.jobs) == 1, "the trial's own"
+
+
+@pytest.mark.parametrize("answer", ["echo Welcome to ALPHA; rows; echo bye", "rows | sed 's/0|0|$/N.A|N.A|/'", "echo Welcome to ALPHA"])
+def test_commands_that_read_the_queue_survive_what_else_it_says(
+    odd: OddSlurm, tmp_path: Path, answer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancel, "_PATIENCE_SECONDS", 5.0)
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    odd.does("squeue", answer)
+    for command, sweep in (("status", "drill"), ("rank", "drill"), ("cancel", record.id)):
+        assert main([command, sweep, "--dir", str(tmp_path / "runs")]) in (0, 1), command
+    assert "Traceback" not in capsys.readouterr().err
+    assert not odd.jobs

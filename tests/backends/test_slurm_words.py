@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain, unanswered
@@ -118,6 +120,34 @@ def test_a_job_that_only_completes_is_told_from_one_that_runs() -> None:
 
 def test_every_failure_detail_is_one_line() -> None:
     assert all("\n" not in detail for _, _, detail in ENDED.values()) and all("\n" not in detail for _, detail in EXIT_CODES.values())
+
+
+# ---------------------------------------------------------------- odd answers
+
+QUEUED = f"12_3|{NAME}|FAILED|NonZeroExitCode|2026-11-20T10:13:14|n1|1|256|"
+ACCOUNTED = f"12_3|{NAME}|FAILED|1:0|2026-11-20T10:13:14|n1"
+
+
+@pytest.mark.parametrize("notice", ["Welcome to ALPHA", "", "maintenance|on|Friday", "a|b|c|d|e|f|g|h|i", "slurm: 3|4|5"])
+def test_a_line_that_is_no_row_is_left_out(notice: str) -> None:
+    for text in ("{notice}\n{row}", "{row}\n{notice}"):
+        assert read_queue(text.format(notice=notice, row=QUEUED)) == read_queue(QUEUED)
+        assert read_accounts(text.format(notice=notice, row=ACCOUNTED)) == read_accounts(ACCOUNTED)
+
+
+@pytest.mark.parametrize("cell", ["N/A", "", "Unknown", "-1", "²", "1.5"])
+def test_a_cell_that_is_no_number_is_one_that_slurm_does_not_know(cell: str) -> None:
+    row = read_queue(f"12_3|{NAME}|RUNNING|None|{cell}|n1|{cell}|{cell}|")["12_3"]
+    assert (row.started, row.restarts, row.exit_code, row.exit_signal) == (None, 0, 0, 0)
+    end = accounted(f"12_3|{NAME}|FAILED|{cell}|{cell}|n1")
+    assert end.reason is Reason.ERROR and "does not know its exit code" in end.detail
+
+
+@pytest.mark.parametrize("read", [read_queue, read_accounts])
+def test_an_answer_without_a_row_is_silence_and_not_an_empty_queue(read: Callable[[str], object]) -> None:
+    with pytest.raises(Silent, match="cannot be read: 'Welcome'"):
+        read("Welcome\n")
+    assert read("") == {}
 
 
 # ---------------------------------------------------------------- errors

@@ -103,7 +103,8 @@ class Client:
     @property
     def max_array_size(self) -> int:
         """Jobs that one array may hold: Slurm's own number bounds the index, which starts at 0."""
-        return int(self.configuration.get("MaxArraySize", "1001"))
+        size = self.configuration.get("MaxArraySize", "")
+        return int(size) if size.isdecimal() and int(size) else 1001
 
     def configuration_folder(self) -> Path:
         return Path(self.configuration.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent

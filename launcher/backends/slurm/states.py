@@ -10,6 +10,7 @@ from enum import IntEnum
 from submitit.helpers import environment_variables
 from submitit.slurm.slurm import SlurmJobEnvironment
 
+from launcher.backends.slurm.errors import Silent, plain
 from launcher.trials.job import JobState
 from trainer.spec import Reason, Status
 from trainer.spec.records import EXIT_STOPPED
@@ -44,6 +45,7 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES: dict[int, tuple[Reason, str]] = {
+    0: (Reason.ERROR, "the job failed, and Slurm does not know its exit code"),
     2: (Reason.CONFIGURATION, "the ranks refused their configuration"),
     ExitCode.BAD_NODE: (Reason.NODE, "the health check found a bad node"),
     ExitCode.UNUSABLE: (
@@ -155,31 +157,48 @@ QUEUE_FIELDS = ("JobArrayID", "Name", "State", "Reason", "StartTime", "NodeList"
 ACCOUNT_FIELDS = ("JobID", "JobName", "State", "ExitCode", "Start", "NodeList")
 
 
+_IDENTIFIER = re.compile(r"\d+[\w.+\[\],%-]*")
+
+
 def read_queue(text: str) -> dict[str, Row]:
-    """Rows of ``squeue --array --Format`` with ``QUEUE_FIELDS``, by job id (12_3)."""
+    """Rows of ``squeue --array --Format`` with ``QUEUE_FIELDS``, by job id (12_3). ``Silent`` when no line is a row."""
     rows = {}
-    for line in text.splitlines():
-        identifier, name, state, reason, start, nodes, restarts, code = (part.strip() for part in line.split("|")[: len(QUEUE_FIELDS)])
-        status = int(code or 0)  # as of wait(2)
-        rows[identifier] = Row(name, state, reason, _seconds(start), nodes, int(restarts or 0), status >> 8, status & 127)
+    for identifier, name, state, reason, start, nodes, restarts, code in _cells("squeue", text, len(QUEUE_FIELDS)):
+        status = _number(code)  # as of wait(2)
+        rows[identifier] = Row(name, state, reason, _seconds(start), nodes, _number(restarts), status >> 8, status & 127)
     return rows
 
 
 def read_accounts(text: str) -> dict[str, Row]:
-    """Rows of ``sacct --duplicates --parsable2`` with ``ACCOUNT_FIELDS``, by job id: the last run of each, knowing how many were before."""
+    """Rows of ``sacct --duplicates --parsable2`` with ``ACCOUNT_FIELDS``, by job id: the last run of each, knowing how many were before.
+    ``Silent`` when no line is a row."""
     rows: dict[str, Row] = {}
-    for line in text.splitlines():
-        identifier, name, words, code, start, nodes = line.split("|")[: len(ACCOUNT_FIELDS)]
+    for identifier, name, words, code, start, nodes in _cells("sacct", text, len(ACCOUNT_FIELDS)):
         job, _, step = identifier.partition(".")
         state, before = words.split(" ")[0], rows.get(job)
         if step and before is not None:
             rows[job] = replace(before, steps=before.steps | {state})
         elif not step:
             restarts = before.restarts + 1 if before is not None and before.name == name else 0  # else an older job with the same id
-            exit_code, exit_signal = (int(part) for part in code.split(":"))
+            exit_code, _, exit_signal = code.partition(":")
             nodes = "" if nodes == "None assigned" else nodes
-            rows[job] = Row(name, state, "", _seconds(start), nodes, restarts, exit_code, exit_signal)
+            rows[job] = Row(name, state, "", _seconds(start), nodes, restarts, _number(exit_code), _number(exit_signal))
     return rows
+
+
+def _cells(command: str, text: str, columns: int) -> list[list[str]]:
+    """The lines that are rows, in parts: a site may have its commands print others. ``Silent`` when none is: with nothing said of them,
+    jobs would be taken for lost."""
+    lines = [[part.strip() for part in line.split("|")[:columns]] for line in text.splitlines()]
+    rows = [parts for parts in lines if len(parts) == columns and _IDENTIFIER.fullmatch(parts[0])]
+    if text.strip() and not rows:
+        raise Silent(f"the answer of {command} cannot be read: {plain(text)[:80]!r}")
+    return rows
+
+
+def _number(cell: str) -> int:
+    """0 for what is no number, such as N/A: Slurm does not know it."""
+    return int(cell) if cell.isdecimal() else 0
 
 
 def _seconds(text: str) -> float | None:
