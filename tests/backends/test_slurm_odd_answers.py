@@ -95,3 +95,12 @@ def test_commands_that_read_the_queue_survive_what_else_it_says(
         assert main([command, sweep, "--dir", str(tmp_path / "runs")]) in (0, 1), command
     assert "Traceback" not in capsys.readouterr().err
     assert not odd.jobs
+
+
+def test_a_trial_waits_for_a_limit_on_submitted_jobs_and_goes_out_when_there_is_room(
+    odd: OddSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd.does("sbatch", "[ $(wc -l <sbatch.calls) -gt 2 ] || { echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1; }; accept")
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    assert record.handle["job_id"] == "100_0", record.detail
+    assert "(QOSMaxSubmitJobPerUserLimit); trying again" in capsys.readouterr().err

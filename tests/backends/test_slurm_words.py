@@ -153,6 +153,7 @@ def test_an_answer_without_a_row_is_silence_and_not_an_empty_queue(read: Callabl
 # ---------------------------------------------------------------- errors
 
 SBATCH = "sbatch: error: Batch job submission failed: "
+POLICY = SBATCH + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 
 @pytest.mark.parametrize(("words", "key"), [
@@ -167,8 +168,8 @@ SBATCH = "sbatch: error: Batch job submission failed: "
     (SBATCH + "Invalid node name specified", "cluster.nodelist=n77"),
     (SBATCH + "Invalid account or account/partition combination specified", "cluster.account=poor"),
     (SBATCH + "Invalid qos specification", "cluster.qos=royal"),
-    ("sbatch: error: QOSMaxNodePerJobLimit\n" + SBATCH + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-     "cluster.qos=royal"),
+    ("sbatch: error: QOSMaxNodePerJobLimit\n" + POLICY, "cluster.qos=royal"),
+    (POLICY, "a limit of the account (Batch job submission failed: Job violates"),
     (SBATCH + "Invalid job array specification", "MaxArraySize"),
     (SBATCH + "Job dependency problem", "cluster.dependency=perhaps"),
     (SBATCH + "Requested reservation is invalid", "cluster.reservation=party"),
@@ -179,10 +180,7 @@ SBATCH = "sbatch: error: Batch job submission failed: "
     ("sbatch: error: Unable to open file /shared/runs/arrays/a/array.sh", "sweep.dir"),
     ("sbatch: error: This does not look like a batch script.  The first\nsbatch: error: line must start with #! followed by the path", "sweep.dir"),
     ("sbatch: error: Batch script is empty!", "sweep.dir"),
-    ("sbatch: error: QOSMaxSubmitJobPerUserLimit\n" + SBATCH + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-     "cluster.qos=royal"),
-    ("sbatch: error: AssocMaxSubmitJobLimit\n" + SBATCH + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-     "a limit of the account (AssocMaxSubmitJobLimit"),
+    ("sbatch: error: AssocMaxCpuPerJobLimit\n" + POLICY, "a limit of the account (AssocMaxCpuPerJobLimit"),
     ("scontrol: error: _parse_next_key: Parsing error at unrecognized key: X\nscontrol: fatal: Unable to process configuration file", "SLURM_CONF"),
     ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)", "cluster.setup"),
     ("sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsbatch: fatal: Could not establish a configuration source", "SLURM_CONF"),
@@ -212,6 +210,32 @@ def test_a_refusal_is_one_line_with_the_key_its_value_and_a_remedy(words: str, k
 ])  # fmt: skip
 def test_a_controller_that_is_away_is_silence_not_refusal(words: str) -> None:
     assert isinstance(explain(words, SlurmCluster()), Silent)
+
+
+@pytest.mark.parametrize("words", [
+    *(f"sbatch: error: {limit}\n{POLICY}" for limit in (
+        "QOSMaxSubmitJobPerUserLimit", "QOSMaxSubmitJobPerAccountLimit", "QOSGrpSubmitJobsLimit", "QOSMaxJobsPerUserLimit",
+        "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit", "AssocMaxJobsLimit",
+    )),
+    SBATCH + "I/O error writing script/environment to file",
+])  # fmt: skip
+def test_a_limit_on_how_many_jobs_there_are_is_waited_for_in_slurms_words(words: str) -> None:
+    error = explain(words, SlurmCluster())
+    assert isinstance(error, Silent) and str(error).startswith("Slurm takes no more jobs for now: ")
+    assert words.splitlines()[0].rpartition(": ")[2] in str(error)
+
+
+@pytest.mark.parametrize("limit", [
+    "QOSMaxCpuPerJobLimit", "QOSMaxWallDurationPerJobLimit", "QOSMaxNodePerJobLimit", "AssocMaxNodePerJobLimit", "QOSMinCpuNotSatisfied", "QOSGrpNodeLimit",
+])  # fmt: skip
+def test_a_limit_that_a_job_exceeds_alone_is_a_refusal(limit: str) -> None:
+    assert isinstance(explain(f"sbatch: error: {limit}\n{POLICY}", SlurmCluster()), Refused)
+
+
+@pytest.mark.parametrize("words", ["Invalid qos specification", "QOSMaxCpuPerJobLimit"])
+def test_a_quality_of_service_that_nobody_named_is_the_sites(words: str) -> None:
+    assert "this site gives a job without cluster.qos" in str(explain(SBATCH + words, SlurmCluster()))
+    assert "null" not in str(explain(SBATCH + words, SlurmCluster()))
 
 
 def test_words_that_nobody_foresaw_are_passed_on() -> None:

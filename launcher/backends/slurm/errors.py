@@ -1,7 +1,7 @@
 """Slurm's error texts as one plain line each: the cause, the key that holds it, the remedy. Pure.
 
 Two kinds are told apart: a *refusal*, which only another configuration can change, and *silence*, which passes: the
-controller or munge is down, or does not answer in time.
+controller or munge is down, does not answer in time, or takes no more jobs for now.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Refused(RuntimeError):
 
 
 class Silent(RuntimeError):
-    """Slurm cannot be asked just now. ``str(error)`` is one plain line."""
+    """Slurm cannot be asked just now, or takes no job just now. ``str(error)`` is one plain line."""
 
 
 SILENCE = (
@@ -38,8 +38,18 @@ SILENCE = (
     ("Zero Bytes were transmitted", "the controller ended the connection (it is restarting, or this machine has another munge key)"),
     ("Transport endpoint is not connected", "the controller ended the connection"),
     ("Communication connection failure", "the controller (slurmctld) does not answer"),
-    ("temporarily una", "the controller is full of jobs for now (MaxJobCount)"),
 )
+
+FULL = (
+    # what Slurm says, the cause: it passes as other jobs end, or as room is made
+    (r"temporarily una", "the controller is full of jobs (MaxJobCount)"),
+    (
+        r"\b(QOS|Assoc)(Max|Grp)(Submit)?Jobs?(Per(User|Account))?Limit\b",
+        "this user, account or quality of service has as many as a limit allows, trials of an array counted singly",
+    ),
+    (r"I/O error writing script", "the controller cannot store the job's script, its disk may be full"),
+)
+"""Limits on how many jobs there are. What a job alone exceeds (``QOSMaxCpuPerJobLimit``) passes never."""
 
 REFUSALS = (
     # what Slurm says, the cause with the values of keys, the remedy
@@ -54,8 +64,13 @@ REFUSALS = (
         "`sacctmgr show associations user=$USER` lists what may",
     ),
     (
-        r"Invalid qos|QOS[A-Z]",
-        "cluster.qos={qos} does not exist, or the job exceeds its limits ({words})",
+        r"Invalid qos",
+        "cluster.qos={qos} does not exist, or may not be used by this account",
+        "`sacctmgr show qos` lists names",
+    ),
+    (
+        r"QOS[A-Z]",
+        "the job exceeds a limit of cluster.qos={qos} ({words})",
         "`sacctmgr show qos` lists names and limits",
     ),
     (
@@ -147,6 +162,7 @@ REFUSALS = (
 )
 
 
+_SITES_QOS = "the quality of service that this site gives a job without cluster.qos"
 _MAY_PASS = r"node configuration is not available|Requested nodes are busy|Required node not available"
 
 
@@ -157,11 +173,15 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
         if pattern in words:
             said = plain(next(line for line in words.splitlines() if pattern in line))
             return Silent(f"Slurm cannot be reached: {cause} ({said})")
+    for pattern, cause in FULL:
+        if full := next((line for line in words.splitlines() if re.search(pattern, line)), None):
+            return Silent(f"Slurm takes no more jobs for now: {cause} ({plain(full)})")
     for pattern, cause, remedy in REFUSALS:
         if re.search(pattern, words):
             values = {name: "null" if value is None else value for name, value in vars(cluster).items()}
             may_pass = re.search(_MAY_PASS, words) is not None
-            return Refused(f"Slurm refused the job: {cause.format(**values, words=text)}; {remedy}", may_pass)
+            told = cause.format(**values, words=text).replace("cluster.qos=null", _SITES_QOS)
+            return Refused(f"Slurm refused the job: {told}; {remedy}", may_pass)
     if not text:  # a no has words; without any, the command was ended, and what came of it is not known
         return Silent("Slurm cannot be reached: its command ended without a word")
     return Refused(f"Slurm refused the job, saying: {text}; correct what it names under cluster")
