@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.slurm import submission
 from launcher.cli import cancel
 from launcher.cli.main import main
 from tests.backends.odd_slurm import OddSlurm
@@ -104,3 +105,14 @@ def test_a_trial_waits_for_a_limit_on_submitted_jobs_and_goes_out_when_there_is_
     (record,) = run(tmp_path / "runs", trial(), follow=False)
     assert record.handle["job_id"] == "100_0", record.detail
     assert "(QOSMaxSubmitJobPerUserLimit); trying again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["sleep 600; accept", "queue; sleep 600"], ids=["nothing submitted", "submitted"])
+def test_an_sbatch_that_hangs_is_ended_and_its_trial_submitted_once(
+    odd: OddSlurm, tmp_path: Path, answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submission, "_SUBMISSION_SECONDS", 2.0)
+    odd.does("sbatch", f"[ -e hung ] && accept || {{ touch hung; {answer}; }}")
+    (record,) = run(tmp_path / "runs", trial(), follow=False)
+    assert (record.handle["job_id"], odd.jobs) == ("100_0", ["100"])
+    assert "sbatch did not answer within 2 s; trying again" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from trainer.spec import ConfigError
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
 _WORDS_OF_ONE_COMMAND = 100
 _INDICES_OF_ONE_WORD = 1000
-_ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 _PATIENCE_SECONDS = 3600.0
 _LONGEST_PAUSE_SECONDS = 60.0
 T = TypeVar("T")
@@ -79,10 +79,10 @@ class Client:
         try:
             done = subprocess.run(
                 command, env=environment or clean_environment(os.environ), capture_output=True, text=True, errors="replace",
-                input=text, timeout=_ANSWER_SECONDS, start_new_session=True,  # a Ctrl-C is for us: the answer is still wanted
+                input=text, timeout=ANSWER_SECONDS, start_new_session=True,  # a Ctrl-C is for us: the answer is still wanted
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {_ANSWER_SECONDS:g} s") from None
+            raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {ANSWER_SECONDS:g} s") from None
         if done.returncode:
             raise explain(done.stderr, self.cluster)
         return done

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import time
 import uuid
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from launcher.backends.contract import BackendError, Request
-from launcher.backends.slurm.client import Client, job_ids, submission_environment
+from launcher.backends.slurm.client import ANSWER_SECONDS, Client, job_ids, submission_environment
 from launcher.backends.slurm.errors import Refused, Silent, explain, plain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
@@ -39,6 +40,8 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 0.1
 """How often it is looked whether an sbatch has ended, or nobody waits for it any more."""
+_SUBMISSION_SECONDS = 5 * ANSWER_SECONDS
+"""How long an sbatch may take: a controller that is busy with many submissions answers them late."""
 _GRACE_SECONDS = 5.0
 """How long an sbatch is waited for when nobody waits any more."""
 _EARLIER_SECONDS = 60.0
@@ -46,7 +49,8 @@ _EARLIER_SECONDS = 60.0
 
 
 def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[[], bool]) -> subprocess.CompletedProcess[str]:
-    """What sbatch says to ``array.sh`` in ``folder``. ``Silent`` when it has not ended a while after it was ``given_up``; it goes on.
+    """What sbatch says to ``array.sh`` in ``folder``. ``Silent`` when it has not ended a while after it was ``given_up``, and goes on;
+    or hangs, and is ended: the lock that it holds would keep everybody waiting.
 
     It runs in a session of its own: a Ctrl-C in the terminal, or its end, would kill it and leave a job that nobody knows of.
     """
@@ -55,7 +59,7 @@ def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
-    left = _GRACE_SECONDS
+    left, begin = _GRACE_SECONDS, time.monotonic()
     while True:
         try:
             said, complained = process.communicate(timeout=_LOOK_SECONDS)
@@ -64,6 +68,16 @@ def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[
             left -= _LOOK_SECONDS if given_up() else 0.0
         if left <= 0:
             raise Silent("sbatch has not ended yet; the next start asks the queue for what it submits")
+        if time.monotonic() - begin > _SUBMISSION_SECONDS:
+            _kill_session(process)
+            raise Silent(f"Slurm cannot be reached: sbatch did not answer within {_SUBMISSION_SECONDS:g} s")
+
+
+def _kill_session(process: subprocess.Popen[str]) -> None:
+    """End ``process`` and what it started, such as the real sbatch under a site's wrapper."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class Submission:
