@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Optional
 
+from launcher.config.own_names import refuse_own
 from launcher.config.schema import ClusterConfig
 from launcher.config.secrets import refuse_secrets
 from trainer.spec import ConfigError, DataConfig
@@ -134,6 +135,8 @@ def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:
         )
     for volume in cluster.volumes:
         _check_volume(volume)
+    refuse_own("cluster.env", cluster.env)
+    refuse_own("cluster.secrets", cluster.secrets)
     _check_secrets(cluster)
     _check_queue(cluster)
     if cluster.run_dir is not None and not _is_mounted(cluster, cluster.run_dir):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from launcher.backends.slurm.client import clean_environment, submission_environment, together
 from launcher.backends.slurm.options import options, quote, shape
-from launcher.backends.slurm.script import array_script, job_script
+from launcher.backends.slurm.script import OWN, array_script, job_script
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster, seconds_of
 from launcher.trials.job import Job
@@ -174,6 +175,30 @@ def test_what_is_no_time_limit_is_refused(time: str) -> None:
 def test_torchrun_refuses_ranks_that_do_not_fill_nodes() -> None:
     with pytest.raises(ConfigError, match="6 ranks do not fill"):
         script(dataclasses.replace(PLAIN, launch="torchrun"), ranks=6)
+
+
+def test_no_variable_that_the_script_itself_sets_may_be_given() -> None:
+    """Found in the whole scripts, so that one that is added there is added to those that are refused."""
+    text = "\n".join(path.read_text() for path in GOLDEN.glob("*.sh") if path.name != "array.sh")
+    lines = [
+        line
+        for line in text.splitlines()
+        if not line.startswith(("#", "  --", "export GREETING", "export A=", "export SRUN_", "export OMP_"))
+    ]
+    assigned = {name for line in lines for name in re.findall(r"(?:^|export |[; ]|until |do )([A-Za-z_]\w*)=(?!=)", line)}
+    assigned |= set(re.findall(r"\bfor (\w+) in", text)) | set(re.findall(r"read -r (\w+)", text))
+    assert assigned >= {"trial", "attempt", "log", "code", "MASTER_ADDR", "RANK", "as_rank", "warned"}
+    assert assigned - {"PYTHONPATH", "NodeAddr"} <= OWN, "set by the script, and not refused"
+
+
+@pytest.mark.parametrize("name", ["trial", "code", "log", "attempt", "IFS", "WORLD_SIZE", "MASTER_ADDR", "RANK", "SLURM_JOB_ID", "UID"])
+def test_a_name_of_the_launchers_own_is_refused_whichever_key_gives_it(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "variables"
+    file.write_text(f"{name}=x\n")
+    file.chmod(0o600)
+    for key, value in {"env": {name: "x"}, "env_from": str(file), "env_inherit": [name]}.items():
+        with pytest.raises(ConfigError, match=rf"^cluster\.{key} has {name}, which is the launcher's own: .*; remove it"):
+            script(dataclasses.replace(PLAIN, **{key: value}))
 
 
 # ---------------------------------------------------------------- values are data

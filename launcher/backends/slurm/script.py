@@ -14,12 +14,21 @@ from launcher.backends.slurm.owned import check_srun
 from launcher.backends.slurm.states import ExitCode
 from launcher.config.containers import HostPath, given_mounts, host_paths, runtime
 from launcher.config.env_file import names_in
+from launcher.config.own_names import OF_RANKS, refuse_own
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Job
 from trainer.spec import ConfigError
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Variables that the script itself works out, by which the ranks meet."""
+
+
+OWN = OF_RANKS | {
+    "trial", "attempt", "log", "code", "line", "nodes", "name", "as_rank", "as_node", "rest", "warned", "ended", "ranks", "interrupted",
+    "pause", "IFS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
+    "UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO",  # bash lets nobody set them
+}  # fmt: skip
+"""Variables that the script sets and reads itself."""
 
 
 class Shell(str):
@@ -65,12 +74,16 @@ def _environment(cluster: SlurmCluster) -> dict[str, str]:
     for name in environment:
         if not name.isidentifier() or not name.isascii():
             raise ConfigError(f"cluster.env has {name!r}, which cannot name an environment variable; use letters, digits and '_'")
+    refuse_own("cluster.env", cluster.env, OWN)
     return environment
 
 
 def _names(cluster: SlurmCluster) -> list[str]:
     """Names of all variables that the job sets for its ranks."""
-    by_reference = [*(names_in(cluster.env_from) if cluster.env_from else []), *cluster.env_inherit]
+    of_file = names_in(cluster.env_from) if cluster.env_from else []
+    by_reference = [*of_file, *cluster.env_inherit]
+    refuse_own("cluster.env_from", of_file, OWN)
+    refuse_own("cluster.env_inherit", cluster.env_inherit, OWN)
     return list(dict.fromkeys([*_environment(cluster), *by_reference, *MEETING]))
 
 
