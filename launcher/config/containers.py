@@ -62,6 +62,16 @@ def runtime(container: ContainerConfig) -> str:
     return "oci" if is_path and not container.image.endswith(".sqsh") else "pyxis"
 
 
+def check_container(container: ContainerConfig) -> None:
+    """``ConfigError`` for an image that would not be read as one, or a folder inside that has no place."""
+    if container.image is not None and (not container.image.strip() or container.image.startswith("-")):
+        raise ConfigError(
+            f"cluster.container.image={container.image!r} names no image; give a reference or an absolute path, or null for no container"
+        )
+    if container.workdir is not None and not container.workdir.startswith("/"):
+        raise ConfigError(f"cluster.container.workdir={container.workdir!r} is no absolute path; give one that the image has")
+
+
 def within(path: str, folder: str) -> bool:
     return folder == "/" or path == folder or path.startswith(folder + "/")
 

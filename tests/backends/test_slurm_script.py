@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backends.slurm import SlurmBackend
 from launcher.backends.slurm.client import clean_environment, submission_environment, together
 from launcher.backends.slurm.options import options, quote, shape
 from launcher.backends.slurm.script import OWN, array_script, job_script
+from launcher.backends.slurm.setup_lines import check_setup
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster, seconds_of
 from launcher.trials.job import Job
@@ -156,6 +159,51 @@ def test_options_that_are_not_ours_are_passed_on(text: str) -> None:
 def test_srun_keeps_the_ranks_as_they_are(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.srun_args holds .* is Trireme's: "):
         script(dataclasses.replace(PLAIN, srun_args=[text]))
+
+
+@pytest.mark.parametrize("text", ["bash", "", " ", "-", "--", "---", "--=x", "--mpi none", "none", "--comment=a\n--label"])
+def test_what_srun_would_run_in_place_of_the_ranks_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.srun_args holds .*, which is not one option of srun on one line; write it as"):
+        script(dataclasses.replace(PLAIN, srun_args=[text]))
+
+
+@pytest.mark.parametrize("text", ["--mpi=none", "-v", "-lu", "--label", "--comment=two words", "-t 5"])
+def test_other_options_of_srun_are_passed_on_as_one_word_each(text: str) -> None:
+    assert shlex.quote(text) in script(dataclasses.replace(PLAIN, srun_args=[text]))
+
+
+@pytest.mark.parametrize("lines", [
+    ["if true; then"], ["module load cuda", "echo 'a"], ["a=(", "echo"], ["echo $((1", "true"], ["cat <<EOF", "x"], ["true", "done", "true"], ["}"],
+])  # fmt: skip
+def test_lines_of_setup_that_bash_cannot_read_are_refused(lines: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.setup holds .*, where bash cannot read on \(.*\); correct it$") as refused:
+        check_setup(tuple(lines))
+    assert any(repr(line) in str(refused.value) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "lines", [[], ["module load cuda"], ["if true; then", "export A=1", "fi"], ["exit 3 # is not run"], ["cat <<E", "x", "E"]]
+)
+def test_lines_of_setup_that_bash_can_read_are_taken(lines: list[str]) -> None:
+    check_setup(tuple(lines))
+
+
+@pytest.mark.parametrize(("container", "key"), [
+    (ContainerConfig(""), "image"), (ContainerConfig(" "), "image"), (ContainerConfig("-v"), "image"), (ContainerConfig("--x.sif"), "image"),
+    (ContainerConfig("/i.sif", workdir="work"), "workdir"), (ContainerConfig("/i.sqsh", workdir=""), "workdir"),
+])  # fmt: skip
+def test_a_container_that_would_be_read_as_something_else_is_refused(container: ContainerConfig, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^cluster\.container\.{key}='.*; give "):
+        script(dataclasses.replace(PLAIN, container=container))
+
+
+def test_mounts_without_an_image_are_said_to_do_nothing() -> None:
+    def remarks(container: ContainerConfig) -> list[str]:
+        cluster = dataclasses.replace(PLAIN, container=container)
+        return SlurmBackend(cluster).remarks([job(cluster)])
+
+    assert remarks(ContainerConfig(mounts=["/a:/b"])) == ["cluster.container.mounts do nothing without cluster.container.image"]
+    assert remarks(ContainerConfig("/i.sif", mounts=["/a:/b"])) == remarks(ContainerConfig()) == []
 
 
 @pytest.mark.parametrize(("time", "seconds"), [

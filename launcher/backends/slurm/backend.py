@@ -16,6 +16,7 @@ from launcher.backends.slurm.client import Client, submission_environment
 from launcher.backends.slurm.errors import Refused, Silent, complaint, unanswered
 from launcher.backends.slurm.options import exclusive, options
 from launcher.backends.slurm.script import job_script
+from launcher.backends.slurm.setup_lines import check_setup
 from launcher.backends.slurm.submission import Submission, equal
 from launcher.backends.slurm.watcher import Watcher
 from launcher.backends.snapshot import CodeSnapshot
@@ -77,16 +78,22 @@ class SlurmBackend(Backend):
         return submission_environment(os.environ, options(job, self._slurm))
 
     def remarks(self, jobs: Sequence[Job]) -> list[str]:
+        container = self._slurm.container
+        idle = (
+            ["cluster.container.mounts do nothing without cluster.container.image"] if container.mounts and container.image is None else []
+        )
         shared = sum(not exclusive(job, self._slurm) for job in jobs)
         if not shared or self._slurm.exclusive is not None:
-            return []
+            return idle
         return [
+            *idle,
             f"{shared} of {len(jobs)} trials may share their nodes with other jobs, which disturbs their timings; cluster.exclusive=true "
-            "gives them whole nodes, cluster.exclusive=false says that this is meant"
+            "gives them whole nodes, cluster.exclusive=false says that this is meant",
         ]
 
     def render(self, job: Job) -> Request:
         assert isinstance(job.cluster, SlurmCluster)
+        check_setup(tuple(job.cluster.setup))
         code = self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None
         return Request(job, job_script(job, job.cluster, code))
 

@@ -72,7 +72,9 @@ def check_extra(text: str, gres: bool) -> None:
 
 
 def check_srun(text: str) -> None:
-    """The same of ``cluster.srun_args``."""
+    """The same of ``cluster.srun_args``; and if ``text`` is no option, which srun would take for the command of the ranks."""
+    if not re.fullmatch(r"-[^-=\s].*|--[^-=\s][^=\s]*(=.*)?", text) or not text.isprintable():
+        raise ConfigError(f"cluster.srun_args holds {text!r}, which is not one option of srun on one line; write it as '--name=value'")
     for name, _ in _options(shlex.quote(text), SRUN, _SRUN_SHORT):
         if name in SRUN:
             _refuse("srun_args", text, f"--{name} is Trireme's: {SRUN[name]}")

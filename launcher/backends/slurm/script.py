@@ -12,7 +12,7 @@ from launcher.backends.slurm.container import interpreter, wrapping
 from launcher.backends.slurm.options import directives, options, saves, shape
 from launcher.backends.slurm.owned import check_srun
 from launcher.backends.slurm.states import ExitCode
-from launcher.config.containers import HostPath, given_mounts, host_paths, runtime
+from launcher.config.containers import HostPath, check_container, given_mounts, host_paths, runtime
 from launcher.config.env_file import names_in
 from launcher.config.own_names import OF_RANKS, refuse_own
 from launcher.config.slurm import SlurmCluster
@@ -37,6 +37,7 @@ class Shell(str):
 
 def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
     """The script of one attempt of a trial. ``code`` is the folder of the launcher's snapshot; None: the image brings its own."""
+    check_container(cluster.container)
     chosen = {"job-name": job.name, **options(job, cluster), "output": "/dev/null"}
     return _template("job.sh.jinja").render(
         directives="\n".join(directives(chosen, cluster)),
@@ -160,12 +161,12 @@ def _text(words: Sequence[str]) -> str:
 
 def _srun_option(text: str) -> str:
     check_srun(text)
-    return _one_line(text)
+    return text
 
 
 def _one_line(line: str) -> str:
     if "\n" in line or "\r" in line:
-        raise ConfigError(f"cluster.setup or cluster.srun_args holds {line!r} with a line break; give one line for each entry")
+        raise ConfigError(f"cluster.setup holds {line!r} with a line break; give one line for each entry")
     return line
 
 
