@@ -10,7 +10,7 @@ from launcher.config.rules import run_of
 from launcher.config.schema import Config
 from launcher.trials.identity import trial_id
 from launcher.trials.job import Job
-from launcher.trials.store import Point, Store
+from launcher.trials.store import Point, Store, check_name
 from trainer.spec import ConfigError, to_dict, world_size_of
 from trainer.spec.grid import Grid
 
@@ -54,7 +54,8 @@ def _job(config: Config) -> Job:
     identifier = trial_id(config)
     directory = Store(config.sweep.dir).trials / identifier
     size = world_size_of(config.layout), config.sweep.max_parallel or 0
-    return Job(identifier, config.sweep.name or "dry-run", 0, directory, config.cluster, *size, to_dict(run_of(config)))
+    name = check_name(config.sweep.name or "dry-run")
+    return Job(identifier, name, 0, directory, config.cluster, *size, to_dict(run_of(config)))
 
 
 def _comment(text: str) -> None:

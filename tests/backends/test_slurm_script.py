@@ -220,6 +220,14 @@ def test_what_is_no_time_limit_is_refused(time: str) -> None:
         script(dataclasses.replace(PLAIN, time=time))
 
 
+def test_a_comment_that_sbatch_cannot_read_is_refused_by_the_key_that_it_is_made_of() -> None:
+    named = dataclasses.replace(job(PLAIN), sweep="a\nb")
+    with pytest.raises(ConfigError, match=r"^sweep\.name='trireme sweep a\\nb' holds a line break"):
+        job_script(named, PLAIN, CODE)
+    with pytest.raises(ConfigError, match=r"^cluster\.comment='a\\nb' holds a line break"):
+        script(dataclasses.replace(PLAIN, comment="a\nb"))
+
+
 def test_torchrun_refuses_ranks_that_do_not_fill_nodes() -> None:
     with pytest.raises(ConfigError, match="6 ranks do not fill"):
         script(dataclasses.replace(PLAIN, launch="torchrun"), ranks=6)
@@ -266,8 +274,8 @@ def test_any_environment_value_and_path_reaches_the_script_as_data(value: str) -
 
 
 def test_only_values_that_need_it_are_quoted_for_sbatch() -> None:
-    assert quote("n[1-4],n7", "nodelist") == "n[1-4],n7"
-    assert quote('a\\b "c" $d', "comment") == '"a\\\\b \\"c\\" $d"'
+    assert quote("n[1-4],n7", "cluster.nodelist") == "n[1-4],n7"
+    assert quote('a\\b "c" $d', "cluster.comment") == '"a\\\\b \\"c\\" $d"'
 
 
 @pytest.mark.parametrize(("ids", "words"), [

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from launcher.cli.main import main
+
 TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
         "run.global_batch=4", "run.steps=4", "run.warmup_steps=1"]  # fmt: skip
 
@@ -115,6 +119,18 @@ def test_dry_run_prints_every_trial_and_starts_nothing(tmp_path: Path) -> None:
     assert out.count("# trial ") == 2 and "pruned: layout.tensor=4" in out
     assert "-m trainer" in out
     assert not (tmp_path / "runs" / "trials").exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "***", "x" * 300, "a\nb"])
+def test_a_dry_run_refuses_the_names_that_the_run_itself_would_refuse(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for last in ([], ["--dry-run"]):
+        assert main(["train", *TINY, f"sweep.name='{name}'", *last]) == 2
+        said.append(capsys.readouterr().err.splitlines()[-1])
+    assert said[0] == said[1] and said[0].startswith("error: sweep.name=")
 
 
 def test_a_dry_run_by_a_server_says_where_there_is_none_to_ask(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def exclusive(job: Job, cluster: SlurmCluster) -> bool:
 
 def directives(chosen: dict[str, str | None], cluster: SlurmCluster) -> list[str]:
     """``#SBATCH`` lines: options of ours, then those of ``cluster.extra``, as a person writes them."""
-    lines = [f"#SBATCH --{name}" + ("" if value is None else f"={quote(value, name)}") for name, value in chosen.items()]
+    keys = {"comment": "sweep.name"} if cluster.comment is None else {}
+    given = ((name, value, keys.get(name, f"cluster.{name.replace('-', '_')}")) for name, value in chosen.items())
+    lines = [f"#SBATCH --{name}" + ("" if value is None else f"={quote(value, key)}") for name, value, key in given]
     for text in cluster.extra:
         if not text.startswith("-") or not text.isprintable():
             raise ConfigError(f"cluster.extra holds {text!r}, which is not one option of sbatch on one line; write it as '--name=value'")
@@ -74,12 +76,12 @@ def directives(chosen: dict[str, str | None], cluster: SlurmCluster) -> list[str
     return lines
 
 
-def quote(value: str, name: str) -> str:
-    """``value`` as sbatch reads it back from an ``#SBATCH`` line. Not shell quoting: backslashes count inside quotes of either kind."""
+def quote(value: str, key: str) -> str:
+    """``value`` of the setting ``key`` as sbatch reads it back from an ``#SBATCH`` line.
+
+    Not shell quoting: backslashes count inside quotes of either kind."""
     if not value.isprintable():
-        raise ConfigError(
-            f"cluster.{name.replace('-', '_')}={value!r} holds a line break or control character, which no option of sbatch may"
-        )
+        raise ConfigError(f"{key}={value!r} holds a line break or control character, which no option of sbatch may")
     if _PLAIN.fullmatch(value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
