@@ -30,12 +30,14 @@ except Interrupted as end:
 """
 
 
-@pytest.mark.parametrize("answers", ["accept; sleep 2", "queue; sleep 2; echo $id"], ids=["id before", "id after"])
+@pytest.mark.parametrize(
+    "answers", ["accept; sleep 2", "queue; sleep 2; echo $id", "sleep 15; accept"], ids=["id before", "id after", "outlives the launcher"]
+)
 def test_ctrl_c_while_sbatch_runs_loses_no_job_and_submits_none_twice(odd: OddSlurm, tmp_path: Path, answers: str) -> None:
     """The terminal sends it to all processes of the launcher's group, of which sbatch must be none."""
     odd.does("sbatch", answers)
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path / "runs")], cwd=PROJECT, start_new_session=True)
-    until(lambda: odd.jobs)
+    until(lambda: odd.calls("sbatch", "array.sh"))
     os.killpg(launcher.pid, signal.SIGINT)
     assert launcher.wait(60) == 128 + signal.SIGINT
     (record,) = run(tmp_path / "runs", trial(), follow=False)
