@@ -19,6 +19,8 @@ from typing import Any
 
 from launcher.config import Config, check_launchable, compose, resolve
 from launcher.config.rules import check_answers, check_shared, generating, with_paths
+from launcher.config.trainers import OWN as OWN_TRAINER
+from launcher.config.trainers import profile
 from launcher.stages import predicted
 from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.stages.tasks import check_tasks
@@ -129,6 +131,8 @@ def _work(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Work
     if stage.verb == "prepare":
         content, size = _prepare_content(config)
         return Work(_one_process(config, config.model), content, {}, predicted.of_preparation(size), size)
+    if stage.verb in (*TRAININGS, "evaluate", "generate"):
+        _check_trainer(stage, config)
     if stage.runs:
         config = _run_config(stage, config, before)
         known = _predicted(config) if stage.verb in TRAININGS else _fitting(config, predicted.of_evaluation(config))
@@ -154,13 +158,29 @@ def _words(stage: Stage) -> list[str]:
     return stage.overrides
 
 
+def _check_trainer(stage: Stage, config: Config) -> None:
+    """``ConfigError`` for another trainer than ours: a stage ends with an artifact, and only ours knows how to take and to write one."""
+    if not config.trainer.foreign:
+        return
+    name = config.trainer.name
+    if stage.verb not in TRAININGS:
+        raise ConfigError(
+            f"trainer={name} is of no use to {stage.verb}, which our own trainer does; leave it out, or use trainer={OWN_TRAINER}"
+        )
+    raise ConfigError(
+        f"trainer={name} is not told what a stage takes ({', '.join(stage.takes)}), and makes no checkpoint that other stages could take; "
+        f"use trainer={OWN_TRAINER}, or run it outside of pipelines: trireme train"
+    )
+
+
 def _one_process(config: Config, model: ModelConfig) -> Config:
-    """Of a stage that is no run on ranks, only where it runs matters, and what it prepares or which model it carries."""
+    """Of a stage that is no run on ranks, only where it runs matters, and what it prepares or which model it carries; not the trainer."""
     run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
     cluster = config.cluster
     if cluster.backend == "local":  # how much room this machine has is said by those that are runs on ranks
         cluster = dataclasses.replace(cluster, gpus_per_node=1)
-    return resolve(dataclasses.replace(config, model=model, layout=LayoutConfig(data=1), run=run, cluster=cluster))
+    trainer = profile(OWN_TRAINER)
+    return resolve(dataclasses.replace(config, model=model, layout=LayoutConfig(data=1), run=run, cluster=cluster, trainer=trainer))
 
 
 def _placed(item: PlannedStage) -> Config:

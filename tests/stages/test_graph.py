@@ -216,6 +216,22 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("memory of a generation", {"base": LARGE, "text": {"hardware": "h100"}}, "stage text: the layout needs about"),
     ("memory of an evaluation", {"base": LARGE, "score": {"hardware": "h100"}}, "stage score: the layout needs about"),
+    ("trainer", {"base": {"trainer": "torchtitan"}}, "stage base: trainer=torchtitan is not told what a stage takes (data), and makes no"),
+    (
+        "trainer of a choice",
+        {"base": {"trainer": "torchtitan", "over": {"run.seed": [1, 2]}}},
+        "stage base-1: trainer=torchtitan is not told",
+    ),
+    (
+        "trainer of a tuning",
+        {"tuned": PROMPTED | {"trainer": "torchtitan"}},
+        "stage tuned: trainer=torchtitan is not told what a stage takes",
+    ),
+    (
+        "trainer of an evaluation",
+        {"score": {"trainer": "torchtitan"}},
+        "stage score: trainer=torchtitan is of no use to evaluate, which our own trainer does; leave it out",
+    ),
     ("synthetic", {"base": {"data": "synthetic"}}, "stage base: data.kind=synthetic takes no corpus"),
 ]
 
@@ -261,6 +277,14 @@ def test_wrong_words_of_the_command_are_refused_likewise(folder: Path, capsys: p
     assert "takes what stage base makes, which is not there" in refused(folder, capsys, graph, "--only", "hf")
     assert main(["run", "pipeline=wron", "--config-dir", "conf"]) == 2
     assert "did you mean 'wrong'?" in capsys.readouterr().err
+
+
+def test_another_trainer_is_refused_by_the_stage_that_would_train_with_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether or not another stage takes its model: its own stage would end without an artifact."""
+    said = refused(folder, capsys, {"stages": GRAPH}, "trainer=deepspeed")  # which lacks a script, as no stage has to hear
+    assert said.startswith("error: stage base: trainer=DeepSpeed ZeRO is not told") and "run it outside of pipelines: trireme train" in said
+    alone = {name: GRAPH[name] for name in ("data", "base")}
+    assert "stage base: trainer=torchtitan" in refused(folder, capsys, {"stages": alone}, "stages.base.trainer=torchtitan")
 
 
 def test_tasks_that_a_stage_fetches_are_known_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
