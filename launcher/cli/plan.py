@@ -340,7 +340,8 @@ def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
 
 def chosen(config: Config, planned: Plan, what: str) -> int:
     """The row that ``--explain`` means: a place in the list, or a layout by name."""
-    from launcher.config import resolve
+    from launcher.config.command import check_layout
+    from launcher.config.rules import settle
     from launcher.planning.layout_names import layout_of
 
     if what.isdecimal():
@@ -350,7 +351,7 @@ def chosen(config: Config, planned: Plan, what: str) -> int:
     layout = layout_of(what)
     row = planned.find(layout)
     if row is None:
-        resolve(dataclasses.replace(config, layout=layout))  # the broken rule says it best
+        check_layout(config.trainer, settle(dataclasses.replace(config, layout=layout)).layout)  # the broken rule says it best
         raise ConfigError(f"layout {what!r} {why_absent(config, layout)}")
     return row
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile, TrainerProfile
-from trainer.spec import ConfigError, LayoutConfig, ShardingConfig, flatten, micro_batches, to_dict, world_size_of
+from trainer.spec import ConfigError, LayoutConfig, ShardingConfig, TuneConfig, flatten, micro_batches, to_dict, world_size_of
 from trainer.spec.errors import listed, nearest
 from trainer.spec.log_reader import check_patterns
 from trainer.spec.schema import AT_RUN_TIME, CommandConfig
@@ -33,14 +33,13 @@ FREE = ("layout.data", "layout.balance", "layout.stage_layers", "layout.order")
 
 
 def command_of(config: Config) -> CommandConfig | None:
-    """The command of a resolved run; None for this project's trainer. ``ConfigError`` for a profile or a layout that cannot be told."""
+    """The command of a resolved run; None for this project's trainer. ``ConfigError`` for a profile, a layout or a run that cannot be
+    told."""
     launch = config.trainer.launch
     if not config.trainer.foreign:
         return None
-    check_profile(launch)
-    refusal = next(iter(inexpressible(config.trainer, config.layout)), None)
-    if refusal:
-        raise ConfigError(f"trainer={config.trainer.name} cannot be told {refusal}; use another layout, or add it to its profile")
+    check_told(config)
+    check_layout(config.trainer, config.layout)
     values = values_of(config)
     words = [_text(word, values) for word in (*launch.command, *launch.arguments)]
     for name, told in launch.options.items():
@@ -57,6 +56,25 @@ def command_of(config: Config) -> CommandConfig | None:
         failures=dict(launch.failures),
         success=launch.success,
     )
+
+
+def check_told(config: Config) -> None:
+    """``ConfigError`` for a profile that could never be launched, and for what it could not tell of ``config``, resolved or not, under any
+    layout."""
+    check_profile(config.trainer.launch)
+    refusal = next(iter(untold(config)), None)
+    if refusal:
+        raise ConfigError(
+            f"trainer={config.trainer.name} cannot be told {refusal}; give another value, use trainer=trireme, or add words for it to the "
+            "profile's launch part"
+        )
+
+
+def check_layout(trainer: TrainerProfile, layout: LayoutConfig) -> None:
+    """``ConfigError`` for a resolved layout that cannot be told."""
+    refusal = next(iter(inexpressible(trainer, layout)), None)
+    if refusal:
+        raise ConfigError(f"trainer={trainer.name} cannot be told {refusal}; use another layout, or add it to its profile")
 
 
 def check_profile(launch: LaunchProfile) -> None:
@@ -115,6 +133,23 @@ def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
 def _words(told: Any) -> set[str] | None:
     """Values that a table of words has entries for; None for any."""
     return set(map(yaml_word, told)) if isinstance(told, Mapping) and ELSE not in told else None
+
+
+def untold(config: Config) -> list[str]:
+    """What else than its layout a trainer cannot be told of a run: ``run.precision=fp8, only bf16`` for each value that a table of its
+    profile has no entry for, and for what decides which weights learn what (``tune``, examples) where the profile does not mention it."""
+    told = mentioned(config.trainer.launch)
+    tune = {name: {yaml_word(value)} for name, value in flatten({"tune": to_dict(TuneConfig())}).items()}
+    of_all = config.tune.method in tune["tune.method"]
+    decisive = {name: words for name, words in tune.items() if not of_all or name in ("tune.method", "tune.base")}
+    decisive["data.kind"] = {"corpus", "synthetic"}  # of which every trainer has its own
+    out = []
+    for name, value in flatten(config.train_config()).items():
+        allowed = told.get(name, decisive.get(name))
+        if name.startswith("layout.") or value is None or allowed is None or yaml_word(value) in allowed:
+            continue  # None: it follows from other keys, and is looked at once it is resolved
+        out.append(f"{name}={yaml_word(value)}, only {listed(sorted(allowed))}")
+    return out
 
 
 def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:

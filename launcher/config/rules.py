@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.config.command import command_of
+from launcher.config.command import check_told, command_of
 from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
 from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import missing, need
@@ -35,15 +35,21 @@ GIVEN = ("command", "requests")
 
 
 def resolve(config: Config) -> Config:
-    """``config`` with every derived value filled in and every rule checked. ``ConfigError`` on the first broken one."""
+    """``config`` with every derived value filled in and every rule checked, and its trainer can be told it. ``ConfigError`` on the first
+    broken one."""
+    resolved = settle(config)
+    command_of(resolved)
+    return resolved
+
+
+def settle(config: Config) -> Config:
+    """The same of a run that is only predicted, whatever its trainer can be told."""
     run = config.train_config()
     if run.run.peak_tflops is None:
         peak = config.cluster.hardware.peak_tflops.get(run.run.precision)
         run = dataclasses.replace(run, run=dataclasses.replace(run.run, peak_tflops=peak))
     run = resolve_run(run, config.cluster.world_size)
-    resolved = dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name not in GIVEN})
-    command_of(resolved)
-    return resolved
+    return dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name not in GIVEN})
 
 
 def run_of(config: Config) -> TrainConfig:
@@ -73,8 +79,8 @@ def generating(config: Config, model: ModelConfig) -> Config:
 
 
 def check_launchable(config: Config) -> None:
-    """``ConfigError`` for a trainer whose profile is for predictions alone, or that is not installed here; and for a task that is planned
-    only."""
+    """``ConfigError`` for a trainer whose profile is for predictions alone, that cannot be told the run, or that is not installed here; and
+    for a task that is planned only."""
     if config.task == "inference":
         raise ConfigError("task=inference trains nothing: 'trireme plan' or 'trireme search task=inference' answers; leave it out to train")
     if config.trainer.launch.program == "none":
@@ -82,6 +88,8 @@ def check_launchable(config: Config) -> None:
             f"trainer.name={config.trainer.name} can be predicted (plan, size, search --replay, validate) but not launched: "
             "its profile has no launch part; use trainer=trireme to train"
         )
+    if config.trainer.foreign:
+        check_told(config)  # before a search or a sweep begins, not trial by trial
     check_installed(config, "training")
 
 

@@ -55,6 +55,8 @@ CASES = [
     (["sweep.name='a\0b'"], "NUL"),
     (["search.doubt=2"], "search.doubt=2.0 is above the largest allowed value; use 1 or less"),
     (["tune.base=base", "tune.rank=8"], "tune.rank is of a method that adds weights, and none is named: tune.method=full would train all"),
+    (["trainer=torchtitan", "tune.method=lora"], "trainer=torchtitan cannot be told tune.method=lora, only full; give another value"),
+    (["trainer=torchtitan", "tune.base=base"], "trainer=torchtitan cannot be told tune.base=base, only null; give another value"),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from launcher.config import Config, compose, resolve
-from launcher.config.command import command_of, inexpressible
+from launcher.cli.main import main
+from launcher.config import Config, check_launchable, compose, resolve
+from launcher.config.command import command_of, inexpressible, untold
+from launcher.config.rules import run_of
 from launcher.config.trainers import profile, profile_names
 from launcher.cost.inputs.layouts import to_layout
 from launcher.planning.expressible import expressible
 from launcher.planning.space import space
-from trainer.spec import ConfigError, LayoutConfig, ShardingConfig
+from trainer.spec import ConfigError, LayoutConfig, ShardingConfig, TuneConfig, world_size_of
+from trainer.spec import resolve as resolve_run
 from trainer.spec.log_reader import LogReader, plain
 
 OLDER = {"torchtitan_2026": "torchtitan"}
@@ -216,6 +220,55 @@ def test_a_layout_that_a_trainer_has_no_words_for_is_refused_by_its_key() -> Non
         "layout.sharding={params: 1, grads: 2, optimizer: 4}"
     ]
     assert inexpressible(profile("trireme"), LayoutConfig(tensor=2, data=4)) == []
+
+
+@pytest.mark.parametrize("name", sorted(LOGS))
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["recipe=llama_7b_lora"], "tune.method=lora, only full"),
+        (["recipe=gpt3_5b_p_tuning"], "tune.method=p_tuning, only full"),
+        (["recipe=llama_7b_sft", "tune.base=base"], "tune.base=base, only null"),
+        (["recipe=llama_7b_sft", "data.kind=instructions"], "data.kind=instructions, only corpus or synthetic"),
+    ],
+)
+def test_a_tuning_is_refused_where_it_would_be_a_training_from_the_start(name: str, words: list[str], refused: str) -> None:
+    """Whatever the layout: a search is told before its first trial."""
+    config = of(name, *words)
+    assert refused in untold(config)
+    for judge in (command_of, check_launchable):
+        with pytest.raises(ConfigError, match=f"trainer={config.trainer.name} cannot be told .*; give another value, use trainer=trireme"):
+            judge(config)
+
+
+def test_a_tuning_is_told_where_the_profile_has_words_for_it() -> None:
+    config = of("megatron_core", "recipe=llama_7b_lora", "tune.rank=8", "layout.sharding.optimizer=8")
+    options = {"tune.method": {"lora": ["--lora"], "full": []}, "tune.rank": ["--lora-rank={}"], "tune.alpha": ["--lora-alpha={}"]}
+    launch = config.trainer.launch
+    able = dataclasses.replace(launch, options=launch.options | options)
+    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, launch=able))
+    with pytest.raises(ConfigError, match=re.escape("cannot be told tune.targets=['qkv'], only ['qkv', 'output', 'up', 'down'];")):
+        resolve(config)
+    run = run_of(resolve(dataclasses.replace(config, tune=TuneConfig(method="lora", rank=8))))
+    assert run.command is not None and {"--lora", "--lora-rank=8", "--lora-alpha=32"} <= set(run.command.words)
+    resolve_run(run, world_size_of(run.layout))  # the ranks take it as it is
+
+
+def test_a_tuning_that_cannot_be_told_is_planned_and_neither_trained_nor_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pretrain_gpt.py").write_text("")
+    run = ["recipe=llama_7b_lora", "trainer=megatron_core", "data=synthetic"]
+    for verb in (["train"], ["train", "-m", "layout.micro_batch=1,2"], ["search"], ["trainers", "check"]):
+        assert main([*verb, *run]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: trainer=Megatron Core cannot be told tune.method=lora") and said.count("\n") == 1
+    assert [path.name for path in Path().iterdir()] == ["pretrain_gpt.py"]
+    assert main(["plan", *run, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["plan", *run, "--explain", "t1 p8 d1 mb1 gpipe"]) == 2  # its own reason, not the tuning
+    assert "cannot be told layout.schedule=gpipe" in capsys.readouterr().err
 
 
 def test_the_example_profile_is_short(tmp_path: Path) -> None:

@@ -93,8 +93,6 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_packing(config)
     check_tune(config.tune, config.model)
     check_tasks(config)
-    if config.command is not None and config.tune.method != "full":
-        raise ConfigError(f"tune.method={config.tune.method} is that of our own trainer; leave it out for trainer={config.command.trainer}")
     for name in ("deterministic", "async_tensor"):
         if config.command is not None and getattr(config.run, name):
             raise ConfigError(f"run.{name}=true is for our own trainer; leave it out for trainer={config.command.trainer}")
