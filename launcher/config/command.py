@@ -120,7 +120,7 @@ def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
     found: dict[str, set[str] | None] = {}
     for name, told in launch.options.items():
         if told is not None:
-            found[name] = _words(told)
+            found[name] = _words(_without_null(told))
     for choice in launch.variables.values():
         if isinstance(choice, Mapping) and isinstance(choice.get("values"), Mapping):
             found[str(choice.get("by"))] = _words(choice["values"])
@@ -133,6 +133,11 @@ def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
 def _words(told: Any) -> set[str] | None:
     """Values that a table of words has entries for; None for any."""
     return set(map(yaml_word, told)) if isinstance(told, Mapping) and ELSE not in told else None
+
+
+def _without_null(told: Any) -> Any:
+    """A table of an option without the values for which a profile takes back the words of the one that it builds on."""
+    return {value: words for value, words in told.items() if words is not None} if isinstance(told, Mapping) else told
 
 
 def untold(config: Config) -> list[str]:
@@ -206,7 +211,7 @@ def _option(name: str, told: Any, values: Mapping[str, Any]) -> list[str]:
     """The words of one option: ``[--flag, "{}"]``, or those that belong to the key's value."""
     value = _value(name, values)
     if isinstance(told, Mapping):
-        told = _chosen(f"trainer.launch.options.{name}", {"by": name, "values": told}, values)
+        told = _chosen(f"trainer.launch.options.{name}", {"by": name, "values": _without_null(told)}, values)
     if not isinstance(told, (list, tuple)):
         raise ConfigError(f"trainer.launch.options.{name}={told!r} is not a list of words; give a list, or a list for each value")
     return [_text(str(word).replace("{}", yaml_word(value)), values) for word in told]

@@ -155,7 +155,7 @@ class LaunchProfile:
     script: Optional[str] = key(None, "the user's program")
     python: Optional[str] = key(None, "what {python} stands for; null = the interpreter of the rank")
     arguments: list[str] = key(list, "the user's own words, between the command and the options")
-    options: dict[str, Any] = key(dict, "further words by key: a list with {} for its value, or {VALUE: list}; null = none")
+    options: dict[str, Any] = key(dict, "further words by key: a list with {} for its value, or {VALUE: list}; null = none, for a key or a value")
     variables: dict[str, Any] = key(dict, "names of one's own for {NAME}: {by: KEY, values: {VALUE: ANY}}")
     files: dict[str, Any] = key(dict, "files (.json, .yaml, .toml) that the command reads: mappings with {KEY} inside")
     environment: dict[str, str] = key(dict, "environment variables of the command")

@@ -57,6 +57,10 @@ CASES = [
     (["tune.base=base", "tune.rank=8"], "tune.rank is of a method that adds weights, and none is named: tune.method=full would train all"),
     (["trainer=torchtitan", "tune.method=lora"], "trainer=torchtitan cannot be told tune.method=lora, only full; give another value"),
     (["trainer=torchtitan", "tune.base=base"], "trainer=torchtitan cannot be told tune.base=base, only null; give another value"),
+    (
+        ["trainer=torchtitan", "run.precision=fp8"],
+        "trainer=torchtitan cannot be told run.precision=fp8, only bf16 or fp32; give another value",
+    ),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]
 

@@ -22,6 +22,7 @@ from launcher.planning.space import space
 from trainer.spec import ConfigError, LayoutConfig, ShardingConfig, TuneConfig, world_size_of
 from trainer.spec import resolve as resolve_run
 from trainer.spec.log_reader import LogReader, plain
+from trainer.spec.schema import PRECISIONS
 
 OLDER = {"torchtitan_2026": "torchtitan"}
 """Profiles of the same program, known by another year."""
@@ -132,6 +133,35 @@ def test_two_layouts_that_can_be_told_are_told_differently(name: str) -> None:
             str(row[["tensor", "pipeline", "micro_batch", "recompute", "params"]])
         )
     assert told and all(len(layouts) == 1 for layouts in told.values())
+
+
+@pytest.mark.parametrize("name", LAUNCHABLE)
+def test_two_precisions_that_can_be_told_are_told_differently(name: str) -> None:
+    """Else one run would be recorded under several."""
+    told, refused = set(), []
+    for precision in PRECISIONS:
+        config = of(name, f"run.precision={precision}", "layout.recompute=none", "layout.sequence_parallel=false")
+        config = dataclasses.replace(config, layout=LayoutConfig())
+        try:
+            check_launchable(config)
+        except ConfigError as error:
+            refused.append(precision)
+            assert f"cannot be told run.precision={precision}, only " in str(error)
+            continue
+        command = command_of(resolve(config))
+        assert command is not None
+        told.add(json.dumps([command.words, command.files]))
+    assert len(told) + len(refused) == len(PRECISIONS) and "bf16" not in refused and "fp8" in refused
+
+
+def test_a_search_in_a_precision_that_cannot_be_told_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("torchtitan", "torchtitan_2026"):
+        assert main(["search", f"trainer={name}", "recipe=llama_7b", "data=synthetic", "run.precision=fp8"]) == 2
+        assert "cannot be told run.precision=fp8, only bf16 or fp32;" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_megatron_is_told_the_options_of_its_documentation() -> None:

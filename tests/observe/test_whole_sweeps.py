@@ -48,7 +48,7 @@ def sweep(name: str, behaviour: dict[str, Any] = BEHAVIOUR, timeout_s: int = 300
     return main([
         "train", "-m", f"trainer={name}", f"trainer.launch.command={command}", f"trainer.launch.script={FAKE}", "sweep.name=drill",
         f"+trainer.launch.environment={{PLAN: '{Path('plan.json').absolute()}'}}", "model=llama_tiny", f"model.seq={SEQ}", "data=synthetic",
-        f"cluster.gpus_per_node={RANKS}", f"run.global_batch={BATCH}", f"run.steps={STEPS}", "run.warmup_steps=1", f"run.timeout_s={timeout_s}", "sweep.retries=0",
+        f"cluster.gpus_per_node={RANKS}", f"run.global_batch={BATCH}", f"run.steps={STEPS}", "run.warmup_steps=1", f"run.timeout_s={timeout_s}", "sweep.retries=0", "run.precision=bf16",
         f"layout.micro_batch={','.join(behaviour)}",
     ])  # fmt: skip
 
