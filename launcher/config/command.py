@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -28,8 +29,8 @@ DERIVED = (
 )
 IMPLIED = {"tokens_per_micro_batch": "layout.micro_batch", "layers_per_chunk": "layout.virtual_pipeline"}
 """Keys that derived names tell."""
-FREE = ("layout.data", "layout.balance", "layout.stage_layers", "layout.order")
-"""Layout keys that follow from the others, or that a trainer settles by itself."""
+FREE = ("layout.data",)
+"""Layout keys that follow from the others."""
 
 
 def command_of(config: Config) -> CommandConfig | None:
@@ -164,7 +165,7 @@ def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
     told = mentioned(trainer.launch)
     default = flatten({"layout": to_dict(LayoutConfig())})
     out = []
-    for name, value in flatten({"layout": to_dict(layout)}).items():
+    for name, value in flatten({"layout": to_dict(_without_equal(layout))}).items():
         if name in FREE or (name in SHARDED and (name in told or ZERO in told)):
             continue
         allowed = told.get(name, {yaml_word(default[name])})
@@ -175,6 +176,11 @@ def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
         if stage is None or (allowed is not None and str(stage) not in allowed):
             out.append(f"layout.sharding={_factors(layout.sharding)}")
     return out
+
+
+def _without_equal(layout: LayoutConfig) -> LayoutConfig:
+    """``layout`` without a split in equal counts, which is what no split means."""
+    return dataclasses.replace(layout, stage_layers=None) if len(set(layout.stage_layers or ())) == 1 else layout
 
 
 def _factors(sharding: ShardingConfig) -> str:

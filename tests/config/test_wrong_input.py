@@ -61,6 +61,10 @@ CASES = [
         ["trainer=torchtitan", "run.precision=fp8"],
         "trainer=torchtitan cannot be told run.precision=fp8, only bf16 or fp32; give another value",
     ),
+    (
+        ["trainer=torchtitan", "layout.pipeline=2", "layout.stage_layers=[3,1]"],
+        "trainer=torchtitan cannot be told layout.stage_layers=[3, 1]; use another layout, or add it to its profile",
+    ),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]
 

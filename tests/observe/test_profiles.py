@@ -301,6 +301,25 @@ def test_a_tuning_that_cannot_be_told_is_planned_and_neither_trained_nor_searche
     assert "cannot be told layout.schedule=gpipe" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", LAUNCHABLE)
+def test_a_split_of_ones_own_is_refused_where_the_trainer_would_make_another(name: str) -> None:
+    trainer, key = profile(name), {"pipeline": 2, "data": 1}
+    assert "layout.stage_layers=[3, 1]" in inexpressible(trainer, LayoutConfig(**key, stage_layers=[3, 1]))
+    assert "layout.balance=cost" in inexpressible(trainer, LayoutConfig(**key, balance="cost"))
+    same = inexpressible(trainer, LayoutConfig(**key, stage_layers=[2, 2]))  # which is no other split than that without the key
+    assert same == inexpressible(trainer, LayoutConfig(**key))
+    order = inexpressible(trainer, LayoutConfig(**key, order="tensor-pipeline-data"))
+    assert ("layout.order=tensor-pipeline-data" in order) == (name != "megatron_core")
+
+
+def test_layouts_with_uneven_stages_are_left_out_of_a_plan_by_their_key() -> None:
+    config = of("megatron_core", "model.layers=28", "cluster.nodes=2")
+    whole = space(config.model, config.cluster, config.run.global_batch, config.search.space)
+    left = expressible(whole, config.trainer)
+    assert whole.table["balance"].any() and not left.table["balance"].any()
+    assert left.dropped["trainer: cannot be told layout.balance"] > 0
+
+
 def test_the_example_profile_is_short(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples/own_trainer/trainer/own.yaml"
     assert len(example.read_text().splitlines()) <= 40
