@@ -25,9 +25,13 @@ ELSE = "else"
 """In a table of words: for every other value."""
 DERIVED = (
     *("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "sequences_per_replica"),
-    *("tokens_per_step", "tokens_per_micro_batch", ZERO),
+    *("tokens_per_step", "tokens_per_micro_batch", "vocab_without_end", ZERO),
 )
-IMPLIED = {"tokens_per_micro_batch": "layout.micro_batch", "layers_per_chunk": "layout.virtual_pipeline"}
+IMPLIED = {
+    "tokens_per_micro_batch": "layout.micro_batch",
+    "layers_per_chunk": "layout.virtual_pipeline",
+    "vocab_without_end": "model.vocab",
+}
 """Keys that derived names tell."""
 FREE = ("layout.data",)
 """Layout keys that follow from the others."""
@@ -96,7 +100,7 @@ def values_of(config: Config) -> dict[str, Any]:
     derived = (
         *(size, config.cluster.nodes, min(size, config.cluster.gpus_per_node), micro_batches(run)),
         *(run.model.layers // (layout.pipeline * layout.virtual_pipeline), batch // (layout.data or 1)),
-        *(batch * run.model.seq, layout.micro_batch * run.model.seq, zero_stage(layout)),
+        *(batch * run.model.seq, layout.micro_batch * run.model.seq, run.model.vocab - 1, zero_stage(layout)),
     )
     values |= dict(zip(DERIVED, derived, strict=True))
     values |= {"script": launch.script, "trainer": config.trainer.name} | ({"python": launch.python} if launch.python else {})
