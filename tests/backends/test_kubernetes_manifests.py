@@ -6,6 +6,7 @@ After a wanted change: python -m tests.backends.test_kubernetes_manifests
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from launcher.backends.kubernetes.errors import dropped
-from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, merge, pods_of
+from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, launcher_job, merge, pods_of
 from launcher.backends.kubernetes.provision import digest
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
 from launcher.config.kubernetes import KubernetesCluster, VolumeConfig, check_cluster
@@ -252,6 +253,22 @@ def test_queued_pods_are_one_group_that_is_admitted_whole() -> None:
     for pod in rendered(dataclasses.replace(variant("pods", False), queue="q"))[2:]:
         assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "trireme-0123456789ab-0"
         assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+
+
+@pytest.mark.parametrize("text", ["x y $(B)", "$$", "a$b", "$$(B)", "$(B", "${B}", "plain"])
+def test_what_a_container_is_told_is_what_was_said(text: str) -> None:
+    """Kubernetes expands commands and variables; the launcher in the cluster must compose what the command line said."""
+    cluster = dataclasses.replace(PLAIN, env={"A": text}, python=text)
+    inside = launcher_job("run", ["run", f"cluster.env={{A: '{text}'}}"], cluster, "launcher:1")["spec"]["template"]["spec"]
+    for container in (inside["containers"][0], pod_of(rendered(cluster))["containers"][0]):
+        values = {item["name"]: expanded(item["value"]) for item in container["env"]}
+        assert values["A"] == text and expanded(container["command"][0]) == text
+    assert expanded(inside["containers"][0]["command"][-1]) == f"cluster.env={{A: '{text}'}}"
+
+
+def expanded(text: str) -> str:
+    """What a container gets of ``text``, where a variable B is set."""
+    return re.sub(r"\$(\$|\(B\))", lambda match: "$" if match[1] == "$" else "another value", text)
 
 
 # -- patches ----------------------------------------------------------------------------------------------------------------

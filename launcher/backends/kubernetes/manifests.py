@@ -152,8 +152,8 @@ def launcher_job(name: str, words: Sequence[str], cluster: KubernetesCluster, im
         "name": "launcher",
         "image": image,
         "imagePullPolicy": cluster.pull_policy,
-        "command": [cluster.python, "-m", "launcher", *words],
-        "env": [{"name": key, "value": value.replace("$", "$$")} for key, value in values.items()],
+        "command": [_literal(word) for word in (cluster.python, "-m", "launcher", *words)],
+        "env": [{"name": key, "value": _literal(value)} for key, value in values.items()],
         "workingDir": cluster.container.workdir or "/tmp",
         "volumeMounts": [mount for _, mount in volumes],
         **({"securityContext": _container_security(cluster)} if cluster.restricted else {}),
@@ -203,6 +203,11 @@ def _label(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("-._")
 
 
+def _literal(text: str) -> str:
+    """``text`` so that a container gets it as it is: in commands and variables Kubernetes replaces ``$(NAME)``, and ``$$`` by ``$``."""
+    return text.replace("$", "$$")
+
+
 def _refuse_secrets(config: str) -> None:
     """A ConfigMap can be read by many: the run, too, may carry no secret, such as a password in an address."""
     for key, what in secrets_in(read_yaml(config), free=()):
@@ -217,7 +222,7 @@ def _container(job: Job, cluster: KubernetesCluster, host0: str, index_variable:
         "name": CONTAINER,
         "image": cluster.container.image,
         "imagePullPolicy": cluster.pull_policy,
-        "command": [cluster.python, "-u", f"{CONFIG_DIR}/entry.py"],
+        "command": [_literal(cluster.python), "-u", f"{CONFIG_DIR}/entry.py"],
         "env": _environment(job, cluster, host0, index_variable),
         "resources": _resources(job, cluster),
         "volumeMounts": mounts,
@@ -245,7 +250,7 @@ def _environment(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
         "MASTER_ADDR": f"{host0}.{job.name}.{cluster.namespace}.svc",
         "MASTER_PORT": str(port + 1),
     }
-    plain: list[Manifest] = [{"name": name, "value": value.replace("$", "$$")} for name, value in values.items()]  # $(X) would be expanded
+    plain: list[Manifest] = [{"name": name, "value": _literal(value)} for name, value in values.items()]
     secret = [(name, *reference.split("/", 1)) for name, reference in cluster.secrets.items()]
     return plain + [{"name": name, "valueFrom": {"secretKeyRef": {"name": holder, "key": item}}} for name, holder, item in secret]
 
