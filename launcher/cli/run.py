@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 def _send(name: str, stages: Sequence[Stage], overrides: list[str], arguments: argparse.Namespace) -> int:
     """Have the same command run inside the cluster, which checks the rest. ``ConfigError`` if not all stages are to run there."""
-    from launcher.backends.kubernetes.inside import InsideLauncher
+    from launcher.backends.kubernetes.inside import InsideLauncher, launcher_name
     from launcher.config import compose
 
     config = compose(overrides, arguments.config_dir)
@@ -75,7 +75,7 @@ def _send(name: str, stages: Sequence[Stage], overrides: list[str], arguments: a
     flags = {"--until": arguments.until, "--from": arguments.start, "--only": arguments.only, "--config-dir": arguments.config_dir}
     words = ["run", *arguments.words, "cluster.kubeconfig=null", "cluster.context=null", *(["--json"] if arguments.json else [])]
     words += [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    launcher = InsideLauncher(f"trireme-run-{name.replace('_', '-')}"[:63], words, config.cluster, arguments.in_cluster, folders)
+    launcher = InsideLauncher(launcher_name(name, config.sweep.dir), words, config.cluster, arguments.in_cluster, folders)
     if arguments.dry_run:
         print(launcher.text, end="")
         return 0

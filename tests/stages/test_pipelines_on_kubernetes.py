@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.backends.kubernetes.inside import launcher_name
 from launcher.cli.main import main
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.process import wait_for
@@ -90,15 +91,15 @@ def test_a_launcher_inside_the_cluster_runs_the_graph(
     assert main(["run", "pipeline=small", *place]) == 0
     assert main(["run", "pipeline=small", *place]) == 2  # while it is at work
     assert "is at work in namespace" in capsys.readouterr().err
-    batch = real_node.api("BatchV1Api")
+    batch, name = real_node.api("BatchV1Api"), launcher_name("small", str(folder / "runs"))
 
     def ended() -> bool:
-        status = batch.read_namespaced_job("trireme-run-small", pods).status
+        status = batch.read_namespaced_job(name, pods).status
         return bool(status.succeeded or status.failed)
 
     wait_for(ended, "the launcher to end", 300)
-    (pod,) = real_node.core().list_namespaced_pod(pods, label_selector="job-name=trireme-run-small").items
+    (pod,) = real_node.core().list_namespaced_pod(pods, label_selector=f"job-name={name}").items
     log = str(real_node.core().read_namespaced_pod_log(pod.metadata.name, pods))
-    assert batch.read_namespaced_job("trireme-run-small", pods).status.succeeded == 1, log
+    assert batch.read_namespaced_job(name, pods).status.succeeded == 1, log
     made = list((folder / "runs" / "stages").glob("*/artifact"))
     assert len(made) == 2 and all(read_artifact(path) is not None for path in made)

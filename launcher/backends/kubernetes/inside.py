@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Sequence
 
@@ -11,10 +13,23 @@ from launcher.backends.kubernetes.manifests import Manifest, launcher_job
 from launcher.backends.kubernetes.workloads import KINDS, check_schema, outcome, to_text
 from launcher.config.kubernetes import check_cluster, check_mounted
 from launcher.config.schema import ClusterConfig
+from launcher.trials.identity import digest
 from trainer.spec import ConfigError
 
 _GONE_SECONDS = 60.0
 """How long an ended Job of the same name is given to go."""
+_LONGEST = 63
+"""Characters of a label's value: a Job's pods carry its name in one."""
+
+
+def launcher_name(pipeline: str, folder: str) -> str:
+    """What the Job is called that runs ``pipeline`` in ``folder`` (``sweep.dir``): the same each time, and no other one's. Pure.
+
+    The digest tells apart what the rest of a DNS label (RFC 1123: small letters, digits and '-') cannot.
+    """
+    suffix = digest([pipeline, os.path.normpath(folder)])
+    readable = re.sub(r"[^a-z0-9]+", "-", f"trireme-run-{pipeline.lower()}")[: _LONGEST - len(suffix) - 1]
+    return f"{readable.rstrip('-')}-{suffix}"
 
 
 class InsideLauncher:
