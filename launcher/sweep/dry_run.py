@@ -24,7 +24,8 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
     with Backends() as backends:
         for point in points:
             if point.config is None:
-                print(f"# {' '.join(point.overrides)}: pruned: {point.error}\n")
+                _comment(f"{' '.join(point.overrides)}: pruned: {point.error}")
+                print()
             elif error := _print_request(point.config, point.overrides, backends.of(point.config.cluster), mode):
                 refused.append(error)
     if refused:
@@ -35,7 +36,7 @@ def _print_request(config: Config, overrides: Sequence[str], backend: Backend, m
     """Print one trial's request, and the place's answer to it; returned where it is a refusal."""
     job = _job(config)
     request = backend.render(job)
-    print(f"# trial {job.trial}: {' '.join(overrides)}")
+    _comment(f"trial {job.trial}: {' '.join(overrides)}")
     _comment(Grid.of(config.layout).picture(config.cluster.gpus_per_node))
     print(request.text + "\n")
     if mode != "server":
@@ -59,4 +60,5 @@ def _job(config: Config) -> Job:
 
 
 def _comment(text: str) -> None:
+    """Every line as a comment: what is printed may be run as a script, and an override's value can have several lines."""
     print("\n".join(f"# {line}" for line in text.splitlines()))

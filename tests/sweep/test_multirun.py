@@ -133,6 +133,15 @@ def test_a_dry_run_refuses_the_names_that_the_run_itself_would_refuse(
     assert said[0] == said[1] and said[0].startswith("error: sweep.name=")
 
 
+def test_whatever_an_override_holds_a_dry_run_prints_it_as_a_comment(tmp_path: Path) -> None:
+    """What is printed may be run as a script, or applied."""
+    for lines in ("++cluster.env={A: 'x\necho INJECTED'}", "++cluster.env={A: 'x\r\u2028echo INJECTED'}"):
+        out = trireme(tmp_path, "train", "-m", *TINY, "layout.tensor=1,4", "--dry-run", lines)
+        around = out.partition("mkdir -p")[0] + out.rpartition("\nwait\n")[2]  # of the one script
+        assert around.count("echo INJECTED") == 2 and "pruned: layout.tensor=4" in around
+        assert all(line.startswith("#") for line in around.splitlines() if line)
+
+
 def test_a_dry_run_by_a_server_says_where_there_is_none_to_ask(tmp_path: Path) -> None:
     assert "# cluster.backend=local has no server to ask" in trireme(tmp_path, "train", *TINY, "--dry-run=server")
     assert not (tmp_path / "runs" / "trials").exists()
