@@ -113,7 +113,8 @@ class KubernetesCluster(ClusterConfig):
         choices=("nothing", "failed", "all"),
     )
     patch: dict[str, dict[str, Any]] = key(
-        dict, "merged last, by kind: {Pod: {spec: {hostNetwork: true}}}; named list items are merged by name"
+        dict, "merged last, by kind: {Pod: {spec: {hostNetwork: true}}}; named list items are merged by name, null deletes, but not what the launcher "
+        "itself needs"
     )
 
     secrets_go: ClassVar[str] = "store it in a Kubernetes Secret and refer to it with cluster.secrets.{name}=SECRET/KEY"

@@ -304,6 +304,43 @@ def test_a_patch_can_reach_every_object() -> None:
     assert objects[2]["spec"]["ttlSecondsAfterFinished"] == 60 and objects[0]["metadata"]["labels"]["x"] == "y"
 
 
+SET = "[{name: node, template: null}]"
+NEEDED = {
+    "Pod.metadata=null": ("job", "{Pod: {metadata: null}}"),
+    'Pod.metadata.name="x"': ("job", "{Pod: {metadata: {name: x}}}"),
+    "Pod.metadata.labels=null": ("jobset", "{Pod: {metadata: {labels: null}}}"),
+    "Pod.spec=null": ("job", "{Pod: {spec: null}}"),
+    'Pod.spec="x"': ("job", "{Pod: {spec: x}}"),
+    "Pod.spec.containers=[]": ("job", "{Pod: {spec: {containers: []}}}"),
+    "Pod.spec.containers=null": ("trainjob", "{Pod: {spec: {containers: null}}}"),
+    "Job.metadata=null": ("job", "{Job: {metadata: null}}"),
+    'Job.metadata.name="x"': ("job", "{Job: {metadata: {name: x}}}"),
+    'Job.metadata.namespace="x"': ("job", "{Job: {metadata: {namespace: x}}}"),
+    'Job.kind="Foo"': ("job", "{Job: {kind: Foo}}"),
+    'Job.apiVersion="v2"': ("job", "{Job: {apiVersion: v2}}"),
+    "Job.spec=null": ("job", "{Job: {spec: null}}"),
+    "Job.spec.template=null": ("job", "{Job: {spec: {template: null}}}"),
+    "Job.spec.tasks=null": ("volcano", "{Job: {spec: {tasks: null}}}"),
+    "JobSet.spec.replicatedJobs=[]": ("jobset", "{JobSet: {spec: {replicatedJobs: []}}}"),
+    "JobSet.spec.replicatedJobs leaves no template": ("jobset", f"{{JobSet: {{spec: {{replicatedJobs: {SET}}}}}}}"),
+    "TrainJob.spec.trainer=null": ("trainjob", "{TrainJob: {spec: {trainer: null}}}"),
+    "Service.spec=null": ("pods", "{Service: {spec: null}}"),
+    'Service.metadata.labels.trireme/job="q"': ("job", "{Service: {metadata: {labels: {trireme/job: q}}}}"),
+    "Service.metadata.annotations=null": ("job", "{Service: {metadata: {annotations: null}}}"),
+    'ConfigMap.data.config.yaml="x"': ("job", "{ConfigMap: {data: {config.yaml: x}}}"),
+    "ConfigMap.data=null": ("job", "{ConfigMap: {data: null}}"),
+}
+
+
+@pytest.mark.parametrize(("words", "workload", "patch"), [(words, *case) for words, case in NEEDED.items()])
+def test_no_patch_takes_away_what_the_launcher_itself_needs(words: str, workload: str, patch: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        rendered(dataclasses.replace(variant(workload, False), patch=yaml.safe_load(patch)))
+    said = str(refused.value)
+    assert said.startswith(f"cluster.patch.{words} ") and "which the launcher itself needs; leave it out of the patch" in said
+    assert "\n" not in said and len(said) < 400
+
+
 @pytest.mark.parametrize(
     ("base", "patch", "merged"),
     [

@@ -15,7 +15,18 @@ from typing import Any
 
 import yaml
 
-from launcher.backends.kubernetes.manifests import CONTAINER, Manifest, config_map, merge, metadata, pod_template, pods_of, service
+from launcher.backends.kubernetes.manifests import (
+    CONTAINER,
+    Manifest,
+    config_map,
+    labels_of,
+    merge,
+    metadata,
+    pod_template,
+    pods_of,
+    service,
+)
+from launcher.backends.kubernetes.patches import patched
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.yaml_text import LOADER
 from launcher.trials.job import Job
@@ -58,15 +69,16 @@ def render(job: Job, cluster: KubernetesCluster, config: str) -> list[Manifest]:
     for name in cluster.patch:
         if name not in kinds:
             raise ConfigError(f"cluster.patch.{name} names no kind of this workload{nearest(name, kinds)}; it has {listed(kinds)}")
-    template = merge(pod_template(job, cluster, kind.host0.format(name=job.name), kind.index), cluster.patch.get("Pod", {}))
+    own = list(labels_of(job))
+    template = patched("Pod", pod_template(job, cluster, kind.host0.format(name=job.name), kind.index), cluster.patch.get("Pod", {}), own)
     template = merge(template, {"metadata": {"annotations": _topology(cluster)}}) if _topology(cluster) else template
     if template["spec"].get("hostNetwork"):  # else such pods ask the node's own DNS, which does not know pod 0
         template["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     objects = [service(job, cluster), config_map(job, cluster, config), *kind.build(job, cluster, template)]
-    patched = [merge(o, cluster.patch.get(o["kind"], {})) if o["kind"] != "Pod" else o for o in objects]
-    for manifest in patched:
+    whole = [patched(o["kind"], o, cluster.patch.get(o["kind"], {}), own) if o["kind"] != "Pod" else o for o in objects]
+    for manifest in whole:
         check_schema(manifest)
-    return patched
+    return whole
 
 
 def to_text(objects: list[Manifest]) -> str:
@@ -258,9 +270,16 @@ def _topology(cluster: KubernetesCluster) -> dict[str, str]:
 def _template_in(manifest: Manifest) -> Manifest:
     """The pod template inside a kind of another group; an empty one where it has none that is whole."""
     spec = manifest["spec"]
-    if manifest["kind"] == "JobSet":
-        return dict(spec["replicatedJobs"][0]["template"]["spec"]["template"])
-    return dict(spec["tasks"][0]["template"]) if "tasks" in spec else {}
+    try:
+        if manifest["kind"] == "JobSet":
+            return dict(spec["replicatedJobs"][0]["template"]["spec"]["template"])
+        return dict(spec["tasks"][0]["template"]) if "tasks" in spec else {}
+    except (LookupError, TypeError, ValueError):
+        where = "replicatedJobs" if manifest["kind"] == "JobSet" else "tasks"
+        raise ConfigError(
+            f"cluster.patch.{manifest['kind']}.spec.{where} leaves no template of pods, which the launcher itself needs; "
+            "leave it out of the patch, and change pods with cluster.patch.Pod"
+        ) from None
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
