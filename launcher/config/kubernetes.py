@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Optional
 
+from launcher.config.kubernetes_values import check_tolerations, check_values
+from launcher.config.kubernetes_volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, check_volumes, host_mount, volume_on
 from launcher.config.own_names import refuse_own
 from launcher.config.schema import ClusterConfig
 from launcher.config.secrets import refuse_secrets
 from trainer.spec import ConfigError, DataConfig
-from trainer.spec.errors import listed
 from trainer.spec.schema import key
 
 WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
-SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")
-DATA_DIR = "/trireme-data"
-"""Where pods prepare a corpus that is on no volume."""
 _DAY = 24 * 60 * 60
 _REFERENCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
-
-
-@dataclass
-class VolumeConfig:
-    """Something mounted into every pod. Exactly one source is given."""
-
-    mount: str = key("", "absolute path inside the container")
-    claim: Optional[str] = key(None, "source: name of a PersistentVolumeClaim in the namespace")
-    host_path: Optional[str] = key(None, "source: path on the node")
-    nfs: Optional[str] = key(None, "source: SERVER:/PATH")
-    config_map: Optional[str] = key(None, "source: name of a ConfigMap")
-    secret: Optional[str] = key(None, "source: name of a Secret, mounted as files")
-    sub_path: Optional[str] = key(None, "folder inside the source that is mounted")
-    read_only: bool = key(False, "mount read-only")
+_OWN_VARIABLES = re.compile(r"TRIREME_\w*|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|JOB_COMPLETION_INDEX|VC_TASK_INDEX")
+"""Variables that tell a pod what to run and where its peers are."""
 
 
 @dataclass
@@ -130,20 +116,20 @@ def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:
     """``cluster``, if its fields agree with each other; ``ConfigError`` on the first that does not. Pure."""
     if not isinstance(cluster, KubernetesCluster):
         raise ConfigError(f"cluster.backend={cluster.backend} is not a Kubernetes cluster; use cluster=kubernetes")
-    if not cluster.container.image:
+    if cluster.container.image is None:
         raise ConfigError(
             "cluster.container.image is null, and pods need an image; give one that holds Python and this trainer (deploy/Dockerfile)"
         )
-    for volume in cluster.volumes:
-        _check_volume(volume)
     refuse_own("cluster.env", cluster.env)
     refuse_own("cluster.secrets", cluster.secrets)
     _check_secrets(cluster)
+    check_values(cluster)
+    _check_variables(cluster)
+    check_tolerations(cluster.tolerations)
     _check_queue(cluster)
-    if cluster.run_dir is not None and not _is_mounted(cluster, cluster.run_dir):
-        raise ConfigError(
-            f"cluster.run_dir={cluster.run_dir} is not inside a mounted volume; name one in cluster.volumes, or set cluster.run_dir=null"
-        )
+    check_volumes(_mounted(cluster), dict(_own_mounts(cluster)))
+    if cluster.run_dir is not None:
+        _check_run_dir(cluster, cluster.run_dir)
     if cluster.restricted and cluster.user == 0:
         raise ConfigError("cluster.user=0 is root, which cluster.restricted=true forbids; use another user, or cluster.restricted=false")
     return cluster
@@ -168,25 +154,60 @@ def locate_in_pods(data: DataConfig, cluster: KubernetesCluster) -> tuple[DataCo
     return dataclasses.replace(data, path=path), dataclasses.replace(cluster, data=how)
 
 
-def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str]) -> None:
-    """``ConfigError`` for the first of ``folders``, by what names it, that pods do not see under the name that it has here."""
+def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str], written: str = "sweep.dir") -> None:
+    """``ConfigError`` for the first of ``folders``, by what names it, that pods do not see under the name that it has here, or if they
+    cannot write to the one that is ``written``."""
     for name, folder in folders.items():
-        if not _is_mounted(cluster, folder):
+        volume = volume_on(folder, _mounted(cluster))
+        if volume is not None and name == written and not volume.writable:
+            raise ConfigError(f"{name}={folder} is on {_read_only(volume)}, or name a folder that is on another")
+        if volume is None:
             raise ConfigError(
                 f"{name}={folder} is on none of the pods' volumes; mount the volume that holds it under the path that it has here (cluster.volumes)"
             )
 
 
-def _check_volume(volume: VolumeConfig) -> None:
-    given = [name for name in SOURCES if getattr(volume, name) is not None]
-    if len(given) != 1:
+def _check_variables(cluster: KubernetesCluster) -> None:
+    """Of two variables of one name the later wins, and the launcher's own come first."""
+    for name in cluster.secrets:
+        if name in cluster.env:
+            raise ConfigError(f"cluster.secrets.{name} and cluster.env.{name} are one variable; leave one of them out")
+        if _OWN_VARIABLES.fullmatch(name):
+            raise ConfigError(f"cluster.secrets.{name} is a variable that the launcher itself sets in pods; call it otherwise")
+
+
+def _mounted(cluster: KubernetesCluster) -> list[VolumeConfig]:
+    return [*map(host_mount, cluster.container.mounts), *cluster.volumes]
+
+
+def _own_mounts(cluster: KubernetesCluster) -> Iterator[tuple[str, str]]:
+    """Where pods have mounts of the launcher's own, and what is there."""
+    yield CONFIG_DIR, "the run and its programs"
+    if cluster.code == "snapshot":
+        yield CODE_DIR, "the code of the ranks"
+    if cluster.data == "prepare":
+        yield DATA_DIR, "the corpus that pods prepare"
+    if cluster.run_dir is None:
+        yield OUT_DIR, "the output of the ranks"
+    if cluster.restricted and not cluster.container.writable:
+        yield "/tmp", "the folder of temporary files (cluster.container.writable=true has none of its own)"
+    if cluster.shared_memory:
+        yield "/dev/shm", "shared memory (cluster.shared_memory=null leaves it out)"
+
+
+def _check_run_dir(cluster: KubernetesCluster, folder: str) -> None:
+    volume = volume_on(folder, _mounted(cluster))
+    if volume is None:
         raise ConfigError(
-            f"cluster.volumes: the volume at {volume.mount!r} has {len(given)} sources; give exactly one of {listed(SOURCES)}"
+            f"cluster.run_dir={folder} is not inside a mounted volume; name one in cluster.volumes, or set cluster.run_dir=null"
         )
-    if not volume.mount.startswith("/"):
-        raise ConfigError(f"cluster.volumes: mount={volume.mount!r} is not an absolute path")
-    if volume.nfs is not None and ":/" not in volume.nfs:
-        raise ConfigError(f"cluster.volumes: nfs={volume.nfs!r} is not SERVER:/PATH")
+    if not volume.writable:
+        raise ConfigError(f"cluster.run_dir={folder} is on {_read_only(volume)}, set cluster.run_dir=null, or name a folder that is on another")
+
+
+def _read_only(volume: VolumeConfig) -> str:
+    remedy = "take away its read_only" if volume.read_only else "take a volume of another source"
+    return f"the volume at {volume.mount}, which pods cannot write to; {remedy}"
 
 
 def _check_secrets(cluster: KubernetesCluster) -> None:
@@ -208,5 +229,4 @@ def _check_queue(cluster: KubernetesCluster) -> None:
 
 def _is_mounted(cluster: KubernetesCluster, path: str) -> bool:
     """Whether ``path``, as pods see it, is on a volume."""
-    mounts = [volume.mount for volume in cluster.volumes] + [mount.split(":")[1] for mount in cluster.container.mounts if ":" in mount]
-    return any(f"{path.rstrip('/')}/".startswith(mount.rstrip("/") + "/") for mount in mounts)
+    return volume_on(path, _mounted(cluster)) is not None

@@ -18,7 +18,8 @@ import yaml
 
 from launcher.backends import backend_for
 from launcher.cli.main import main
-from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
+from launcher.config.kubernetes import KubernetesCluster
+from launcher.config.kubernetes_volumes import VolumeConfig
 from launcher.tracking.mirror import MlflowSweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide

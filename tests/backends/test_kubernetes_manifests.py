@@ -18,7 +18,8 @@ from launcher.backends.kubernetes.errors import dropped
 from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, launcher_job, merge, pods_of
 from launcher.backends.kubernetes.provision import digest
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
-from launcher.config.kubernetes import KubernetesCluster, VolumeConfig, check_cluster
+from launcher.config.kubernetes import KubernetesCluster, check_cluster
+from launcher.config.kubernetes_volumes import VolumeConfig
 from launcher.config.schema import Config, ContainerConfig
 from launcher.trials.job import Job
 from trainer.spec import ConfigError, from_dict, to_dict
@@ -269,6 +270,26 @@ def test_what_a_container_is_told_is_what_was_said(text: str) -> None:
 def expanded(text: str) -> str:
     """What a container gets of ``text``, where a variable B is set."""
     return re.sub(r"\$(\$|\(B\))", lambda match: "$" if match[1] == "$" else "another value", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "server", "path"),
+    [
+        ("filer:/data", "filer", "/data"),
+        ("[fe80::1]:/p", "fe80::1", "/p"),
+        ("fe80::1:/p", "fe80::1", "/p"),
+        ("10.0.0.1:/a:/b", "10.0.0.1", "/a:/b"),
+    ],
+)
+def test_the_server_of_an_nfs_volume_may_be_an_address(text: str, server: str, path: str) -> None:
+    cluster = dataclasses.replace(PLAIN, volumes=[VolumeConfig(mount="/x", nfs=text)])
+    assert {"name": "volume-0", "nfs": {"server": server, "path": path}} in pod_of(rendered(cluster))["volumes"]
+
+
+def test_no_path_is_mounted_twice_in_a_pod_of_the_launcher() -> None:
+    cluster = dataclasses.replace(PLAIN, restricted=False, volumes=[VolumeConfig(mount="/tmp", claim="scratch")])
+    (container,) = launcher_job("run", [], check_cluster(cluster), "launcher:1")["spec"]["template"]["spec"]["containers"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
 
 
 # -- patches ----------------------------------------------------------------------------------------------------------------

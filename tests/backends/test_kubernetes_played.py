@@ -12,7 +12,7 @@ import yaml
 
 from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes import causes, states
-from launcher.config.kubernetes import VolumeConfig
+from launcher.config.kubernetes_volumes import VolumeConfig
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import ConfigError, Reason, Status

@@ -18,7 +18,8 @@ from launcher.backends.kubernetes.logs import Unpacker
 from launcher.backends.kubernetes.manifests import PROGRAMS, config_map
 from launcher.backends.kubernetes.provision import archive, digest
 from launcher.config import Config, locate_data
-from launcher.config.kubernetes import KubernetesCluster, VolumeConfig
+from launcher.config.kubernetes import KubernetesCluster
+from launcher.config.kubernetes_volumes import VolumeConfig
 from launcher.config.schema import ContainerConfig
 from launcher.trials.job import JobState
 from launcher.trials.outcome import decide

@@ -406,7 +406,8 @@ def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_noth
     assert "kind: Pod" in capsys.readouterr().out
     assert main([*common, "cluster.workload=job"]) == 2
     assert "it drops spec.completionMode silently" in capsys.readouterr().err
-    assert main([*common, "cluster.workload=pods", "cluster.memory=lots"]) == 2
+    lots = "{Pod: {spec: {containers: [{name: node, resources: {limits: {memory: lots}}}]}}}"
+    assert main([*common, "cluster.workload=pods", f"++cluster.patch={lots}"]) == 2
     assert "quantities must match" in capsys.readouterr().err
     assert not stage.left() and not list(stage.folder.iterdir())
 

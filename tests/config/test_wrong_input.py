@@ -10,6 +10,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose, resolve
+from launcher.config.rules import locate_data
 from trainer.spec import ConfigError
 
 CASES = [
@@ -77,6 +78,97 @@ def test_wrong_input_is_one_plain_error(overrides: list[str], message: str) -> N
     assert message in text
     assert len(text) < 400 and "secret" not in text
     assert text.count("\n") <= 2
+
+
+def volume(keys: str) -> str:
+    return f"++cluster.volumes=[{{mount: /v, claim: a}}, {{{keys}}}]"
+
+
+RUN_DIR = "is not inside a mounted volume; name one in cluster.volumes, or set cluster.run_dir=null"
+BELOW = "is not a path below the volume; give a relative one without '..'"
+SERVER = "is not SERVER:/PATH; give both, as in filer:/data or [fe80::1]:/data"
+QUANTITY = "is not a quantity; give a number, 0 or more, with one of Kubernetes' suffixes or none: Ki, Mi, Gi, Ti (powers of 1024), k, M, G, T (of 1000)"
+WORD = "give up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
+PODS = [
+    (volume("mount: /v/, claim: b"), "mount='/v/' is taken by another volume; mount the volume somewhere else"),
+    (volume("mount: /trireme, claim: b"), "mount='/trireme' is taken by the run and its programs; mount the volume somewhere else"),
+    (volume("mount: /trireme-code, claim: b"), "mount='/trireme-code' is taken by the code of the ranks"),
+    (volume("mount: /trials, claim: b"), "mount='/trials' is taken by the output of the ranks"),
+    (volume("mount: /x/../tmp, claim: b"), "mount='/x/../tmp' is taken by the folder of temporary files (cluster.container.writable=true has none"),
+    (volume("mount: /dev/shm, claim: b"), "mount='/dev/shm' is taken by shared memory (cluster.shared_memory=null leaves it out)"),
+    ("++cluster.container.mounts=['/a:/dev/shm']", "mount='/dev/shm' is taken by shared memory"),
+    (volume("mount: '/a:b', claim: b"), "mount='/a:b' has a ':', which no mount may have; choose another path"),
+    (volume("mount: /, claim: b"), "mount='/' would hide the image; choose a folder"),
+    (volume("mount: /b, claim: b, sub_path: /c"), f"sub_path='/c' {BELOW}"),
+    (volume("mount: /b, claim: b, sub_path: c/../../d"), f"sub_path='c/../../d' {BELOW}"),
+    (volume("mount: /b, claim: ''"), "claim='' is not the name of an object; give small letters, digits, '-' and '.'"),
+    (volume("mount: /b, secret: A_b"), "secret='A_b' is not the name of an object"),
+    (volume("mount: /b, host_path: a"), "host_path='a' is not an absolute path without '..'; give one"),
+    (volume("mount: /b, nfs: ':/p'"), f"nfs=':/p' {SERVER}"),
+    (volume("mount: /b, nfs: '[fe80:/p'"), f"nfs='[fe80:/p' {SERVER}"),
+    ("++cluster.run_dir=/v/../runs", f"cluster.run_dir=/v/../runs {RUN_DIR}"),
+    ("++cluster.env={1A: x}", "cluster.env: '1A' is not the name of a variable; give letters, digits, '_', '-' and '.', no digit or '..' at"),
+    ("++cluster.env={A/B: x}", "cluster.env: 'A/B' is not the name of a variable"),
+    ("++cluster.secrets={..A: s/k}", "cluster.secrets: '..A' is not the name of a variable"),
+    ("++cluster.secrets={WORLD_SIZE: s/k}", "cluster.secrets.WORLD_SIZE is a variable that the launcher itself sets in pods; call it otherwise"),
+    ("cluster.cpu=-1", f"cluster.cpu='-1' {QUANTITY}"),
+    ("cluster.cpu=two", f"cluster.cpu='two' {QUANTITY}"),
+    ("cluster.memory=4GB", f"cluster.memory='4GB' {QUANTITY}"),
+    ("cluster.shared_memory=8GiB", f"cluster.shared_memory='8GiB' {QUANTITY}"),
+    ("cluster.namespace=My_Team", "cluster.namespace='My_Team' is not the name of a namespace; give up to 63 small letters, digits and '-'"),
+    (f"cluster.namespace={'a' * 64}", "is not the name of a namespace"),
+    ("cluster.queue=Team", "cluster.queue='Team' is not the name of an object; give up to 63 small letters, digits, '-' and '.'"),
+    ("cluster.pull_secrets=[a_b]", "cluster.pull_secrets='a_b' is not the name of an object"),
+    ("++cluster.labels={team: 'a b'}", f"cluster.labels.team='a b' is not the value of a label; {WORD}, or nothing"),
+    ("++cluster.labels={a/b/c: d}", f"cluster.labels: 'a/b/c' is not the name of a label or annotation; {WORD}; with or without DOMAIN/"),
+    ("++cluster.node_selector={gpu: '-h100'}", "cluster.node_selector.gpu='-h100' is not the value of a label"),
+    ("cluster.gpu_resource=gpu", "cluster.gpu_resource='gpu' is not a resource of a device plugin; give VENDOR/NAME, such as nvidia.com/gpu, or null"),
+    ("cluster.container.image='my image'", "cluster.container.image='my image' is not the name of an image; give one without spaces"),
+    ("cluster.container.image=''", "cluster.container.image='' is not the name of an image; give one without spaces, such as REGISTRY/trireme:1"),
+    ("cluster.container.workdir=work", "cluster.container.workdir='work' is not an absolute path; give one that begins with '/'"),
+    ("++cluster.tolerations=[{key: a, operator: Exist}]", "cluster.tolerations.0.operator='Exist' is not one of Exists, Equal, Lt or Gt; did you"),
+    ("++cluster.tolerations=[{key: a, effect: No}]", "cluster.tolerations.0.effect='No' is not one of NoSchedule, PreferNoSchedule or NoExecute"),
+    ("++cluster.tolerations=[{operator: Equal}]", "cluster.tolerations.0 has no key, which only operator=Exists can do without; give one"),
+    ("++cluster.tolerations=[{key: a, operator: Exists, value: b}]", "cluster.tolerations.0.value='b' is compared with nothing by operator=Exists"),
+    ("++cluster.tolerations=[{key: a, tolerationSeconds: 3}]", "cluster.tolerations.0.tolerationSeconds is for effect=NoExecute alone"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "message"), PODS, ids=[override for override, _ in PODS])
+def test_what_an_api_server_would_refuse_is_said_before_it_is_asked(override: str, message: str) -> None:
+    refused_in_pods(message, override)
+
+
+def test_a_variable_of_pods_has_one_value() -> None:
+    refused_in_pods(
+        "cluster.secrets.A and cluster.env.A are one variable; leave one of them out", "++cluster.env={A: x}", "++cluster.secrets={A: s/k}"
+    )
+
+
+@pytest.mark.parametrize("keys", ["claim: b, read_only: true", "config_map: b", "secret: b"])
+def test_pods_write_to_no_volume_that_is_read_only(keys: str) -> None:
+    words = "cluster.run_dir=/v/r/x is on the volume at /v/r, which pods cannot write to; take "
+    refused_in_pods(words, volume(f"mount: /v/r, {keys}"), "cluster.run_dir=/v/r/x")
+    locate_data(resolve(compose([*IN_PODS, volume(f"mount: /v/r, {keys}"), "cluster.run_dir=/v/rx"])))
+
+
+def test_what_an_api_server_takes_is_not_refused() -> None:
+    mounts = "{mount: /b, nfs: '[fe80::1]:/p'}, {mount: /c, nfs: 'filer:/a:/b'}, {mount: /d, claim: a.b-c, sub_path: a/..b}"
+    given = ["cluster.cpu=500m", "cluster.memory=1e3", "cluster.shared_memory=.5Gi", "++cluster.env={a.b-C_1: x}", f"++cluster.volumes=[{mounts}]",
+             "++cluster.labels={example.org/team: ''}", "cluster.rdma_resource=rdma/hca_shared_devices_a",
+             "++cluster.tolerations=[{operator: Exists}, {key: a, effect: NoExecute, tolerationSeconds: 3}]"]  # fmt: skip
+    locate_data(resolve(compose([*IN_PODS, *given])))
+
+
+IN_PODS = ["data=synthetic", "cluster=kubernetes", "cluster.container.image=i"]
+
+
+def refused_in_pods(message: str, *overrides: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate_data(resolve(compose([*IN_PODS, *overrides])))
+    text = str(caught.value)
+    assert message in text
+    assert len(text) < 400 and "\n" not in text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.manifests import Manifest, launcher_job
 from launcher.backends.kubernetes.workloads import KINDS, check_schema, outcome, to_text
 from launcher.config.kubernetes import check_cluster, check_mounted
+from launcher.config.kubernetes_values import IMAGE, said
 from launcher.config.schema import ClusterConfig
 from launcher.trials.identity import digest
 from trainer.spec import ConfigError
@@ -37,6 +38,7 @@ class InsideLauncher:
 
     def __init__(self, name: str, words: Sequence[str], cluster: ClusterConfig, image: str, folders: dict[str, str]):
         settings = check_cluster(cluster)
+        IMAGE.check(image, said("--in-cluster", image))
         check_mounted(settings, folders)
         self.settings, self.name = settings, name
         self.manifest: Manifest = launcher_job(name, words, settings, image)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.kubernetes.provision import archive, digest
-from launcher.config.containers import parse_mount
-from launcher.config.kubernetes import DATA_DIR, KubernetesCluster, VolumeConfig
+from launcher.config.kubernetes import KubernetesCluster
+from launcher.config.kubernetes_volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, host_mount, nfs_of
 from launcher.config.secrets import secrets_in
 from launcher.config.yaml_text import read_yaml
 from launcher.trials.job import Job
@@ -36,12 +36,10 @@ JOB, TRIAL, ATTEMPT, STORE, SWEEP = (f"trireme/{name}" for name in ("job", "tria
 DIRECTORY = "trireme/directory"
 """Annotation of the root: the trial's directory."""
 OURS = {"app.kubernetes.io/managed-by": "trireme"}
-CONFIG_DIR, OUT_DIR = "/trireme", "/trials"
 HOSTNAME = "kubernetes.io/hostname"
 """Label of every node: its name."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-CODE_DIR = "/trireme-code"
 ENTRY = Path(__file__).with_name("entry.py")
 PROGRAMS = (ENTRY, ENTRY.with_name("provision.py"))
 """What runs in the pods before the ranks, by the image's Python."""
@@ -146,7 +144,9 @@ def pod_template(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
 def launcher_job(name: str, words: Sequence[str], cluster: KubernetesCluster, image: str) -> Manifest:
     """A Job that runs ``trireme`` with ``words`` in the cluster, as the service account ``launcher`` of deploy/kubernetes/rbac.yaml, on the
     volumes of the pods that it makes. One that is evicted is started again, and finds what it had begun."""
-    volumes = [*_given_volumes(cluster), ({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"})]
+    volumes = _given_volumes(cluster)
+    if all(mount["mountPath"].rstrip("/") != "/tmp" for _, mount in volumes):
+        volumes.append(({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}))
     values = {"HOME": "/tmp", **cluster.env}
     container: Manifest = {
         "name": "launcher",
@@ -290,7 +290,7 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
 def _given_volumes(cluster: KubernetesCluster) -> list[tuple[Manifest, Manifest]]:
     """Those of the cluster's configuration."""
     pairs: list[tuple[Manifest, Manifest]] = []
-    for number, volume in enumerate([*map(_host_mount, cluster.container.mounts), *cluster.volumes]):
+    for number, volume in enumerate([*map(host_mount, cluster.container.mounts), *cluster.volumes]):
         mount: Manifest = {"name": f"volume-{number}", "mountPath": volume.mount}
         if volume.sub_path:
             mount["subPath"] = volume.sub_path
@@ -300,19 +300,13 @@ def _given_volumes(cluster: KubernetesCluster) -> list[tuple[Manifest, Manifest]
     return pairs
 
 
-def _host_mount(text: str) -> VolumeConfig:
-    """An entry of ``container.mounts``: a path of the node."""
-    mount = parse_mount(text)
-    return VolumeConfig(mount=mount.target, host_path=mount.source, read_only=mount.read_only)
-
-
 def _source(volume: VolumeConfig) -> Manifest:
     if volume.claim is not None:
         return {"persistentVolumeClaim": {"claimName": volume.claim}}
     if volume.host_path is not None:
         return {"hostPath": {"path": volume.host_path}}
     if volume.nfs is not None:
-        server, _, path = volume.nfs.partition(":")
+        server, path = nfs_of(volume.nfs)
         return {"nfs": {"server": server, "path": path}}
     if volume.config_map is not None:
         return {"configMap": {"name": volume.config_map}}
