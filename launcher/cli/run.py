@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     from launcher.stages.graph import choose, read_pipeline
     from launcher.stages.plan import plan
-    from launcher.stages.runner import check_inputs_there
+    from launcher.stages.runner import check_inputs_there, check_stages
 
     name, changes, overrides = _words(arguments.words)
     stages = read_pipeline(name, changes, arguments.config_dir)
@@ -46,6 +46,8 @@ def main(argv: list[str]) -> int:
     planned = plan(stages, overrides, arguments.config_dir)
     wanted = [item for item in planned if item.stage.name in chosen]
     check_inputs_there(planned, wanted)
+    check_folder(wanted[0].config.sweep.dir, "sweep.dir")
+    check_stages(name, wanted)
     if not arguments.json:
         _show(planned, wanted)
     if arguments.dry_run:
@@ -90,7 +92,6 @@ def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
     from launcher.stages.runner import run_stages
     from launcher.tracking import process
 
-    check_folder(wanted[0].config.sweep.dir, "sweep.dir")
     if any(item.made is None for item in wanted):
         from launcher.sweep.multirun import check_tracking_of  # and with it the cost model
 

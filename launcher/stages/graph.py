@@ -183,6 +183,8 @@ def choose(stages: Sequence[Stage], until: str | None, start: str | None, only: 
         raise ConfigError("--only runs one stage alone; leave out --until and --from")
     chosen = set(names) if until is None else _with_all(stages, until, before=True)
     chosen &= set(names) if start is None else _with_all(stages, start, before=False)
+    if not chosen:
+        raise ConfigError(f"--from {start} and --until {until} have no stage in common; leave one of them out")
     return [stage for stage in stages if stage.name in (chosen if only is None else {only})]
 
 

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 
 from launcher.backends.pool import Backends
 from launcher.config import SweepConfig
+from launcher.config.rules import run_of
 from launcher.stages.plan import PlannedStage
 from launcher.sweep.observer import Observer
-from launcher.sweep.run import run_sweep
+from launcher.sweep.run import check_follow, run_sweep
+from launcher.trials.job import Job
 from launcher.trials.labels import elapsed_s
 from launcher.trials.store import UNDER_WAY, Record, Store
-from trainer.spec import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status, to_dict
 from trainer.spec.files import look_again
+from trainer.spec.read import SECTION
 
 VISIBLE_SECONDS = 10.0
 """How long what a node made may stay unseen here (caches of NFS)."""
@@ -61,6 +64,30 @@ def check_inputs_there(planned: Sequence[PlannedStage], chosen: Sequence[Planned
                 raise ConfigError(
                     f"stage {item.stage.name} takes what stage {name} makes, which is not there; run it first with --until {name}"
                 )
+
+
+def check_stages(pipeline: str, chosen: Sequence[PlannedStage]) -> None:
+    """``ConfigError``, with the stage's name, for what would keep a stage that is to be run from being submitted, as far as this machine
+    can tell: its request is written as its place would get it. Nothing is asked of a cluster, and nothing is left behind."""
+    first = chosen[0].config.sweep
+    store, missing = Store(first.dir), [item for item in chosen if item.made is None]
+    if missing:
+        _check_name(store, pipeline)
+    with Backends() as backends:
+        for item in missing:
+            try:
+                backend = backends.of(item.config.cluster)
+                check_follow(backend, first)
+                backend.render(_job(pipeline, item, store))
+            except ConfigError as error:
+                raise ConfigError(f"stage {item.stage.name}: {error}") from None
+
+
+def _job(pipeline: str, item: PlannedStage, store: Store) -> Job:
+    """Its first attempt."""
+    content = to_dict(run_of(item.config)) | {SECTION: to_dict(item.run)}
+    size = item.ranks, 0
+    return Job(item.id, pipeline, 0, store.trials / item.id, item.config.cluster, *size, content, stage=item.stage.name)
 
 
 def _check_name(store: Store, pipeline: str) -> None:

@@ -75,11 +75,16 @@ def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backend
     trials = [(point, point.config, store.load(point.trial)) for point in points if point.config is not None]
     wanted = [cluster_of(record, config.cluster) for point, config, record in trials if _to_do(point, record, settings)]
     for cluster in sorted(wanted, key=lambda cluster: -cluster.world_size):  # the largest makes the backend
-        if not backends.checked(cluster).outlives_launcher and not settings.follow:
-            raise ConfigError(
-                f"sweep.follow=false requires a backend that queues jobs (slurm, kubernetes), not cluster.backend={cluster.backend}; "
-                "use sweep.follow=true"
-            )
+        check_follow(backends.checked(cluster), settings)
+
+
+def check_follow(backend: Backend, settings: SweepConfig) -> None:
+    """``ConfigError`` where trials would end with a launcher that is not to wait for them."""
+    if not backend.outlives_launcher and not settings.follow:
+        raise ConfigError(
+            f"sweep.follow=false requires a backend that queues jobs (slurm, kubernetes), not cluster.backend={backend.cluster.backend}; "
+            "use sweep.follow=true"
+        )
 
 
 def _to_do(point: Point, record: Record, settings: SweepConfig) -> bool:

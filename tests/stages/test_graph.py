@@ -268,12 +268,32 @@ def test_a_wrong_graph_is_one_plain_line_and_nothing_is_started(
     assert message in refused(folder, capsys, {"stages": graph})
 
 
+UNSENDABLE = {
+    "stage data: cluster.time=4h is no time limit; give minutes": ["cluster=slurm", "cluster.time=4h"],
+    "stage base: cluster.time=4h is no time limit; give minutes": ["stages.base.cluster=slurm", "stages.base.cluster.time=4h"],
+    "stage data: cluster.env has 'A-B', which cannot name": ["cluster=slurm", "++cluster.env={A-B: x}"],
+    "stage data: cluster.patch.Pod.spec=null changes or takes away spec": ["cluster=kubernetes", "++cluster.patch={Pod: {spec: null}}"],
+    "stage data: sweep.follow=false requires a backend that queues jobs": ["sweep.follow=false"],
+}
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry run"])
+@pytest.mark.parametrize(("message", "words"), UNSENDABLE.items(), ids=[" ".join(words) for words in UNSENDABLE.values()])
+def test_what_no_cluster_would_be_sent_is_refused_with_its_stage_in_a_dry_run_too(
+    folder: Path, capsys: pytest.CaptureFixture[str], message: str, words: list[str], dry: list[str]
+) -> None:
+    pods = ["cluster.container.image=i", f"++cluster.volumes=[{{mount: '{folder}', claim: c}}]"] if words[0] == "cluster=kubernetes" else []
+    place = [f"sweep.dir={folder}/runs", "data.source=text.txt"]
+    assert message in refused(folder, capsys, {"stages": GRAPH}, *words, *pods, *place, *dry)
+
+
 def test_wrong_words_of_the_command_are_refused_likewise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = {"stages": GRAPH}
     assert "'stages:'" in refused(folder, capsys, {"stage": GRAPH})
     assert "there is no stage 'bse'; did you mean 'base'?" in refused(folder, capsys, graph, "stages.bse.run.steps=3")
     assert "--until scor: there is no such stage; did you mean 'score'?" in refused(folder, capsys, graph, "--until", "scor")
     assert "leave out --until and --from" in refused(folder, capsys, graph, "--only", "hf", "--until", "hf")
+    assert "have no stage in common" in refused(folder, capsys, graph, "--from", "hf", "--until", "data")
     assert "takes what stage base makes, which is not there" in refused(folder, capsys, graph, "--only", "hf")
     assert main(["run", "pipeline=wron", "--config-dir", "conf"]) == 2
     assert "did you mean 'wrong'?" in capsys.readouterr().err
