@@ -121,7 +121,6 @@ def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:
             "cluster.container.image is null, and pods need an image; give one that holds Python and this trainer (deploy/Dockerfile)"
         )
     refuse_own("cluster.env", cluster.env)
-    refuse_own("cluster.secrets", cluster.secrets)
     _check_secrets(cluster)
     check_values(cluster)
     _check_variables(cluster)

@@ -404,7 +404,7 @@ def test_merging(base: Any, patch: Any, merged: Any) -> None:
         ({"secrets": {"TOKEN": "the token itself"}}, "cluster.secrets.TOKEN is not SECRET/KEY"),
         ({"env": {"WANDB_API_KEY": "123"}}, "cluster.env.WANDB_API_KEY looks like a secret"),
         ({"env": {"WORLD_SIZE": "3"}}, "cluster.env has WORLD_SIZE, which is the launcher's own"),
-        ({"secrets": {"MASTER_ADDR": "a/b"}}, "cluster.secrets has MASTER_ADDR, which is the launcher's own"),
+        ({"secrets": {"MASTER_ADDR": "a/b"}}, "cluster.secrets.MASTER_ADDR is a variable that the launcher itself sets in pods"),
         ({"env": {"OPENAI_KEY": "123456"}}, "refer to it with cluster.secrets.OPENAI_KEY=SECRET/KEY"),
         ({"env": {"PROXY": "http://me:word@proxy:3128"}}, "cluster.env.PROXY looks like an address with a password"),
         ({"annotations": {"example.org/upload-token": "abcdefgh"}}, "cluster.annotations.example.org/upload-token looks like a secret"),
