@@ -11,6 +11,7 @@ that are not known here pass with ``trainer=unknown``.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from benchmarks.published.convert import converted
@@ -19,7 +20,7 @@ from trainer.spec import ConfigError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0, or 2 for a table that cannot be read."""
+    """0, or 2 for a table that cannot be read, or would be overwritten."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("canonical", metavar="CANONICAL.csv")
     given = parser.parse_args(argv)
     try:
+        check_apart(given.raw, given.canonical)
         rows, columns = converted(given.raw)
         write(given.canonical, rows, columns)
     except ConfigError as error:
@@ -34,6 +36,12 @@ def main(argv: list[str] | None = None) -> int:
         return ConfigError.exit_code
     print(f"wrote {len(rows)} rows to {given.canonical}", file=sys.stderr)
     return 0
+
+
+def check_apart(raw: str, canonical: str) -> None:
+    """``ConfigError`` where both are one file, whatever links name it: what was published would be lost."""
+    if os.path.exists(raw) and os.path.exists(canonical) and os.path.samefile(raw, canonical):
+        raise ConfigError(f"CANONICAL.csv={canonical} is the raw table {raw} itself, which would be lost; name another file")
 
 
 if __name__ == "__main__":
