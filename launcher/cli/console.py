@@ -52,6 +52,11 @@ def wide_console() -> Console:
     return console
 
 
+def print_plain(console: Console, text: str, soft_wrap: bool = True) -> None:
+    """``text`` letter by letter: what looks like markup or an emoji's name is neither. With ``soft_wrap`` no line is broken."""
+    console.print(text, markup=False, emoji=False, soft_wrap=soft_wrap)
+
+
 def chosen_columns(columns: Sequence[Column], width: int) -> list[Column]:
     """Those that ``width`` characters have room for, in their order."""
     chosen = [column for column in columns if column.keep == 0]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.console import wide_console
+from launcher.cli.console import print_plain, wide_console
 from launcher.labels import amount, memory, percent, seconds
 from trainer.spec import ConfigError
 
@@ -79,22 +79,19 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
     from launcher.planning.inference import LIMITS, command, name_of
 
     console = wide_console()
-    console.print(heading(config))
+    print_plain(console, heading(config), soft_wrap=False)
     if not planned.possible.any():
         console.print("nothing fits, or serves what arrives; more devices, a smaller model or weights in fewer bits would help")
     else:
         console.print(table(planned, planned.front[:top], console.width))
     for goal, row in planned.recommended.items():
         if row is not None:
-            console.print(
-                f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}\n  "
-                f"{command(planned, row, config.workload, config.serving.checkpoint)}",
-                soft_wrap=True,
-            )
+            console.print(f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}", soft_wrap=True)
+            print_plain(console, f"  {command(planned, row, config.workload, config.serving.checkpoint)}")
     for name, value, row in planned.relaxations():
         console.print(f"nothing keeps all limits; nearest: sla.{name}={value:.4g} ({LIMITS[name]}) with {name_of(planned.table[row])}")
     for engine, line in rendered(config, planned).items():
-        console.print(f"with {engine}:\n  {line}", soft_wrap=True)
+        print_plain(console, f"with {engine}:\n  {line}")
     console.print(f"{len(planned.table):,} predicted, {len(planned.front):,} on the front ({spent:.2f} s). Out:")
     for reason, count in {**planned.out, **planned.dropped}.items():
         console.print(f"  {count:>8,}  {reason}")
@@ -217,7 +214,8 @@ def explain(config: Config, planned: InferencePlan, arguments: argparse.Namespac
         print(json.dumps(one, indent=2, allow_nan=False))
         return 0
     console = wide_console()
-    console.print(f"{heading(config)}\n[bold]{one['name']}[/bold]: {seconds(one['latency_ms'] / 1e3)} a request")
+    print_plain(console, heading(config), soft_wrap=False)
+    console.print(f"[bold]{one['name']}[/bold]: {seconds(one['latency_ms'] / 1e3)} a request")
     for title, parts in (("to the first token", one["first_token"]), ("per further token", one["per_token"])):
         console.print(_parts(title, parts))
     for name, size in sorted(one["memory"].items(), key=lambda item: -item[1]):

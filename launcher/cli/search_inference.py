@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.console import Column, fitted_table, wide_console
+from launcher.cli.console import Column, fitted_table, print_plain, wide_console
 from launcher.cli.on_cluster import name_of_search, recipe_path, say, searched, tell_result
 from launcher.cli.plan_inference import entry, rendered, restricted, traced
 from launcher.labels import amount, error_of, percent, plural, seconds
@@ -204,7 +204,7 @@ def show(result: Mapping[str, Any]) -> None:
         console.print("* on the front: none that was measured is faster and costs less")
     for one in trials:
         if one["reason"]:
-            console.print(f"{one['trial']}  {one['name']}: {one['reason']} {one['detail']}".rstrip(), markup=False)
+            print_plain(console, f"{one['trial']}  {one['name']}: {one['reason']} {one['detail']}".rstrip(), soft_wrap=False)
     for goal, one in result["recommended"].items():
         if one is not None:
             figures = (
@@ -212,11 +212,12 @@ def show(result: Mapping[str, Any]) -> None:
                 f"million tokens"
             )
             recipe = f"\n  trireme plan recipe={Path(one['recipe']).stem}" if one["recipe"] else ""
-            console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}\n  {one['command']}{recipe}", soft_wrap=True)
+            console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}", soft_wrap=True)
+            print_plain(console, f"  {one['command']}{recipe}")
     for one in result["relaxations"]:
         console.print(f"nothing keeps all limits; nearest: sla.{one['limit']}={one['value']:.4g} ({one['unit']}) with {one['name']}")
     for engine, words in result["commands"].items():
-        console.print(f"with {engine}:\n  {words}", soft_wrap=True)
+        print_plain(console, f"with {engine}:\n  {words}")
     out = ", ".join(f"{count:,} {reason}" for reason, count in result["out"].items() if count)
     console.print(
         f"{plural(len(trials), 'trial')} of {result['considered']:,} ways to serve, {result['gpu_hours']:.3g} "

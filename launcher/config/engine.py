@@ -61,7 +61,7 @@ class EngineProfile:
     pipeline_drains: bool = key(False, "the tokens of all groups are chosen before any group continues: the pipeline empties at every token")
     memory: EngineMemory = key(EngineMemory, "what it keeps in memory")
     own: bool = key(False, "this project's generator, with which a search measures")
-    command: str = key("", "how it is started: a line with {model}, {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
+    command: str = key("", "how it is started: a line with {model} (quoted for a shell as it has to be), {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
     server: str = key("", "how it is started where requests come as they like, if that is another line")
     formats: dict[str, str] = key(dict, "what {weights} becomes, by number format of the weights; none = it takes all", choices=FORMATS)
     kv_formats: dict[str, str] = key(dict, "what {kv} becomes, by number format of keys and values, where those of the weights are not kept", choices=FORMATS)

@@ -8,6 +8,7 @@ what arrives are out, with the reason. The front are those that no other one bea
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -201,6 +202,11 @@ def check(config: Config) -> None:
     for name in ("command", "server"):
         _filled(config.engine, name, dict.fromkeys(("model", "weights", "kv"), "") | dict.fromkeys(SIZES, 1))
     _check_limits(config)
+    if not config.serving.checkpoint.strip() or not config.serving.checkpoint.isprintable():
+        raise ConfigError(
+            f"serving.checkpoint={config.serving.checkpoint!r} names no checkpoint that a command could serve; give a folder or a name on "
+            "one line, or leave it out for MODEL"
+        )
     model, work = resolve_model(config.model), config.workload
     if model.family == "gpt" and work.input + work.output > model.seq:
         raise ConfigError(
@@ -326,7 +332,7 @@ SIZES = ("tensor", "pipeline", "ranks", "batch", "length", "tokens")
 
 
 def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: str, engine: EngineProfile | None = None) -> str:
-    """How the engine of the plan, or another one, is started with the layout of a row."""
+    """How the engine of the plan, or another one, is started with the layout of a row: a line for a shell."""
     case = planned.case
     layout, engine = case.table[row], engine or case.engine
     batch = int(layout["batch"])
@@ -334,7 +340,7 @@ def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: 
         batch = max(batch, int(min(planned.estimate.room[row], MOST_AT_ONCE)))
     tensor, pipeline = int(layout["tensor"]), int(layout["pipeline"])
     words: Mapping[str, object] = {
-        "model": checkpoint,
+        "model": shlex.quote(checkpoint),
         "tensor": tensor,
         "pipeline": pipeline,
         "ranks": tensor * pipeline,
@@ -351,7 +357,7 @@ def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: 
 def _filled(engine: EngineProfile, name: str, words: Mapping[str, object]) -> str:
     line: str = getattr(engine, name)
     try:
-        return " ".join(line.format(**words).split())
+        return " ".join(filled for word in line.split() if (filled := word.format(**words)))  # blanks of what is filled in stay
     except (KeyError, IndexError, ValueError, AttributeError):
         known = ", ".join(f"{{{word}}}" for word in words)
         raise ConfigError(f"engine.{name}={line!r} of {engine.name} cannot be filled in; in braces it may have {known}") from None

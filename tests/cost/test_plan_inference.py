@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,29 @@ def test_a_command_says_of_every_format_other_than_16_bits_how_it_is_had() -> No
             assert "fp8" not in getattr(profile, kind) or (getattr(profile, kind)["fp8"] and f"{{{key}}}" in profile.command), (name, kind)
 
 
+ODD = ["my model; rm -rf /", "two  blanks", "it's {x}", "[bold]x[/bold]", ":car:", "$(reboot)", "#1", "a'b\"c`d`"]
+
+
+@pytest.mark.parametrize("checkpoint", ODD)
+@pytest.mark.parametrize("name", ["vllm", "trireme"])
+def test_a_checkpoint_is_one_word_of_every_command_whatever_is_in_it(
+    capsys: pytest.CaptureFixture[str], name: str, checkpoint: str
+) -> None:
+    quoted = "'" + checkpoint.replace("'", "\\'") + "'"
+    words = [*BASE, f"engine={name}", "serving.weights=bf16", "serving.kv=bf16", f"serving.checkpoint={quoted}"]
+    assert main(["plan", *words]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and " --" in line]
+    assert len(lines) == 5 + (name == "trireme")
+    assert all(checkpoint in shlex.split(line) for line in lines)
+
+
+def test_no_blank_of_a_comment_or_a_value_is_lost_or_breaks_the_line() -> None:
+    config = compose([*BASE, "engine=fastertransformer"])
+    plan = plan_inference(config)
+    line = command(plan, int(plan.front[0]), config.workload, "my  model")
+    assert line.endswith(" model_dir='my  model'") and "\n" not in line
+
+
 @pytest.mark.parametrize("line", ["serve {nope}", "serve {model", "serve {} {0}", "serve {tensor:zz}", "serve {model.x}"])
 def test_a_profile_whose_command_cannot_be_filled_in_is_one_plain_line(line: str) -> None:
     config = compose([*BASE, "engine=vllm"])
@@ -154,6 +178,8 @@ WRONG = [
     (["engine=trireme", "serving.kv=fp8"], "give serving.kv=fp16"),
     (["serving.batch=[]"], "serving.batch=[] leaves no size to compare"),
     (["serving.device_hour=1e308"], "is above the largest allowed value"),
+    (["serving.checkpoint=''"], "serving.checkpoint='' names no checkpoint that a command could serve"),
+    (["serving.checkpoint='a\nrm -rf b'"], "serving.checkpoint='a\\nrm -rf b' names no checkpoint"),
     (["model.kv_heads=5"], "model.kv_heads=5 does not divide model.heads=96"),
 ]
 
