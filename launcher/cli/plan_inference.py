@@ -47,16 +47,25 @@ def restricted(config: Config, wanted: Mapping[str, list[Any]]) -> Config:
 
 
 def traced(config: Config) -> Config:
-    """``config`` with lengths and rate of the trace, where one is given."""
+    """``config`` with lengths and rate of the trace, where one is given. ``ConfigError`` for a request longer than its positions."""
+    from launcher.planning.inference import positions
     from launcher.tables.trace import read_trace
 
     work = config.workload
     if work.trace is None:
         return config
-    if work.batch or work.concurrency or work.rate:
-        raise ConfigError(f"workload.trace={work.trace} says when requests come; leave out workload.batch, concurrency and rate")
-    read, made, rate = read_trace(work.trace)
-    return dataclasses.replace(config, workload=dataclasses.replace(work, input=read, output=made, rate=rate))
+    if work.batch or work.concurrency or work.rate or work.longest:
+        raise ConfigError(
+            f"workload.trace={work.trace} says when requests come, and how long; leave out workload.batch, concurrency, rate and longest"
+        )
+    trace, most = read_trace(work.trace), positions(config)
+    if most is not None and trace.longest > most:
+        raise ConfigError(
+            f"row {trace.row} of workload.trace={work.trace} has input + output of {trace.longest} tokens, more than model.seq={most}, the "
+            "positions that the model has learned; leave such requests out, or shorten them"
+        )
+    told = dataclasses.replace(work, input=trace.input, output=trace.output, rate=trace.rate, longest=trace.longest)
+    return dataclasses.replace(config, workload=told)
 
 
 def heading(config: Config) -> str:

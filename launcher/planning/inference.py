@@ -207,12 +207,31 @@ def check(config: Config) -> None:
             f"serving.checkpoint={config.serving.checkpoint!r} names no checkpoint that a command could serve; give a folder or a name on "
             "one line, or leave it out for MODEL"
         )
-    model, work = resolve_model(config.model), config.workload
-    if model.family == "gpt" and work.input + work.output > model.seq:
+    _check_lengths(config)
+
+
+def positions(config: Config) -> int | None:
+    """Positions that the model has learned: no request is longer. None for a model that has learned none."""
+    model = resolve_model(config.model)
+    return model.seq if model.family == "gpt" else None
+
+
+def _check_lengths(config: Config) -> None:
+    work, most = config.workload, positions(config)
+    mean = work.input + work.output
+    if most is not None and mean > most:
         raise ConfigError(
-            f"workload.input={work.input} + workload.output={work.output} are more than model.seq={model.seq}, the "
-            f"positions that the model "
+            f"workload.input={work.input} + workload.output={work.output} are more than model.seq={most}, the positions that the model "
             "has learned; shorten them"
+        )
+    if work.longest is not None and work.longest < mean:
+        raise ConfigError(
+            f"workload.longest={work.longest} is less than workload.input={work.input} + workload.output={work.output}; give {mean} or "
+            "more, or leave it out"
+        )
+    if most is not None and work.longest is not None and work.longest > most:
+        raise ConfigError(
+            f"workload.longest={work.longest} is more than model.seq={most}, the positions that the model has learned; give {most} or less"
         )
 
 
@@ -345,7 +364,7 @@ def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: 
         "pipeline": pipeline,
         "ranks": tensor * pipeline,
         "batch": batch,
-        "length": int(case.input + case.output),
+        "length": work.longest or int(case.input + case.output),
         "tokens": int(case.output),
         "weights": engine.formats.get(case.weights, ""),
         "kv": engine.kv_formats.get(case.kv, ""),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.spec import ConfigError
@@ -12,9 +14,19 @@ COLUMNS = {"arrival": 10**15, "input": MOST, "output": MOST}
 """The columns, and what a cell may be at most."""
 
 
-def read_trace(path: str | Path) -> tuple[int, int, float]:
-    """Mean input, mean output (tokens), and requests per second. ``ConfigError`` for other columns, cells that are no numbers, or too few
-    requests for a rate."""
+@dataclass(frozen=True)
+class Trace:
+    """Mean lengths in tokens and requests per second; tokens of the longest request, prompt and answer together, and its row (from 1)."""
+
+    input: int
+    output: int
+    rate: float
+    longest: int
+    row: int
+
+
+def read_trace(path: str | Path) -> Trace:
+    """What a file of requests comes to. ``ConfigError`` for other columns, cells that are no numbers, or too few requests for a rate."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -29,8 +41,11 @@ def read_trace(path: str | Path) -> tuple[int, int, float]:
     times = [row[0] for row in rows]
     if len(rows) < 2 or max(times) == min(times):
         raise ConfigError(f"workload.trace={path} has no two requests at different times, so no rate; give a longer one")
-    inputs, outputs = (sum(row[i] for row in rows) / len(rows) for i in (1, 2))
-    return max(round(inputs), 1), max(round(outputs), 1), (len(rows) - 1) / (max(times) - min(times))
+    inputs, outputs = (max(round(sum(row[i] for row in rows) / len(rows)), 1) for i in (1, 2))
+    sizes = [math.ceil(row[1] + row[2]) for row in rows]
+    longest = max(sizes)  # of short requests, rounded means can be longer than any
+    rate = (len(rows) - 1) / (max(times) - min(times))
+    return Trace(inputs, outputs, rate, max(longest, inputs + outputs), sizes.index(longest) + 1)
 
 
 def _row(path: str | Path, number: int, record: dict[str, str | None]) -> tuple[float, float, float]:

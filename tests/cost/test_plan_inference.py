@@ -16,6 +16,7 @@ from launcher.config import compose
 from launcher.config.engine import EngineProfile
 from launcher.config.engines import engine, engine_names
 from launcher.planning.inference import SATURATED, InferencePlan, command, front, name_of, plan_inference
+from launcher.tables.trace import read_trace
 from trainer.spec import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +166,8 @@ WRONG = [
     (["sla.devices=4", "serving.tensor=[8]"], "at least 8 devices, and sla.devices allows 4"),
     (["sla.devices=400"], "sla.devices=400 is more than the cluster has (64)"),
     (["workload.input=4000"], "are more than model.seq=2048"),
+    (["workload.longest=70"], "workload.longest=70 is less than workload.input=60 + workload.output=20; give 80 or more"),
+    (["workload.longest=2049"], "workload.longest=2049 is more than model.seq=2048"),
     (["serving.tensor=[5]"], "no tensor x pipeline is possible"),
     (["serving.tensor=[1,0]"], "serving.tensor[1]=0 is below the smallest allowed value; use 1 or more"),
     (["serving.batch=[4,-1]"], "serving.batch[1]=-1 is below the smallest allowed value"),
@@ -216,6 +219,39 @@ def test_a_trace_is_its_mean_lengths_at_its_rate(tmp_path: Path, capsys: pytest.
     assert main(["plan", *BASE, "engine=vllm", f"workload.trace={path}", "--json"]) == 0
     work = json.loads(capsys.readouterr().out)["workload"]
     assert (work["input"], work["output"], work["rate"]) == (60, 20, 1.0)
+
+
+TRACE = "arrival,input,output\n0,100,20\n1,149,22\n2,120,21\n"
+
+
+def traced_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    (path := tmp_path / "trace.csv").write_text(TRACE)
+    assert main(["plan", *BASE, *words, f"workload.trace={path}"]) == 0
+    return capsys.readouterr().out
+
+
+def test_commands_of_a_trace_allow_its_longest_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = traced_lines(tmp_path, capsys, "engine=vllm")
+    for option in ("--max-model-len", "--context-length", "--max_seq_len"):
+        assert set(re.findall(rf"{option} (\d+)", told)) == {"171"}
+    assert "123 tokens in, 21 out" in told
+
+
+def test_a_request_of_a_trace_that_the_model_has_no_positions_for_is_refused_with_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path := tmp_path / "trace.csv").write_text(TRACE + "3,2040,9\n4,1,1\n")
+    assert main(["plan", *BASE, "engine=vllm", f"workload.trace={path}"]) == 2
+    error = capsys.readouterr().err
+    assert "row 4 of workload.trace=" in error and "2049 tokens, more than model.seq=2048" in error and error.count("\n") == 1
+
+
+def test_no_request_of_a_trace_is_longer_than_the_longest_that_was_read(tmp_path: Path) -> None:
+    for rows in ([(2, 1), (1, 1)], [(2, 2), (1, 1)], [(0, 0), (0, 0)], [(7.5, 1), (3, 9)]):
+        (path := tmp_path / "t.csv").write_text("arrival,input,output\n" + "".join(f"{at},{i},{o}\n" for at, (i, o) in enumerate(rows)))
+        trace = read_trace(path)
+        assert trace.longest >= max(max(i + o for i, o in rows), trace.input + trace.output)
+        assert sum(rows[trace.row - 1]) == max(i + o for i, o in rows)
 
 
 def test_an_unknown_workload_ends_with_2_and_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
