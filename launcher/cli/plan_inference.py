@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import print_plain, wide_console
@@ -85,7 +85,7 @@ def heading(config: Config) -> str:
 
 def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None:
     """The tables for people."""
-    from launcher.planning.inference import LIMITS, command, name_of
+    from launcher.planning.inference import command, name_of
 
     console = wide_console()
     print_plain(console, heading(config), soft_wrap=False)
@@ -97,13 +97,36 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
         if row is not None:
             console.print(f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}", soft_wrap=True)
             print_plain(console, f"  {command(planned, row, config.workload, config.serving.checkpoint)}")
-    for name, value, row in planned.relaxations():
-        console.print(f"nothing keeps all limits; nearest: sla.{name}={value:.4g} ({LIMITS[name]}) with {name_of(planned.table[row])}")
+    for line in nearest(relaxed(planned)):
+        console.print(line, soft_wrap=True)
     for engine, line in rendered(config, planned).items():
         print_plain(console, f"with {engine}:\n  {line}")
     console.print(f"{len(planned.table):,} predicted, {len(planned.front):,} on the front ({spent:.2f} s). Out:")
     for reason, count in {**planned.out, **planned.dropped}.items():
         console.print(f"  {count:>8,}  {reason}")
+
+
+def relaxed(planned: InferencePlan) -> list[dict[str, Any]]:
+    """Where nothing keeps all limits, what to do about it as plain data: any one of these is enough, its limits all together."""
+    from launcher.planning.inference import LIMITS
+
+    return [
+        {
+            "limits": [{"limit": name, "value": value, "unit": LIMITS[name]} for name, value in one.limits.items()],
+            "row": entry(planned, one.row),
+        }
+        for one in planned.relaxations()
+    ]
+
+
+def nearest(relaxations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The same in words, a line for each. Values are as the command line takes them: whole, or with as many digits as they have."""
+    lines = []
+    for one in relaxations:
+        needed = [f"sla.{each['limit']}={each['value']!r} ({each['unit']})" for each in one["limits"]]
+        together = " together with ".join(needed)
+        lines.append(f"{'  or' if lines else 'nothing keeps all limits; nearest:'} {together}, by {one['row']['name']}")
+    return lines
 
 
 def table(planned: InferencePlan, rows: Any, width: int) -> Any:
@@ -207,7 +230,7 @@ def document(config: Config, planned: InferencePlan, top: int, spent: float) -> 
         "engine": config.engine.name,
         "front": [entry(planned, int(row)) for row in planned.front[:top]],
         "recommended": chosen,
-        "relaxations": [{"limit": name, "value": value, "row": entry(planned, row)} for name, value, row in planned.relaxations()],
+        "relaxations": relaxed(planned),
         "commands": rendered(config, planned),
         "considered": len(planned.table),
         "out": planned.out,

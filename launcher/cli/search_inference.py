@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, print_plain, wide_console
 from launcher.cli.on_cluster import name_of_search, recipe_path, say, searched, tell_result
-from launcher.cli.plan_inference import entry, rendered, restricted, traced
+from launcher.cli.plan_inference import entry, nearest, relaxed, rendered, restricted, traced
 from launcher.labels import amount, error_of, percent, plural, seconds
 from launcher.named_files import check_file, check_folder
 
@@ -138,14 +138,10 @@ def write_recipes(
 
 def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPolicy], recipes: Mapping[str, Path]) -> dict[str, Any]:
     """What a search found, as ``--json`` prints it."""
-    from launcher.planning.inference import DOMINATED, LIMITS, name_of
+    from launcher.planning.inference import DOMINATED
 
     policy, planned = found.policy, problem.planned
     done = policy.plan(measured_only=True)
-    nearest = [
-        {"limit": limit, "value": value, "unit": LIMITS[limit], "name": name_of(done.table[row])}
-        for limit, value, row in done.relaxations()
-    ]
     hopeless = int(planned.possible.sum()) - len(problem.rows)
     return {
         "search": name,
@@ -154,7 +150,7 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
         "trials": [tried(problem, *each) for each in found.trials],
         **front_of(problem, found),
         "recommended": recommendations(problem, done, recipes),
-        "relaxations": nearest,
+        "relaxations": relaxed(done),
         "commands": rendered(problem.config, done),
         "considered": len(planned.table),
         "out": {name: n for name, n in planned.out.items() if name != DOMINATED}
@@ -214,8 +210,8 @@ def show(result: Mapping[str, Any]) -> None:
             recipe = f"\n  trireme plan recipe={Path(one['recipe']).stem}" if one["recipe"] else ""
             console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}", soft_wrap=True)
             print_plain(console, f"  {one['command']}{recipe}")
-    for one in result["relaxations"]:
-        console.print(f"nothing keeps all limits; nearest: sla.{one['limit']}={one['value']:.4g} ({one['unit']}) with {one['name']}")
+    for words in nearest(result["relaxations"]):
+        console.print(words, soft_wrap=True)
     for engine, words in result["commands"].items():
         print_plain(console, f"with {engine}:\n  {words}")
     out = ", ".join(f"{count:,} {reason}" for reason, count in result["out"].items() if count)

@@ -12,6 +12,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from functools import cached_property
 
 import numpy as np
@@ -39,6 +40,14 @@ NINE_OF_TEN = 1.645
 LIMITS = {"latency_ms": "ms of a request", "ttft_ms": "ms to the first token", "tpot_ms": "ms per token", "throughput": "requests/s",
           "devices": "devices", "cost": "per million tokens"}  # fmt: skip
 """Limits, and what they are counted in. Of ``throughput`` there must be at least as much, of all others at most."""
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """Limits that have to give, all of them, each with the value that is enough, and the row that keeps them then."""
+
+    limits: dict[str, float]
+    row: int
 
 
 @dataclass(frozen=True)
@@ -135,9 +144,9 @@ class InferencePlan:
             "best under your limits": self.best("cost", self.kept),
         }
 
-    def relaxations(self) -> list[tuple[str, float, int]]:
+    def relaxations(self) -> list[Relaxation]:
         """Where no row keeps all limits: for each limit that alone stands in the way, how far it has to give and the row that then is best,
-        the least step first; where no single one is enough, what all that are missed need together."""
+        the least step first, any one of which is enough; where no single one is, what all that are missed need together."""
         excess, names = self.excess(), list(limits(self.sla))
         rows = np.flatnonzero(self.possible)
         if self.kept.any() or not len(rows) or not names:
@@ -149,9 +158,17 @@ class InferencePlan:
                 row = int(rows[others][np.argmin(excess[i, rows[others]])])
                 found.append((float(excess[i, row]), name, row))
         if found:
-            return [(name, float(self.values[name][row]), row) for _, name, row in sorted(found)]
+            return [self._relaxation([name], row) for _, name, row in sorted(found)]
         row = int(rows[np.argmin(np.max(excess[:, rows], axis=0))])
-        return [(name, float(self.values[name][row]), row) for i, name in enumerate(names) if excess[i, row] > 1]
+        return [self._relaxation([name for i, name in enumerate(names) if excess[i, row] > 1 + 1e-9], row)]
+
+    def _relaxation(self, names: Sequence[str], row: int) -> Relaxation:
+        """``names`` as far as ``row`` needs it: in four digits, or in more where the limits would contradict each other."""
+        for digits in (4, 6, 9, 17):
+            enough = {name: outward(float(self.values[name][row]), name, digits) for name in names}
+            if not clash(replace(self.sla, **enough), int(self.case.output)):
+                break
+        return Relaxation(enough, row)
 
 
 def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -159,6 +176,14 @@ def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     order = np.lexsort((second, first))
     best = np.minimum.accumulate(np.concatenate([[np.inf], second[order][:-1]]))
     return order[second[order] < best]
+
+
+def outward(value: float, name: str, digits: int) -> float:
+    """``value`` in so many digits, rounded so that a limit of it is kept by what has ``value``: up, but down where as much is the least."""
+    if name == "devices":
+        return round(value)
+    rounding = ROUND_FLOOR if name == "throughput" else ROUND_CEILING
+    return float(Context(prec=digits, rounding=rounding).create_decimal_from_float(value))
 
 
 def limits(sla: SlaConfig) -> dict[str, float]:
@@ -264,16 +289,8 @@ def _check_formats(config: Config) -> None:
 
 def _check_limits(config: Config) -> None:
     sla, work, serving = config.sla, config.workload, config.serving
-    total, first, each = sla.latency_ms, sla.ttft_ms, sla.tpot_ms
-    if total is not None and first is not None and first > total:
-        raise ConfigError(
-            f"sla.ttft_ms={first:g} is above sla.latency_ms={total:g}: no request ends before its first token; lower it, or leave it out"
-        )
-    if total is not None and each is not None and each * (work.output - 1) > total:
-        raise ConfigError(
-            f"sla.tpot_ms={each:g} for workload.output={work.output} tokens takes longer than sla.latency_ms={total:g} allows; "
-            f"give {total / max(work.output - 1, 1):.3g} or less, or leave it out"
-        )
+    if words := clash(sla, work.output):
+        raise ConfigError(words)
     if sla.throughput is not None and work.rate is not None and sla.throughput > work.rate:
         raise ConfigError(
             f"sla.throughput={sla.throughput:g} is above workload.rate={work.rate:g}: no more is served than arrives; lower it"
@@ -287,6 +304,19 @@ def _check_limits(config: Config) -> None:
         raise ConfigError(
             f"sla.devices={sla.devices} is more than the cluster has ({config.cluster.world_size}); lower it, or raise cluster.nodes"
         )
+
+
+def clash(sla: SlaConfig, output: int) -> str:
+    """How the limits of times contradict each other for requests of ``output`` tokens, or nothing."""
+    total, first, each = sla.latency_ms, sla.ttft_ms, sla.tpot_ms
+    if total is not None and first is not None and first > total:
+        return f"sla.ttft_ms={first:g} is above sla.latency_ms={total:g}: no request ends before its first token; lower it, or leave it out"
+    if total is not None and each is not None and each * (output - 1) > total:
+        return (
+            f"sla.tpot_ms={each:g} for workload.output={output} tokens takes longer than sla.latency_ms={total:g} allows; "
+            f"give {total / max(output - 1, 1):.3g} or less, or leave it out"
+        )
+    return ""
 
 
 def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:

@@ -6,16 +6,22 @@ import dataclasses
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from launcher.cli.main import main
+from launcher.cli.plan_inference import nearest, relaxed
 from launcher.config import compose
 from launcher.config.engine import EngineProfile
 from launcher.config.engines import engine, engine_names
-from launcher.planning.inference import SATURATED, InferencePlan, command, front, name_of, plan_inference
+from launcher.config.inference import SlaConfig
+from launcher.config.schema import Config
+from launcher.planning.inference import LIMITS, SATURATED, InferencePlan, command, front, name_of, outward, plan_inference
 from launcher.tables.trace import read_trace
 from trainer.spec import ConfigError
 
@@ -50,10 +56,66 @@ def test_the_best_under_limits_keeps_them_and_is_the_cheapest_that_does() -> Non
 def test_where_nothing_keeps_the_limits_the_relaxation_is_what_makes_it_possible() -> None:
     plan = planned("sla.latency_ms=200")
     assert plan.recommended["best under your limits"] is None
-    (name, value, _), *_ = plan.relaxations()
-    relaxed = planned(f"sla.{name}={value * 1.001}")
-    assert relaxed.recommended["best under your limits"] is not None
+    (only,) = plan.relaxations()
+    ((name, value),) = only.limits.items()
+    assert planned(f"sla.{name}={value}").recommended["best under your limits"] is not None
     assert planned(f"sla.{name}={value * 0.99}").recommended["best under your limits"] is None
+
+
+@given(st.floats(1e-12, 1e12), st.sampled_from(sorted({*LIMITS} - {"devices"})), st.sampled_from([4, 6, 9, 17]))
+def test_a_limit_is_rounded_to_where_it_is_kept_and_no_further(value: float, name: str, digits: int) -> None:
+    found = outward(value, name, digits)
+    assert found <= value if name == "throughput" else found >= value
+    assert found == pytest.approx(value, rel=max(1.01 * 10.0 ** (1 - digits), 1e-15), abs=0)
+
+
+CHAT = ["task=inference", "recipe=llama_7b", "hardware=h100", "engine=vllm", "workload=chat"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_plan_under_a_relaxation_as_it_is_printed_keeps_it(data: st.DataObject) -> None:
+    """And where several limits have to give together, each of them has to."""
+    ranges = {"latency_ms": (5, 600), "ttft_ms": (1, 50), "tpot_ms": (0.05, 5), "throughput": (1, 9000), "cost": (0.01, 0.5)}
+    names = data.draw(st.sets(st.sampled_from(sorted(ranges)), min_size=1))
+    words = {f"sla.{name}": f"{data.draw(st.floats(*ranges[name])):.4g}" for name in sorted(names)}
+    if (plan := under(words)) is None:
+        return
+    lines = nearest(relaxed(plan))
+    assert bool(lines) == (not plan.kept.any())
+    for line in lines:
+        given = dict(re.findall(r"(sla\.\w+)=(\S+)", line))
+        assert (found := under({**words, **given})) is not None and found.kept.any(), line
+        for key in given if len(given) > 1 else ():
+            assert (found := under({**words, **given, key: words[key]})) is None or not found.kept.any(), (line, key)
+
+
+@cache
+def chat() -> Config:
+    return compose(CHAT)
+
+
+def under(words: dict[str, str]) -> InferencePlan | None:
+    """The plan under limits as words of the command line; None where they contradict each other."""
+    try:
+        return plan_inference(dataclasses.replace(chat(), sla=SlaConfig(**{key[4:]: float(value) for key, value in words.items()})))
+    except ConfigError:
+        return None
+
+
+def told_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    main(["plan", *CHAT, *words])
+    return [line for line in capsys.readouterr().out.splitlines() if "sla." in line]
+
+
+def test_limits_that_have_to_give_together_are_told_from_those_of_which_one_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    (both,) = told_of(capsys, "sla.latency_ms=100", "sla.tpot_ms=0.5")
+    assert re.match(r"nothing keeps all limits; nearest: sla.latency_ms=\S+ \(.*\) together with sla.tpot_ms=", both)
+    one, other = told_of(capsys, "sla.tpot_ms=4", "sla.cost=1")
+    assert re.match(r"nothing keeps all limits; nearest: sla.tpot_ms=\S+ \(ms per token\), by", one) and other.startswith("  or sla.cost=")
+    main(["plan", *CHAT, "sla.latency_ms=100", "sla.tpot_ms=0.5", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["relaxations"]
+    assert [each["limit"] for each in found["limits"]] == ["latency_ms", "tpot_ms"] and found["row"]["name"] == both.split(", by ")[1]
 
 
 def test_a_higher_rate_needs_more_and_an_impossible_one_says_so() -> None:
