@@ -113,7 +113,7 @@ def relaxed(planned: InferencePlan) -> list[dict[str, Any]]:
     return [
         {
             "limits": [{"limit": name, "value": value, "unit": LIMITS[name]} for name, value in one.limits.items()],
-            "row": entry(planned, one.row),
+            "row": entry(one.plan, one.row),
         }
         for one in planned.relaxations()
     ]
@@ -121,7 +121,7 @@ def relaxed(planned: InferencePlan) -> list[dict[str, Any]]:
 
 def nearest(relaxations: Sequence[Mapping[str, Any]]) -> list[str]:
     """The same in words, a line for each. Values are as the command line takes them: whole, or with as many digits as they have."""
-    lines = []
+    lines: list[str] = []
     for one in relaxations:
         needed = [f"sla.{each['limit']}={each['value']!r} ({each['unit']})" for each in one["limits"]]
         together = " together with ".join(needed)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -44,9 +45,10 @@ LIMITS = {"latency_ms": "ms of a request", "ttft_ms": "ms to the first token", "
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Limits that have to give, all of them, each with the value that is enough, and the row that keeps them then."""
+    """Limits that have to give, all of them, each with the value that is enough, and the row of a plan that keeps them then."""
 
     limits: dict[str, float]
+    plan: InferencePlan
     row: int
 
 
@@ -61,6 +63,7 @@ class InferencePlan:
     dropped: dict[str, int]  # combinations that were not predicted, by reason
     rate: float | None = None  # requests per second that arrive, where they do
     among: np.ndarray | None = None  # of a search: which rows were measured, and may be recommended
+    wider: InferencePlan | None = None  # where nothing keeps the limits: the same rows, and those of more devices than sla.devices
 
     @property
     def table(self) -> np.ndarray:
@@ -110,7 +113,7 @@ class InferencePlan:
         known = replace(e, prompt=scale(e.prompt, first), step=scale(e.step, further), fits=np.where(fails, 0.0, e.fits))
         if self.rate is not None:  # what arrives is served all the same: as much more is in flight as it takes longer
             known = replace(known, arriving=e.arriving * known.latency / e.latency)
-        return replace(self, estimate=known, among=among)
+        return replace(self, estimate=known, among=among, wider=None)
 
     def excess(self) -> np.ndarray:
         """By how much each limit that is given is missed, as a ratio above 1: (limits, rows)."""
@@ -147,6 +150,8 @@ class InferencePlan:
     def relaxations(self) -> list[Relaxation]:
         """Where no row keeps all limits: for each limit that alone stands in the way, how far it has to give and the row that then is best,
         the least step first, any one of which is enough; where no single one is, what all that are missed need together."""
+        if self.wider is not None:
+            return self.wider.relaxations()
         excess, names = self.excess(), list(limits(self.sla))
         rows = np.flatnonzero(self.possible)
         if self.kept.any() or not len(rows) or not names:
@@ -165,10 +170,10 @@ class InferencePlan:
     def _relaxation(self, names: Sequence[str], row: int) -> Relaxation:
         """``names`` as far as ``row`` needs it: in four digits, or in more where the limits would contradict each other."""
         for digits in (4, 6, 9, 17):
-            enough = {name: outward(float(self.values[name][row]), name, digits) for name in names}
+            enough: dict[str, Any] = {name: outward(float(self.values[name][row]), name, digits) for name in names}
             if not clash(replace(self.sla, **enough), int(self.case.output)):
                 break
-        return Relaxation(enough, row)
+        return Relaxation(enough, self, row)
 
 
 def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -194,13 +199,21 @@ def limits(sla: SlaConfig) -> dict[str, float]:
 def plan_inference(config: Config) -> InferencePlan:
     """The plan of ``config``. ``ConfigError`` where what is asked contradicts itself."""
     check(config)
-    model, work = resolve_model(config.model), config.workload
+    table, dropped = serving_space(config)
+    found = _predicted(config, table, dropped)
+    if not found.kept.any() and len(beyond := serving_space_beyond(config)):
+        found = replace(found, wider=_predicted(config, np.concatenate([table, beyond]), {}))
+    return found
+
+
+def _predicted(config: Config, table: np.ndarray, dropped: dict[str, int]) -> InferencePlan:
+    """What is predicted of the rows of ``table``, whose requests in flight at a rate follow from it."""
+    model, work, table = resolve_model(config.model), config.workload, table.copy()
     hardware = config.cluster.hardware
     device, costs = Device.of(hardware, config.cluster.gpus_per_node), None
     if hardware.calibration:
         device = replace(device, measured=measured(hardware, device))
         costs = HostCosts.of(hardware.calibration) if config.engine.own else None
-    table, dropped = serving_space(config)
     lengths, formats = (float(work.input), float(work.output)), (config.serving.weights, config.serving.kv)
     case = InferenceCase(Shape.of(model), table, *lengths, device, config.engine, *formats, costs=costs)
     found = estimated(case, work)
@@ -322,6 +335,21 @@ def clash(sla: SlaConfig, output: int) -> str:
 def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
     """All rows that obey the rules, and how many combinations do not, by reason."""
     devices = min(config.cluster.world_size, config.sla.devices or config.cluster.world_size)
+    rows, dropped = _rows(config, devices, bool(config.workload.concurrency or config.workload.rate))
+    if not rows:
+        raise ConfigError(f"no tensor x pipeline is possible: {'; '.join(dropped)}; widen serving.tensor, pipeline and replicas")
+    return np.array(rows, SERVING_DTYPE), dropped
+
+
+def serving_space_beyond(config: Config) -> np.ndarray:
+    """The rows of the cluster that have more devices than ``sla.devices`` allows."""
+    rows, _ = _rows(config, config.cluster.world_size, True) if config.sla.devices is not None else ([], {})
+    return np.array([row for row in rows if math.prod(row[:3]) > (config.sla.devices or 0)], SERVING_DTYPE)
+
+
+def _rows(config: Config, devices: int, several: bool) -> tuple[list[tuple[int, int, int, int]], dict[str, int]]:
+    """Rows on so many devices, with ``several`` numbers of replicas or with as many as there is room for; and how many combinations break
+    a rule."""
     model, work, engine = resolve_model(config.model), config.workload, config.engine
     rows: list[tuple[int, int, int, int]] = []
     dropped: Counter[str] = Counter()
@@ -331,15 +359,12 @@ def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
                 dropped[reason] += 1
                 continue
             most = min(devices // (tensor * pipeline), work.concurrency or devices)
-            load = work.concurrency or work.rate
             named = [count for count in dict.fromkeys(config.serving.replicas) if count <= most]
             if config.serving.replicas and not named:
                 dropped["more ranks than devices, or replicas than requests"] += 1
-            for replicas in named if config.serving.replicas else sorted({*powers(most), most}) if load else [most]:
+            for replicas in named if config.serving.replicas else sorted({*powers(most), most}) if several else [most]:
                 rows += [(tensor, pipeline, replicas, batch) for batch in _batches(config, replicas)]
-    if not rows:
-        raise ConfigError(f"no tensor x pipeline is possible: {'; '.join(dropped)}; widen serving.tensor, pipeline and replicas")
-    return np.array(rows, SERVING_DTYPE), dict(dropped)
+    return rows, dict(dropped)
 
 
 def _batches(config: Config, replicas: int) -> Sequence[int]:

@@ -62,6 +62,32 @@ def test_where_nothing_keeps_the_limits_the_relaxation_is_what_makes_it_possible
     assert planned(f"sla.{name}={value * 0.99}").recommended["best under your limits"] is None
 
 
+WIDE = ["task=inference", "recipe=llama_65b", "hardware=h100", "engine=vllm", "workload=chat", "cluster.nodes=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [
+        (["sla.devices=1"], "2"),
+        (["sla.devices=1", "workload.concurrency=8"], "2"),
+        (["sla.devices=2", "workload.rate=20"], "8"),
+        (["sla.devices=2", "sla.tpot_ms=20"], "4"),
+    ],
+)
+def test_devices_are_a_limit_that_can_give_within_the_cluster(capsys: pytest.CaptureFixture[str], words: list[str], devices: str) -> None:
+    assert main(["plan", *WIDE, *words]) == 1
+    found = re.findall(r"sla.devices=(\d+) \(devices\), by", capsys.readouterr().out)
+    assert found == [devices]
+    assert main(["plan", *WIDE, *words, f"sla.devices={devices}"]) == 0
+    assert "nearest" not in capsys.readouterr().out
+
+
+def test_no_row_of_more_devices_than_are_allowed_is_on_the_front() -> None:
+    plan = plan_inference(compose([*WIDE, "sla.devices=2", "sla.tpot_ms=5"]))
+    assert plan.wider is not None and plan.values["devices"].max() == 2 and plan.wider.values["devices"].max() == 16
+    assert all(one.limits.keys() <= {"devices", "tpot_ms"} for one in plan.relaxations())
+
+
 @given(st.floats(1e-12, 1e12), st.sampled_from(sorted({*LIMITS} - {"devices"})), st.sampled_from([4, 6, 9, 17]))
 def test_a_limit_is_rounded_to_where_it_is_kept_and_no_further(value: float, name: str, digits: int) -> None:
     found = outward(value, name, digits)
