@@ -89,8 +89,8 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
 
     console = wide_console()
     print_plain(console, heading(config), soft_wrap=False)
-    if not planned.possible.any():
-        console.print("nothing fits, or serves what arrives; more devices, a smaller model or weights in fewer bits would help")
+    if planned.hopeless:
+        console.print(planned.hopeless, soft_wrap=True)
     else:
         console.print(table(planned, planned.front[:top], console.width))
     for goal, row in planned.recommended.items():
@@ -216,7 +216,7 @@ def at(planned: InferencePlan, value: Any, row: int) -> float:
 
 def document(config: Config, planned: InferencePlan, top: int, spent: float) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from launcher.planning.inference import command
+    from launcher.planning.inference import command, name_of
     from trainer.spec import to_dict
 
     chosen = {
@@ -230,6 +230,7 @@ def document(config: Config, planned: InferencePlan, top: int, spent: float) -> 
         "engine": config.engine.name,
         "front": [entry(planned, int(row)) for row in planned.front[:top]],
         "recommended": chosen,
+        "most_served": planned.most_served and {"rate": planned.most_served[0], "name": name_of(planned.table[planned.most_served[1]])},
         "relaxations": relaxed(planned),
         "commands": rendered(config, planned),
         "considered": len(planned.table),

@@ -130,6 +130,33 @@ class InferencePlan:
         reasons[DOMINATED] = int(self.possible.sum()) - len(self.front)
         return {reason: count for reason, count in reasons.items() if count}
 
+    @property
+    def most_served(self) -> tuple[float, int] | None:
+        """Where more arrives than any row serves: the requests per second that the best one serves, rounded down, and that row.
+
+        A full room serves as many as it has in the time for which each of them holds its place (``launcher.cost.inference.requests``)."""
+        e = self.estimate
+        full = np.asarray(e.room >= 1)
+        if self.rate is None or self.possible.any() or not full.any():
+            return None
+        held = np.maximum(e.ttft, e.tpot) + (e.output - 1) * e.tpot
+        served = np.where(full, e.replicas * e.running / held, 0.0)
+        row = int(np.argmax(served))
+        return outward(float(served[row]), "throughput", 4), row
+
+    @property
+    def hopeless(self) -> str:
+        """Where no row is possible: why, and what would help; else nothing."""
+        if self.possible.any():
+            return ""
+        if self.most_served is None:
+            return "nothing fits; more devices, a smaller model or weights in fewer bits would help"
+        most, row = self.most_served
+        return (
+            f"{self.rate:g} requests/s arrive and at most {most:g} are served, by {name_of(self.table[row])}; fewer have to arrive "
+            f"(workload.rate={most:g}), or more devices serve them"
+        )
+
     def best(self, name: str, among: np.ndarray) -> int | None:
         """The row of ``among`` (a mask) with the least of a value, the cheaper one where several are equal."""
         rows = np.flatnonzero(among)

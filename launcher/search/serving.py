@@ -186,9 +186,7 @@ def serving_problem(config: Config, planned: InferencePlan) -> ServingProblem:
     _check_own(config)
     rows = np.flatnonzero(planned.possible)
     if not len(rows):
-        raise ConfigError(
-            "nothing fits, or serves what arrives: use more devices, a smaller model or fewer bits (trireme plan task=inference)"
-        )
+        raise ConfigError(f"{planned.hopeless} (trireme plan task=inference says more)")
     seconds, cost, best = planned.values["latency_ms"], planned.values["cost"], planned.front
     beaten = np.minimum(*behind(seconds, cost, best))[rows].max(axis=1)
     hopeful = beaten <= HOPELESS * planned.case.constants.layout_spread

@@ -62,6 +62,7 @@ def test_where_nothing_keeps_the_limits_the_relaxation_is_what_makes_it_possible
     assert planned(f"sla.{name}={value * 0.99}").recommended["best under your limits"] is None
 
 
+CHAT = ["task=inference", "recipe=llama_7b", "hardware=h100", "engine=vllm", "workload=chat"]
 WIDE = ["task=inference", "recipe=llama_65b", "hardware=h100", "engine=vllm", "workload=chat", "cluster.nodes=2"]
 
 
@@ -88,14 +89,29 @@ def test_no_row_of_more_devices_than_are_allowed_is_on_the_front() -> None:
     assert all(one.limits.keys() <= {"devices", "tpot_ms"} for one in plan.relaxations())
 
 
+@pytest.mark.parametrize("words", [CHAT, [*CHAT, "engine=sglang", "workload=code"], [*WIDE, "sla.devices=8"], [*CHAT, "engine=trireme"]])
+def test_the_most_that_is_served_is_served_and_not_a_hundredth_more(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    plan = plan_inference(compose([*words, "workload.rate=1e5"]))
+    assert plan.most_served is not None
+    most, row = plan.most_served
+    assert plan_inference(compose([*words, f"workload.rate={most}"])).possible.any()
+    assert not plan_inference(compose([*words, f"workload.rate={1.01 * most}"])).possible.any()
+    assert main(["plan", *words, "workload.rate=1e5"]) == 1
+    told = capsys.readouterr().out
+    assert f"100000 requests/s arrive and at most {most:g} are served, by {name_of(plan.table[row])}; fewer have to arrive" in told
+
+
+def test_where_nothing_fits_no_rate_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *WIDE, "cluster.nodes=1", "cluster.gpus_per_node=1", "workload.rate=1"]) == 1
+    told = capsys.readouterr().out
+    assert "nothing fits; more devices, a smaller model" in told and "are served" not in told
+
+
 @given(st.floats(1e-12, 1e12), st.sampled_from(sorted({*LIMITS} - {"devices"})), st.sampled_from([4, 6, 9, 17]))
 def test_a_limit_is_rounded_to_where_it_is_kept_and_no_further(value: float, name: str, digits: int) -> None:
     found = outward(value, name, digits)
     assert found <= value if name == "throughput" else found >= value
     assert found == pytest.approx(value, rel=max(1.01 * 10.0 ** (1 - digits), 1e-15), abs=0)
-
-
-CHAT = ["task=inference", "recipe=llama_7b", "hardware=h100", "engine=vllm", "workload=chat"]
 
 
 @settings(max_examples=60, deadline=None)

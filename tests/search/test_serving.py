@@ -278,6 +278,7 @@ WRONG = [
     (["sla.latency_ms=100", "sla.ttft_ms=200"], "no request ends before its first token"),
     (["workload=chatt"], "chat"),
     (["workload.trace=wrong.csv"], "wrong.csv"),
+    (["workload.rate=1e6"], "1e+06 requests/s arrive and at most "),
 ]
 
 
