@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from launcher.cli.console import wide_console
 from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural
 from launcher.named_files import write_named
+from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
     from launcher.tables.inference import JudgedRequest, RequestSummary
@@ -27,6 +29,7 @@ def validate(path: str, out: str | None, as_json: bool) -> int:
     from launcher.tables.inference import by_model, judge, read, summary, unanswered
 
     judged = judge(read(path), hardware_files())
+    check_units(judged)
     if out is not None:
         write(judged, out)
     found = {**by_model(judged), "all": summary(judged), "rows with full configuration": summary([j for j in judged if j.whole])}
@@ -39,6 +42,27 @@ def validate(path: str, out: str | None, as_json: bool) -> int:
         for reason, count in reasons.most_common():
             print(f"{plural(count, 'row')} not predicted: {reason}")
     return 0 if found["all"].predicted else 1
+
+
+UNITS = {"latency": ("latency_ms", "milliseconds"), "tpot": ("tpot_ms", "milliseconds"), "token": ("tokens_per_s", "tokens per second")}
+"""The column that a row is judged by, and its unit, by ``judged_by``."""
+
+
+def check_units(judged: Sequence[JudgedRequest]) -> None:
+    """``ConfigError`` where a source's measurements are so far from all predictions that they must be in other units."""
+    from launcher.tables.inference import judged_by
+    from launcher.tables.metrics import Errors
+
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for j in judged:
+        if pair := j.pair:
+            pairs[j.row["source"] or "(no source)", judged_by(j.row)].append(pair)
+    for (source, kind), members in pairs.items():
+        errors, (column, unit) = Errors.of(members), UNITS[kind]
+        if errors and not 0.01 < errors.bias < 100:
+            less = (errors.bias > 1) != (kind == "token")  # a rate is the less the longer a token takes
+            factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if less else 'more'}"
+            raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
 
 
 def write(judged: Sequence[JudgedRequest], path: str) -> None:

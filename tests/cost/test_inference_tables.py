@@ -13,6 +13,7 @@ from benchmarks.history.inference import MARKS, PAGE, TABLES, UNSEEN, figures, n
 from benchmarks.published.convert import converted
 from benchmarks.published.inference import of_batches
 from benchmarks.published.raw import RawRow
+from launcher.cli.validate import main
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.canonical import MeasuredRun, write, written
 from launcher.tables.inference import COLUMNS, is_inference, judge, read, shape_of, summary, weighted_median
@@ -122,6 +123,32 @@ def test_a_table_of_before_rates_were_read_is_read_as_it_was(tmp_path: Path) -> 
     names = [name for name in COLUMNS if name != "tokens_per_s"]
     path.write_text(",".join(names) + "\n" + ",".join("unknown" for _ in names) + "\n")
     assert read(path)[0]["tokens_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("column", "factor", "unit"),
+    [
+        ("latency_ms", 1e-3, "milliseconds"),
+        ("tpot_ms", 1e-3, "milliseconds"),
+        ("tpot_ms", 1e3, "milliseconds"),
+        ("tokens_per_s", 1e-3, "tokens"),
+    ],
+)
+def test_a_table_in_other_units_is_refused_and_its_predictions_are_not_written(
+    tmp_path: Path, column: str, factor: float, unit: str
+) -> None:
+    row = canonical_row(cells_of(batch="8", throughput="900", unit="output tokens/s")).cells
+    row |= {"mode": "static" if column == "latency_ms" else "closed", "latency_ms": None}
+    made = judge([MeasuredRun(1, row | {"tokens_per_s": 1.0 if column == "tokens_per_s" else None})], shipped_hardware())[0]
+    assert made.judged_s is not None
+    true = 1 / made.judged_s if column == "tokens_per_s" else 1e3 * made.judged_s
+    write(tmp_path / "right.csv", [row | {column: true}], COLUMNS)
+    assert main([str(tmp_path / "right.csv"), "--out", str(tmp_path / "of_right.csv")]) == 0
+    write(tmp_path / "wrong.csv", [row | {column: factor * true}], COLUMNS)
+    words = f"{column} of .* are 1e\\+03 times {'less' if factor < 1 else 'more'} than predicted; convert them to {unit}"
+    with pytest.raises(ConfigError, match=words):
+        main([str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "of_wrong.csv")])
+    assert (tmp_path / "of_right.csv").exists() and not (tmp_path / "of_wrong.csv").exists()
 
 
 def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
