@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from launcher.config import Config
+    from launcher.config.engine import EngineProfile
     from launcher.planning.inference import InferencePlan
 
 GOALS = ("lowest latency", "highest throughput", "best under your limits")
@@ -85,7 +86,7 @@ def heading(config: Config) -> str:
 
 def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None:
     """The tables for people."""
-    from launcher.planning.inference import command, name_of
+    from launcher.planning.inference import name_of
 
     console = wide_console()
     print_plain(console, heading(config), soft_wrap=False)
@@ -96,11 +97,11 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
     for goal, row in planned.recommended.items():
         if row is not None:
             console.print(f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}", soft_wrap=True)
-            print_plain(console, f"  {command(planned, row, config.workload, config.serving.checkpoint)}")
+            print_plain(console, lines_of(started(config, planned, row)))
     for line in nearest(relaxed(planned)):
         console.print(line, soft_wrap=True)
-    for engine, line in rendered(config, planned).items():
-        print_plain(console, f"with {engine}:\n  {line}")
+    for engine, one in rendered(config, planned).items():
+        print_plain(console, f"with {engine}:\n{lines_of(one)}")
     console.print(f"{len(planned.table):,} predicted, {len(planned.front):,} on the front ({spent:.2f} s). Out:")
     for reason, count in {**planned.out, **planned.dropped}.items():
         console.print(f"  {count:>8,}  {reason}")
@@ -169,16 +170,28 @@ def figures(planned: InferencePlan, row: int) -> str:
     )
 
 
-def rendered(config: Config, planned: InferencePlan) -> dict[str, str]:
+def started(config: Config, planned: InferencePlan, row: int, engine: EngineProfile | None = None) -> dict[str, str | None]:
+    """The command that starts a replica of a row by the plan's engine or another one, and what it needs beside on several nodes."""
+    from launcher.planning.inference import across_nodes, command
+
+    note = across_nodes(planned, row, config.cluster.gpus_per_node, engine)
+    return {"command": command(planned, row, config.workload, config.serving.checkpoint, engine), "note": note or None}
+
+
+def lines_of(one: Mapping[str, Any]) -> str:
+    """A command and its note, for people."""
+    return f"  {one['command']}" + (f"\n  note: {one['note']}" if one["note"] else "")
+
+
+def rendered(config: Config, planned: InferencePlan) -> dict[str, dict[str, str | None]]:
     """How each engine that batches continuously is started with the best layout, the plan's own left out."""
     from launcher.config.engines import engine, engine_names
-    from launcher.planning.inference import command
 
     found = planned.recommended
     row = next((found[goal] for goal in GOALS[::-1] if found[goal] is not None), None)
     profiles = [engine(name) for name in engine_names()]
     others = [profile for profile in profiles if profile.batching == "continuous" and profile.name != config.engine.name]
-    return {} if row is None else {one.name: command(planned, row, config.workload, config.serving.checkpoint, one) for one in others}
+    return {} if row is None else {one.name: started(config, planned, row, one) for one in others}
 
 
 def entry(planned: InferencePlan, row: int) -> dict[str, Any]:
@@ -216,12 +229,12 @@ def at(planned: InferencePlan, value: Any, row: int) -> float:
 
 def document(config: Config, planned: InferencePlan, top: int, spent: float) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from launcher.planning.inference import command, name_of
+    from launcher.planning.inference import name_of
     from trainer.spec import to_dict
 
+    others = rendered(config, planned)
     chosen = {
-        goal: None if row is None else entry(planned, row) | {"command": command(planned, row, config.workload, config.serving.checkpoint)}
-        for goal, row in planned.recommended.items()
+        goal: None if row is None else entry(planned, row) | started(config, planned, row) for goal, row in planned.recommended.items()
     }
     return {
         "model": to_dict(config.model),
@@ -232,7 +245,8 @@ def document(config: Config, planned: InferencePlan, top: int, spent: float) -> 
         "recommended": chosen,
         "most_served": planned.most_served and {"rate": planned.most_served[0], "name": name_of(planned.table[planned.most_served[1]])},
         "relaxations": relaxed(planned),
-        "commands": rendered(config, planned),
+        "commands": {name: one["command"] for name, one in others.items()},
+        "notes": {name: one["note"] for name, one in others.items() if one["note"]},
         "considered": len(planned.table),
         "out": planned.out,
         "not_predicted": planned.dropped,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, print_plain, wide_console
 from launcher.cli.on_cluster import name_of_search, recipe_path, say, searched, tell_result
-from launcher.cli.plan_inference import entry, nearest, relaxed, rendered, restricted, traced
+from launcher.cli.plan_inference import entry, lines_of, nearest, relaxed, rendered, restricted, started, traced
 from launcher.labels import amount, error_of, percent, plural, seconds
 from launcher.named_files import check_file, check_folder
 
@@ -92,7 +92,7 @@ def point_of(planned: InferencePlan, row: int) -> dict[str, float]:
 
 def recommendations(problem: ServingProblem, done: InferencePlan, recipes: Mapping[str, Path]) -> dict[str, Any]:
     """The three rows to choose from, each with its command and recipe."""
-    from launcher.planning.inference import command, name_of
+    from launcher.planning.inference import name_of
 
     config = problem.config
     return {
@@ -101,7 +101,7 @@ def recommendations(problem: ServingProblem, done: InferencePlan, recipes: Mappi
         else {
             "name": name_of(done.table[row]),
             **point_of(done, row),
-            "command": command(done, row, config.workload, config.serving.checkpoint),
+            **started(config, done, row),
             "recipe": str(recipes[goal]) if goal in recipes else None,
         }
         for goal, row in done.recommended.items()
@@ -142,6 +142,7 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
 
     policy, planned = found.policy, problem.planned
     done = policy.plan(measured_only=True)
+    others = rendered(problem.config, done)
     hopeless = int(planned.possible.sum()) - len(problem.rows)
     return {
         "search": name,
@@ -151,7 +152,8 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
         **front_of(problem, found),
         "recommended": recommendations(problem, done, recipes),
         "relaxations": relaxed(done),
-        "commands": rendered(problem.config, done),
+        "commands": {name: one["command"] for name, one in others.items()},
+        "notes": {name: one["note"] for name, one in others.items() if one["note"]},
         "considered": len(planned.table),
         "out": {name: n for name, n in planned.out.items() if name != DOMINATED}
         | planned.dropped
@@ -209,11 +211,11 @@ def show(result: Mapping[str, Any]) -> None:
             )
             recipe = f"\n  trireme plan recipe={Path(one['recipe']).stem}" if one["recipe"] else ""
             console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}", soft_wrap=True)
-            print_plain(console, f"  {one['command']}{recipe}")
+            print_plain(console, f"{lines_of(one)}{recipe}")
     for words in nearest(result["relaxations"]):
         console.print(words, soft_wrap=True)
     for engine, words in result["commands"].items():
-        print_plain(console, f"with {engine}:\n  {words}")
+        print_plain(console, f"with {engine}:\n{lines_of({'command': words, 'note': result['notes'].get(engine)})}")
     out = ", ".join(f"{count:,} {reason}" for reason, count in result["out"].items() if count)
     console.print(
         f"{plural(len(trials), 'trial')} of {result['considered']:,} ways to serve, {result['gpu_hours']:.3g} "

@@ -432,13 +432,38 @@ SIZES = ("tensor", "pipeline", "ranks", "batch", "length", "tokens")
 """Whole numbers that a command may have in braces."""
 
 
+ACROSS = {
+    "vllm serve": "needs a Ray cluster over them, or in recent releases this command on each of them with --nnodes {nodes} "
+    "--node-rank 0, 1, ... --master-addr ADDRESS, and --headless on all but the first",
+    "sglang.launch_server": "needs this command on each of them with --nnodes {nodes} --node-rank 0, 1, ... --dist-init-addr ADDRESS:PORT",
+    "trtllm-serve": "needs mpirun -n {ranks} with a host list (or srun), and trtllm-llmapi-launch before this command",
+    "mpirun": "needs mpirun to be given a host list",
+    "trireme": "needs cluster=slurm cluster.nodes={nodes} cluster.gpus_per_node={each}",
+}
+"""What a replica over several nodes needs beside the command that starts it, by a word of the command: docs.vllm.ai (parallelism and
+scaling), docs.sglang.ai (multi-node), nvidia.github.io/TensorRT-LLM (trtllm-serve, multi-node)."""
+
+
+def across_nodes(planned: InferencePlan, row: int, each: int, engine: EngineProfile | None = None) -> str:
+    """What the command of a row does not say where its replica has more ranks than the ``each`` devices of a node; else nothing."""
+    engine, layout = engine or planned.case.engine, planned.table[row]
+    ranks = int(layout["tensor"]) * int(layout["pipeline"])
+    if ranks <= each:
+        return ""
+    nodes = -(-ranks // each)
+    needs = next((words for word, words in ACROSS.items() if word in engine.command), "needs what the engine's documentation says of it")
+    return f"a replica is on {nodes} nodes, and {needs.format(nodes=nodes, ranks=ranks, each=each)}"
+
+
 def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: str, engine: EngineProfile | None = None) -> str:
     """How the engine of the plan, or another one, is started with the layout of a row: a line for a shell."""
     case = planned.case
     layout, engine = case.table[row], engine or case.engine
-    batch = int(layout["batch"])
+    batch, room = int(layout["batch"]), max(planned.estimate.room[row], 1)
     if work.rate is not None:  # arrivals bunch: as many as there is room for, and no fewer than stay at once in the mean
-        batch = max(batch, int(min(planned.estimate.room[row], MOST_AT_ONCE)))
+        batch = max(batch, int(min(room, MOST_AT_ONCE)))
+    elif engine.batching == "continuous":  # those beyond the room wait, and are no more at once for being allowed
+        batch = int(min(batch, room))
     tensor, pipeline = int(layout["tensor"]), int(layout["pipeline"])
     words: Mapping[str, object] = {
         "model": shlex.quote(checkpoint),

@@ -215,6 +215,49 @@ def test_our_own_command_has_the_layout_the_requests_and_the_format(load: str) -
     assert f"layout.tensor={plan.table['tensor'][row]} layout.pipeline={plan.table['pipeline'][row]} " in line
 
 
+@pytest.mark.parametrize(
+    "load", ["workload.concurrency=1000000000", "workload.batch=100000", "workload.concurrency=640", "workload.rate=50"]
+)
+def test_no_command_allows_more_at_once_than_there_is_room_for(load: str) -> None:
+    config = compose([*CHAT, load])
+    plan = plan_inference(config)
+    for row in np.flatnonzero(plan.possible):
+        for name, option in (("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests"), ("tensorrt_llm", "--max_batch_size")):
+            allowed = int(command(plan, int(row), config.workload, "MODEL", engine(name)).split(f"{option} ")[1].split()[0])
+            assert 1 <= allowed <= plan.estimate.room[row]
+            assert allowed == min(plan.table["batch"][row], plan.estimate.room[row]) or "rate" in load
+
+
+def test_an_engine_of_static_batches_is_given_the_whole_batch() -> None:
+    config = compose([*BASE, "engine=fastertransformer", "workload.batch=64"])
+    plan = plan_inference(config)
+    assert all("max_batch_size=64 " in command(plan, int(row), config.workload, "MODEL") for row in np.flatnonzero(plan.possible))
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("vllm", "a Ray cluster over them, or .* --nnodes 2 --node-rank 0, 1, ... --master-addr ADDRESS"),
+        ("sglang", "--nnodes 2 --node-rank 0, 1, ... --dist-init-addr ADDRESS:PORT"),
+        ("tensorrt_llm", "mpirun -n 16 with a host list .* trtllm-llmapi-launch"),
+        ("fastertransformer", "mpirun to be given a host list"),
+        ("trireme", "cluster=slurm cluster.nodes=2 cluster.gpus_per_node=8"),
+    ],
+)
+def test_a_replica_over_several_nodes_has_a_note_of_what_its_command_needs_and_no_other_has(
+    capsys: pytest.CaptureFixture[str], name: str, needs: str
+) -> None:
+    words = [*WIDE, f"engine={name}", "serving.tensor=[8]", "serving.batch=[1]"]
+    main(["plan", *words, "serving.pipeline=[2]", "cluster.nodes=4"])
+    assert len(re.findall(rf"^  note: a replica is on 2 nodes, and needs .*{needs}", capsys.readouterr().out, re.MULTILINE)) >= 3
+    main(["plan", *words, "serving.pipeline=[2]", "cluster.nodes=4", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert all(re.search(needs, one["note"]) for one in told["recommended"].values()) and told["notes"].keys() == told["commands"].keys()
+    main(["plan", *words, "serving.pipeline=[1]", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert not told["notes"] and not any(one["note"] for one in told["recommended"].values())
+
+
 def test_a_command_says_of_every_format_other_than_16_bits_how_it_is_had() -> None:
     for name in engine_names():
         for kind, key in (("formats", "weights"), ("kv_formats", "kv")):
@@ -233,7 +276,7 @@ def test_a_checkpoint_is_one_word_of_every_command_whatever_is_in_it(
     quoted = "'" + checkpoint.replace("'", "\\'") + "'"
     words = [*BASE, f"engine={name}", "serving.weights=bf16", "serving.kv=bf16", f"serving.checkpoint={quoted}"]
     assert main(["plan", *words]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and " --" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"  (?!note: )\S.* --", line)]
     assert len(lines) == 5 + (name == "trireme")
     assert all(checkpoint in shlex.split(line) for line in lines)
 
