@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     from launcher.sweep.search import SearchOutcome
     from launcher.trials.store import Record
 
+MEASURED, SCALED = "measured", "scaled from measured"
+"""What a time of a way to serve is: that of its trial, or that times what is predicted of all replicas over what is of the trial's."""
 RECIPES = {"lowest latency": "latency", "highest throughput": "throughput", "best under your limits": "limits"}
 """How the recipe of a recommendation is called, after the name of the search."""
+
+
+SCALING = (
+    "~ scaled: the trial served fewer replicas than the way has, so what it measured is multiplied by what is predicted of all of them "
+    "over what is of those it had; limits and costs are of that (search.nodes=full measures all)"
+)
 
 
 def run(
@@ -63,13 +71,14 @@ def run(
 def line(problem: ServingProblem, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
     """One trial as it ends."""
     predicted = float(problem.predicted(trial)[0].sum())
-    took = f"{seconds(measured.seconds)} a request" if measured.ran else measured.reason.value
+    took = f"measured {seconds(measured.seconds)} a request" if measured.ran else measured.reason.value
     given_up = " (given up: beaten in time and in cost)" if measured.ran and record.reason else ""
     return f"{record.id}  {problem.name(trial.index)}: {took}, predicted {seconds(predicted)}{given_up}"
 
 
 def front_of(problem: ServingProblem, found: SearchOutcome[ServingPolicy]) -> dict[str, Any]:
-    """What report and MLflow show: the points that were measured or are near the predicted front, and the recommendations."""
+    """What report and MLflow show: the points that were measured or are near the predicted front, and the recommendations. ``kind``:
+    what the measured times are."""
     policy, planned = found.policy, problem.planned
     done, believed = policy.plan(measured_only=True), policy.plan(measured_only=False)
     ids = {int(problem.rows[trial.index]): record.id for trial, record, _ in found.trials}
@@ -78,8 +87,14 @@ def front_of(problem: ServingProblem, found: SearchOutcome[ServingPolicy]) -> di
     for row in rows:
         point: dict[str, Any] = {"name": entry(planned, row)["name"], "predicted": point_of(planned, row), "trial": ids.get(row)}
         measured = row in ids and bool(done.possible[row])
-        points.append(point | {"measured": point_of(done, row) if measured else None, "front": measured and row in done.front})
+        known = {"measured": point_of(done, row), "kind": kind_of(problem, row)} if measured else {"measured": None, "kind": None}
+        points.append(point | known | {"front": measured and row in done.front})
     return {"points": points, "recommended": recommendations(problem, done, {})}
+
+
+def kind_of(problem: ServingProblem, row: int) -> str:
+    """What the times of a row of the plan are, one that was measured."""
+    return SCALED if problem.scaled[problem.rows.tolist().index(row)] else MEASURED
 
 
 def point_of(planned: InferencePlan, row: int) -> dict[str, float]:
@@ -101,6 +116,7 @@ def recommendations(problem: ServingProblem, done: InferencePlan, recipes: Mappi
         else {
             "name": name_of(done.table[row]),
             **point_of(done, row),
+            "kind": kind_of(problem, row),
             **started(config, done, row),
             "recipe": str(recipes[goal]) if goal in recipes else None,
         }
@@ -148,7 +164,7 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
         "search": name,
         "reason": found.reason,
         "interrupted": found.unfinished,
-        "trials": [tried(problem, *each) for each in found.trials],
+        "trials": [tried(problem, done, *each) for each in found.trials],
         **front_of(problem, found),
         "recommended": recommendations(problem, done, recipes),
         "relaxations": relaxed(done),
@@ -162,10 +178,11 @@ def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPol
     }
 
 
-def tried(problem: ServingProblem, trial: SearchTrial, record: Record, measured: TrialObservation) -> dict[str, Any]:
-    """What was predicted and measured of one trial."""
+def tried(problem: ServingProblem, done: InferencePlan, trial: SearchTrial, record: Record, measured: TrialObservation) -> dict[str, Any]:
+    """What was predicted and measured of one trial, and what that says of a request of its way to serve (``request_s``)."""
     written = record.read_result() or {}
     predicted, memory = problem.predicted(trial)
+    row = int(problem.rows[trial.index])
     return {
         "name": problem.name(trial.index),
         "trial": record.id,
@@ -174,6 +191,8 @@ def tried(problem: ServingProblem, trial: SearchTrial, record: Record, measured:
         "detail": record.detail,
         "predicted_s": float(predicted.sum()),
         "measured_s": measured.seconds if measured.ran else None,
+        "request_s": float(done.values["latency_ms"][row]) / 1e3 if measured.ran else None,
+        "kind": kind_of(problem, row) if measured.ran else None,
         **{key: written.get(key) for key in ("latency_s", "ttft_s", "tpot_s", "requests_per_s", "peak_memory_bytes")},
         "predicted_memory_bytes": memory,
     }
@@ -184,14 +203,14 @@ def show(result: Mapping[str, Any]) -> None:
     console, trials = wide_console(), result["trials"]
     front = {point["name"] for point in result["points"] if point["front"]}
     ran = [one for one in trials if one["latency_s"]]
-    tables = {share: [one["latency_s"].get(share) for one in ran] for share in ("p50", "p99")}
     columns = [
         Column("", ["*" if one["name"] in front else "" for one in ran]),
         Column("layout", [one["name"] for one in ran], least=14),
-        Column("latency", [seconds(value) for value in tables["p50"]], right=True),
+        Column("a request", [("~" if one["kind"] == SCALED else "") + seconds(one["request_s"]) for one in ran], right=True),
+        Column("measured", [seconds(one["measured_s"]) for one in ran], right=True),
         Column("predicted", [seconds(one["predicted_s"]) for one in ran], keep=1, right=True),
         Column("error", [percent(error_of(one["predicted_s"], one["measured_s"]), signed=True) for one in ran], keep=2, right=True),
-        Column("p99", [seconds(value) for value in tables["p99"]], keep=3, right=True),
+        Column("p99", [seconds(one["latency_s"].get("p99")) for one in ran], keep=3, right=True),
         Column("first token", [seconds(one["ttft_s"]["p50"]) for one in ran], keep=2, right=True),
         Column("per token", [seconds(one["tpot_s"]["p50"]) for one in ran], keep=1, right=True),
         Column("requests/s", [amount(one["requests_per_s"]["p50"]) for one in ran], keep=3, right=True),
@@ -200,14 +219,16 @@ def show(result: Mapping[str, Any]) -> None:
     if ran:
         console.print(fitted_table(columns, console.width, [""] * len(ran)))
         console.print("* on the front: none that was measured is faster and costs less")
+        if any(one["kind"] == SCALED for one in ran):
+            console.print(SCALING, soft_wrap=True)
     for one in trials:
         if one["reason"]:
             print_plain(console, f"{one['trial']}  {one['name']}: {one['reason']} {one['detail']}".rstrip(), soft_wrap=False)
     for goal, one in result["recommended"].items():
         if one is not None:
             figures = (
-                f"{seconds(one['latency_ms'] / 1e3)} a request, {amount(one['throughput'])} requests/s, {one['cost']:.3g} per "
-                f"million tokens"
+                f"{seconds(one['latency_ms'] / 1e3)} a request ({one['kind']}), {amount(one['throughput'])} requests/s, {one['cost']:.3g} "
+                "per million tokens"
             )
             recipe = f"\n  trireme plan recipe={Path(one['recipe']).stem}" if one["recipe"] else ""
             console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}", soft_wrap=True)

@@ -28,10 +28,11 @@ class FrontPoint:
     measured: tuple[float, float] | None
     front: bool
     trial: str
+    kind: str = "measured"  # what the measured times are
 
     @property
     def words(self) -> str:
-        found = (("measured", self.measured), ("predicted", self.predicted))
+        found = ((self.kind, self.measured), ("predicted", self.predicted))
         parts = [f"{how} {labels.seconds(at[0])} a request, {labels.amount(at[1])} tokens/s a device" for how, at in found if at]
         return f"{self.name}: {'; '.join(parts)}"
 
@@ -46,7 +47,12 @@ def points_of(front: Mapping[str, Any]) -> list[FrontPoint]:
 def _point(one: Mapping[str, Any]) -> FrontPoint:
     predicted, measured = _place(one.get("predicted")), _place(one.get("measured"))
     return FrontPoint(
-        str(one.get("name")), predicted, measured, bool(one.get("front")) and measured is not None, str(one.get("trial") or "")
+        str(one.get("name")),
+        predicted,
+        measured,
+        bool(one.get("front")) and measured is not None,
+        str(one.get("trial") or ""),
+        str(one.get("kind") or "measured"),
     )
 
 
@@ -81,11 +87,10 @@ def picture(points: Sequence[FrontPoint]) -> Markup:
 
 def markdown(front: Mapping[str, Any]) -> str:
     """The same as a table and a list."""
-    lines = ["| on the front | layout | a request | predicted | tokens/s a device | trial |", "|---|---|---|---|---|---|"]
+    lines = ["| on the front | layout | a request | that is | predicted | tokens/s a device | trial |", "|---|---|---|---|---|---|---|"]
     for one in points_of(front):
         at = one.measured or (None, None)
         expected = labels.seconds(one.predicted[0]) if one.predicted else ""
-        lines.append(
-            f"| {'*' if one.front else ''} | {one.name} | {labels.seconds(at[0])} | {expected} | {labels.amount(at[1])} | {one.trial} |"
-        )
+        cells = ["*" if one.front else "", one.name, labels.seconds(at[0]), one.kind if one.measured else "", expected]
+        lines.append(f"| {' | '.join([*cells, labels.amount(at[1]), one.trial])} |")
     return "\n".join([*lines, "", *(f"- {goal}: {one['name']} `{one.get('command', '')}`" for goal, one in recommended(front))])

@@ -52,6 +52,12 @@ class ServingProblem:
         table["replicas"] = self.replicas
         return estimated(dataclasses.replace(self.planned.case, table=table), work, share)
 
+    @cached_property
+    def scaled(self) -> np.ndarray:
+        """Which candidates are slower or faster than their trials, by what is predicted of both: replicas that a trial leaves out share the
+        cores of a host, or its memory's rate, with those that it has. What such a trial measures is scaled by the ratio."""
+        return ~np.isclose(np.asarray(self.planned.estimate.latency)[self.rows], self.small.latency, rtol=1e-6)
+
     def trial_config(self, trial: SearchTrial) -> Config:
         """The run that measures a candidate."""
         config, row, replicas = self.config, self.planned.table[self.rows[trial.index]], int(self.replicas[trial.index])

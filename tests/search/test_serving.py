@@ -16,9 +16,11 @@ import pytest
 
 from launcher.backends import pool
 from launcher.backends.pool import Backends
+from launcher.cli import search_inference
 from launcher.cli.main import main
 from launcher.config import compose, resolve
 from launcher.config.rules import run_of
+from launcher.labels import seconds
 from launcher.planning.inference import plan_inference
 from launcher.results import front, report
 from launcher.search.front import behind_front
@@ -244,6 +246,45 @@ def test_a_recipe_of_served_load_plans_the_row_that_was_recommended_and_no_other
 def test_what_arrives_is_served_however_much_longer_it_takes_than_predicted(tmp_path: Path) -> None:
     done = searched(tmp_path, prepared(tmp_path, "workload.rate=3"), lambda config: 9.0).policy.plan(measured_only=True)
     assert done.values["throughput"][done.possible] == pytest.approx(3.0, rel=1e-3)
+
+
+LOCAL = [
+    "task=inference",
+    "workload=nemo",
+    "run.steps=6",
+    "cluster.gpus_per_node=4",
+    "model=gpt_tiny",
+    "hardware=cpu",
+    "cluster.hardware.cores=2",
+    "serving.weights=fp32",
+    "serving.kv=fp32",
+    "serving.batch=[1,4]",
+]
+
+
+@pytest.mark.parametrize(("nodes", "kinds"), [("fewest", {"measured", "scaled from measured"}), ("full", {"measured"})])
+def test_a_way_to_serve_has_one_time_in_all_places_and_says_whether_it_is_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nodes: str, kinds: set[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search_inference, "searched", lambda name, problem, *_, **__: searched(tmp_path, problem))
+    assert main(["search", "--json", *LOCAL, f"search.nodes={nodes}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    tried = {one["name"]: one for one in found["trials"] if one["status"] == "done"}
+    assert {one["kind"] for one in tried.values()} == kinds
+    places = [point | point["measured"] for point in found["points"] if point["measured"]] + [*found["recommended"].values()]
+    for one in places:
+        assert one["kind"] == tried[one["name"]]["kind"]
+        assert one["latency_ms"] == pytest.approx(1e3 * tried[one["name"]]["request_s"])
+    for one in tried.values():
+        assert (one["request_s"] == pytest.approx(one["measured_s"])) == (one["kind"] == "measured")
+    search_inference.show(found)
+    told = capsys.readouterr().out
+    assert ("~ scaled: the trial served fewer replicas" in told) == (len(kinds) > 1)
+    for one in found["recommended"].values():
+        (line,) = [line for line in told.splitlines() if f" {one['name']}  " in line]
+        time = seconds(one["latency_ms"] / 1e3)
+        assert ("~" + time if one["kind"] != "measured" else time) in line and f"{one['name']}, {time} a request ({one['kind']})" in told
 
 
 def test_report_and_mlflow_show_what_was_measured_filled_and_what_was_predicted_hollow(command: Callable[..., dict[str, Any]]) -> None:
