@@ -33,7 +33,7 @@ def plan(config: Config, wanted: Mapping[str, list[Any]], arguments: argparse.Na
     if arguments.explain is not None:
         return explain(config, planned, arguments)
     if arguments.json:
-        print(json.dumps(document(config, planned, arguments.top, spent), indent=2, allow_nan=False))
+        print(json.dumps(document(config, planned, spent), indent=2, allow_nan=False))
     else:
         show(config, planned, arguments.top, spent)
     return 0 if planned.kept.any() else 1
@@ -227,7 +227,7 @@ def at(planned: InferencePlan, value: Any, row: int) -> float:
     return float(np.broadcast_to(value, planned.table.shape)[row])
 
 
-def document(config: Config, planned: InferencePlan, top: int, spent: float) -> dict[str, Any]:
+def document(config: Config, planned: InferencePlan, spent: float) -> dict[str, Any]:
     """What ``--json`` prints."""
     from launcher.planning.inference import name_of
     from trainer.spec import to_dict
@@ -241,7 +241,7 @@ def document(config: Config, planned: InferencePlan, top: int, spent: float) -> 
         "workload": to_dict(config.workload),
         "limits": to_dict(config.sla),
         "engine": config.engine.name,
-        "front": [entry(planned, int(row)) for row in planned.front[:top]],
+        "front": [entry(planned, int(row)) for row in planned.front],
         "recommended": chosen,
         "most_served": planned.most_served and {"rate": planned.most_served[0], "name": name_of(planned.table[planned.most_served[1]])},
         "relaxations": relaxed(planned),

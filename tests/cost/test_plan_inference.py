@@ -401,6 +401,13 @@ def test_no_request_of_a_trace_is_longer_than_the_longest_that_was_read(tmp_path
         assert sum(rows[trace.row - 1]) == max(i + o for i, o in rows)
 
 
+def test_the_document_has_the_whole_front_whatever_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *CHAT, "--json", "--top", "1"]) == 0
+    front = json.loads(capsys.readouterr().out)["front"]
+    plan = plan_inference(compose(CHAT))
+    assert [one["name"] for one in front] == [name_of(plan.table[row]) for row in plan.front] and len(front) > 10
+
+
 def test_an_unknown_workload_ends_with_2_and_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "task=inference", "workload=chatt"]) == 2
     assert "did you mean 'chat'?" in capsys.readouterr().err
