@@ -21,9 +21,12 @@ FOLDER = Path("runs") / "recipe"
 
 
 def name_of_search(config: Config, overrides: Sequence[str]) -> str:
-    """The sweep of a search: the same command means the same one."""
+    """The sweep of a search: the same command means the same one. ``ConfigError`` for a name that cannot be one's."""
     from launcher.sweep.multirun import sweep_name
+    from launcher.trials.store import check_name
 
+    if config.sweep.name:
+        check_name(config.sweep.name)  # before the recipe that is called after it
     return config.sweep.name or "search-" + sweep_name(overrides).removeprefix("sweep-")
 
 

@@ -76,7 +76,7 @@ def heading(config: Config) -> str:
 
     size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
     work = config.workload
-    load = {"batch": work.batch, "concurrency": work.concurrency, "rate": work.rate and round(work.rate, 3)}
+    load = {"batch": work.batch, "concurrency": work.concurrency, "rate": work.rate and f"{work.rate:.4g}"}
     words = "".join(f", {name} {value}" for name, value in load.items() if value is not None)
     return (
         f"{config.model.family} {size} parameters in {config.serving.weights}, {work.input} tokens in, {work.output} "

@@ -24,7 +24,7 @@ FORMATS = ("fp32", "bf16", "fp16", "fp8")
 class EngineMemory:
     """What an engine keeps in device memory, and how much of it it takes."""
 
-    share: float = key(1.0, "part of the device's memory that weights, buffers and keys and values together may take", above=0)
+    share: float = key(1.0, "part of the device's memory that weights, buffers and keys and values together may take", above=0, maximum=1)
     of_free: bool = key(False, "the share is of what weights and buffers leave, for keys and values alone")
     embedding_copies: int = key(1, "copies of the input embedding or head, where model.tied says that they are one", minimum=1)
     embedding_sharded: bool = key(True, "tensor ranks share the vocabulary out")

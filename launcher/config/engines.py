@@ -16,9 +16,9 @@ from trainer.spec.errors import listed, nearest
 @cache
 def engine(name: str, own: Path | None = None) -> EngineProfile:
     """The profile ``name``, as ``engine=NAME`` composes it. ``ConfigError`` if there is none."""
+    names = engine_names(own)  # a path is no name
     path = next((p for folder in group_folders(own) if os.path.isfile(p := folder / "engine" / f"{name}.yaml")), None)
-    if path is None:
-        names = engine_names(own)
+    if path is None or name not in names:
         raise ConfigError(f"engine={name} does not exist{nearest(name, names)}; conf/engine/ has {listed(names)}")
     return from_dict(EngineProfile, read_keys(path), f"engine={name}: ")
 

@@ -18,7 +18,7 @@ class WorkloadConfig:
     longest: Optional[int] = key(None, "tokens of the longest request, prompt and answer together: the length that commands allow; null = input + output", minimum=1, maximum=MOST)
     batch: Optional[int] = key(None, "static batches of so many requests per replica; null = see concurrency and rate", minimum=1, maximum=MOST)
     concurrency: Optional[int] = key(None, "requests in flight over all replicas: one that ends is followed by the next", minimum=1, maximum=MOST)
-    rate: Optional[float] = key(None, "requests per second over all replicas, arriving at random; batch, concurrency and rate null = all sizes of serving.batch are compared", above=0)
+    rate: Optional[float] = key(None, "requests per second over all replicas, arriving at random; batch, concurrency and rate null = all sizes of serving.batch are compared", minimum=1e-9, maximum=MOST)
     trace: Optional[str] = key(None, "CSV file with columns arrival (s), input, output: lengths, the longest among them, and rate are those of its requests")
 
 

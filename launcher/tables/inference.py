@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from launcher.config.engine import EngineProfile
-from launcher.config.engines import engine
+from launcher.config.engines import engine, engine_names
 from launcher.config.schema import HardwareConfig
 from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
 from launcher.cost.inputs.device import Device
@@ -169,9 +170,17 @@ def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape
     name = row.known("hardware")
     if name not in hardware:
         raise Unanswerable(f"hardware {name} is not described")
+    if row.known("engine") not in engines():
+        raise Unanswerable(f"engine {row['engine']} is not described")
     if row.known("tensor") > shape.heads or row.known("pipeline") > shape.layers:
         raise Unanswerable("more ranks than heads or layers")
     return shape, Device.of(hardware[name], row.known("gpus_per_node")), engine(row.known("engine"))
+
+
+@cache
+def engines() -> frozenset[str]:
+    """The engines that a row can name."""
+    return frozenset(engine_names())
 
 
 def _case(rows: list[MeasuredRun], parts: list[tuple[Shape, Device, EngineProfile]]) -> InferenceCase:

@@ -35,6 +35,8 @@ def read_trace(path: str | Path) -> Trace:
                 raise ConfigError(
                     f"workload.trace={path} has no column {missing[0]} (it has: {', '.join(names) or 'nothing'}); give {', '.join(COLUMNS)}"
                 )
+            if twice := [name for name in COLUMNS if names.count(name) > 1]:
+                raise ConfigError(f"workload.trace={path} has the column {twice[0]} more than once; keep one")
             rows = [_row(path, number, record) for number, record in enumerate(reader, 1)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read workload.trace={path} ({error}); give a CSV file with columns {', '.join(COLUMNS)}") from None
@@ -49,12 +51,14 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _row(path: str | Path, number: int, record: dict[str, str | None]) -> tuple[float, float, float]:
+    if any(text.strip() for text in record.get(None, ())):  # type: ignore[call-overload]  # what DictReader has left over
+        raise ConfigError(f"row {number} of workload.trace={path} has more cells than there are columns; write 1.5, not 1,5")
     values = []
     for name, most in COLUMNS.items():
         text = record[name] or ""
         try:
             value = float(text)
-            if not 0 <= value <= most:
+            if not 0 <= value <= most or "_" in text:  # Python's own 1_000 is no number elsewhere
                 raise ValueError(name)
         except ValueError:
             given = repr(text[:40]) if text else "nothing"

@@ -151,6 +151,13 @@ def test_a_table_in_other_units_is_refused_and_its_predictions_are_not_written(
     assert (tmp_path / "of_right.csv").exists() and not (tmp_path / "of_wrong.csv").exists()
 
 
+@pytest.mark.parametrize("name", ["nope", "../engine/vllm"])
+def test_a_row_of_an_engine_that_is_not_described_is_counted_with_the_reason_and_the_others_are_predicted(name: str) -> None:
+    row = canonical_row(cells_of(batch="8", latency_ms="250")).cells
+    strange, known = judge([MeasuredRun(1, row | {"engine": name}), MeasuredRun(2, row)], shipped_hardware())
+    assert strange.reason == f"engine {name} is not described" and strange.latency_s is None and known.latency_s is not None
+
+
 def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("source,model\na,b\n")

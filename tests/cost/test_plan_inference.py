@@ -330,6 +330,8 @@ WRONG = [
     (["serving.device_hour=1e308"], "is above the largest allowed value"),
     (["serving.checkpoint=''"], "serving.checkpoint='' names no checkpoint that a command could serve"),
     (["serving.checkpoint='a\nrm -rf b'"], "serving.checkpoint='a\\nrm -rf b' names no checkpoint"),
+    (["engine.memory.share=1.5"], "engine.memory.share=1.5 is above the largest allowed value; use 1 or less"),
+    (["workload.rate=1e-300"], "workload.rate=1e-300 is below the smallest allowed value"),
     (["model.kv_heads=5"], "model.kv_heads=5 does not divide model.heads=96"),
 ]
 
@@ -350,6 +352,10 @@ def test_what_contradicts_itself_is_refused_in_one_line(words: list[str], messag
         ("arrival,input,output\n1,1e308,3\n2,1e308,3\n", "has input='1e308'"),
         ("arrival,input,output\n1,nan,3\n", "has input='nan'"),
         ("arrival,input,output\n1,2,3\n", "no rate"),
+        ("arrival,input,output\n0,5,120,21,3\n", "row 1 of workload.trace"),
+        ("arrival,input,output\n0,5,120,21,3\n", "has more cells than there are columns; write 1.5, not 1,5"),
+        ("arrival,input,output,input\n0,1,2,3\n", "has the column input more than once; keep one"),
+        ("arrival,input,output\n0,1_000,2\n", "row 1 of workload.trace"),
     ],
 )
 def test_a_trace_that_is_none_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:
@@ -406,6 +412,17 @@ def test_the_document_has_the_whole_front_whatever_is_listed(capsys: pytest.Capt
     front = json.loads(capsys.readouterr().out)["front"]
     plan = plan_inference(compose(CHAT))
     assert [one["name"] for one in front] == [name_of(plan.table[row]) for row in plan.front] and len(front) > 10
+
+
+def test_a_small_rate_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *CHAT, "workload.rate=0.0004"]) == 0
+    assert "128 out, rate 0.0004, vLLM" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nope", "../engine/vllm", "../../conf/engine/vllm"])
+def test_an_engine_is_a_name_and_no_path(name: str) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        engine(name)
 
 
 def test_an_unknown_workload_ends_with_2_and_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -319,6 +319,7 @@ WRONG = [
     (["sla.latency_ms=100", "sla.ttft_ms=200"], "no request ends before its first token"),
     (["workload=chatt"], "chat"),
     (["workload.trace=wrong.csv"], "wrong.csv"),
+    (["sweep.name=a/b"], "sweep.name='a/b' cannot name a sweep"),
     (["workload.rate=1e6"], "1e+06 requests/s arrive and at most "),
 ]
 
