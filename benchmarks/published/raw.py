@@ -1,7 +1,7 @@
 """Tables in the form in which published measurements are collected: one line per run, columns by name, blank where a source prints nothing.
 
-``read`` is strict about the header and forgiving about cells: a cell that is not a number is unknown. What a row means is decided in
-``cells``.
+``read`` is strict: what is no number in a column of numbers is an error, since a cell that was mistyped would pass for one that the source
+left blank. A range ("64-256") is a number that is not known. What a row means is decided in ``cells``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ COUNTS = (
     "gbs",
 )
 """Columns of positive whole numbers."""
+NUMBERS = (
+    *COUNTS,
+    *("step_time_s", "samples_per_s", "tokens_per_s_total", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "peak_mem_gb"),
+    *("batch", "input_len", "output_len", "latency_ms", "throughput"),
+    *("isl", "osl", "batch_size", "tp_size", "pp_size", "attention_dp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms"),
+)
+"""Columns whose cells are numbers, ranges of them, 0 for none, or blank."""
+_NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?(\s*-\s*\d+(\.\d+)?)?")
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def read(path: str | Path, required: Sequence[str] = REQUIRED) -> list[RawRow]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             _check_columns(path, reader.fieldnames, required)
-            return [RawRow(number, _cells(record)) for number, record in enumerate(reader, 1)]
+            return [RawRow(number, _cells(path, number, record)) for number, record in enumerate(reader, 1)]
     except OSError as error:
         raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -127,5 +135,11 @@ def _check_columns(path: str | Path, columns: Sequence[str] | None, required: Se
         raise ConfigError(f"{path} has no column {listed(missing).replace(' or ', ' and ')}{hint} (it has: {', '.join(columns)})")
 
 
-def _cells(record: dict[str, str | None]) -> dict[str, str]:
-    return {name: value.strip() for name, value in record.items() if isinstance(name, str) and isinstance(value, str) and value.strip()}
+def _cells(path: str | Path, number: int, record: dict[str, str | None]) -> dict[str, str]:
+    if any(text.strip() for text in record.get(None, ())):  # type: ignore[call-overload]  # what DictReader has left over
+        raise ConfigError(f"row {number} of {path} has more cells than there are columns; write 1.5, not 1,5, and quote text with commas")
+    cells = {name: value.strip() for name, value in record.items() if isinstance(value, str) and value.strip()}
+    if wrong := [name for name in NUMBERS if name in cells and not _NUMBER.fullmatch(cells[name])]:
+        name = wrong[0]
+        raise ConfigError(f"row {number} of {path} has {name}={cells[name]}; give a number above 0, or leave the cell blank")
+    return cells

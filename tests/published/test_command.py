@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks import published
 from benchmarks.published.__main__ import main
+from benchmarks.published.convert import converted
 from benchmarks.published.inference import BATCHES
+from benchmarks.published.raw import NUMBERS
 
 ROW = dict(zip(BATCHES, ("GPT-1.3B", "24", "2048", "A100-80GB", "1", "1", "8", "60", "20", "250")))
 RAW = f"{','.join(ROW)}\n{','.join(ROW.values())}\n"
@@ -45,3 +49,34 @@ def test_a_table_becomes_another_file(tmp_path: Path) -> None:
     (out := tmp_path / "out.csv").write_text("of an earlier time")
     assert main([str(raw), str(out)]) == 0
     assert raw.read_text() == RAW and out.read_text().startswith("source,model,family")
+
+
+@pytest.mark.parametrize("cell", ["abc", "-5", "x", "nan", "inf", "1_000", "1 000"])
+@pytest.mark.parametrize("column", ["layers", "batch", "latency_ms"])
+def test_what_is_no_number_in_a_column_of_numbers_is_an_error_with_row_and_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, cell: str
+) -> None:
+    (raw := tmp_path / "raw.csv").write_text(RAW + ",".join((ROW | {column: cell}).values()) + "\n")
+    assert main([str(raw), str(tmp_path / "out.csv")]) == 2
+    assert capsys.readouterr().err == f"error: row 2 of {raw} has {column}={cell}; give a number above 0, or leave the cell blank\n"
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("cell", ["", "64-256", "8.0", "1e1", "0"])
+def test_a_blank_a_range_and_a_number_are_taken(tmp_path: Path, cell: str) -> None:
+    (raw := tmp_path / "raw.csv").write_text(RAW + ",".join((ROW | {"batch": cell}).values()) + "\n")
+    assert main([str(raw), str(tmp_path / "out.csv")]) == 0
+
+
+def test_a_row_of_more_cells_than_columns_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (raw := tmp_path / "raw.csv").write_text(RAW.rstrip() + ",5\n")
+    assert main([str(raw), str(tmp_path / "out.csv")]) == 2
+    assert "row 1 of" in capsys.readouterr().err
+
+
+def test_every_table_that_ships_is_taken_and_no_column_that_is_read_as_a_number_is_left_out() -> None:
+    folder = Path(published.__file__).parent
+    tables = list(folder.rglob("*.csv"))
+    assert len(tables) > 10 and all(converted(path)[0] for path in tables)
+    code = "".join(path.read_text() for path in folder.glob("*.py"))
+    assert set(re.findall(r"\.(?:number_of|whole)\(\"(\w+)\"\)", code)) - {"year"} <= set(NUMBERS)
