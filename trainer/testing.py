@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.spec import TrainConfig, to_dict
 from trainer.spec.records import CONFIG, RESULT, failure_file
 
 PATIENCE_S = 600.0
@@ -66,7 +67,7 @@ class Farm:
         assert self._reply() == {"ready": True}
 
     def train(self, config: dict[str, Any], world_size: int, out: Path | None = None, attempt: int = 0) -> Finished:
-        """``python -m trainer`` on ``world_size`` ranks with the plain data of a TrainConfig."""
+        """``python -m trainer`` on ``world_size`` ranks with the plain data of a TrainConfig; sections that it lacks are as in any run."""
         out = out or self.folder()
         path = out / CONFIG
         self.write(path, config)
@@ -76,7 +77,7 @@ class Farm:
     def write(path: Path, config: dict[str, Any]) -> None:
         import yaml
 
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(yaml.safe_dump(to_dict(TrainConfig()) | config))
 
     def call(self, function: Callable[..., Any], world_size: int, **arguments: Any) -> Finished:
         """``function(rank_env, folder, **arguments)`` on ``world_size`` ranks; fails if one fails.

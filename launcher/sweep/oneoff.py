@@ -60,7 +60,7 @@ def run_job(
     root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
     section = {} if stage is None else {SECTION: to_dict(stage)}
     config = check_shared(config, section[SECTION]) if section else config
-    content = to_dict(run_of(config)) | section
+    content = section | to_dict(run_of(config))
     job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, content)
     backend = backends(config.cluster)
     with asked(on_signal):

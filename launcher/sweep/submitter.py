@@ -127,7 +127,7 @@ class Submitter:
         ready = self._intended(trials)
         if not ready:
             return
-        self._state.store.save_all([trial.record for trial, _ in ready])
+        self._state.store.save_intended([trial.record for trial, _ in ready])
         try:
             handles, failure = self._handles(backend, [request for _, request in ready])
         except BackendError as silence:  # whether they were started is found out when somebody answers

@@ -165,18 +165,26 @@ class Store:
         cluster = cluster_of(record, point.config.cluster)
         fresh = record.created is None
         record.overrides, record.predicted = point.overrides, point.predicted or record.predicted
-        section = {} if point.stage is None else {SECTION: to_dict(point.stage)}
-        record.config, record.cluster, record.sweep = to_dict(train) | section, to_dict(cluster), sweep
+        section: dict[str, Any] = {} if point.stage is None else {SECTION: to_dict(point.stage)}
+        record.config, record.cluster, record.sweep = section | to_dict(train), to_dict(cluster), sweep
         record.world_size = world_size_of(train.layout)
         record.created, record.commit = record.created or time.time(), commit
         record.reads = digests(point.config) if point.stage is None else {}  # a stage's id has its inputs
         if fresh or section or not (record.directory / CONFIG).exists():
             record.directory.mkdir(parents=True, exist_ok=True)
-            save(record.config, record.directory / CONFIG)
+            save(record.config, record.directory / CONFIG, durable=False)  # written again before the trial is submitted
         return record
 
     def save(self, record: Record, *, durable: bool = True) -> None:
         write_json(record.directory / "trial.json", record.to_json(), durable=durable)
+
+    def save_intended(self, records: Sequence[Record]) -> None:
+        """``save_all`` of trials that are about to be submitted, with their ``config.yaml``: whatever became of it, the ranks read what the
+        trial's id stands for."""
+        if records:
+            with ThreadPoolExecutor(min(32, len(records))) as pool:
+                list(pool.map(lambda record: save(record.config, record.directory / CONFIG), records))
+        self.save_all(records)
 
     def save_all(self, records: Sequence[Record]) -> None:
         """``save`` each, durably. Side by side: a disk or a file server makes many files durable in hardly more time than one."""

@@ -48,6 +48,19 @@ def test_ranks_that_do_not_end_after_their_result_are_ended_and_the_result_count
     assert record.status is Status.DONE
 
 
+@pytest.mark.parametrize("damage", ["", "layout:\n", "run:\n", None])
+def test_a_trial_is_measured_again_as_its_id_says_whatever_became_of_its_configuration(tmp_path: Path, damage: str | None) -> None:
+    """Cut short at a section, empty, or another run's."""
+    (record,) = sweep(tmp_path, trial(steps=4, seed=7))
+    path = record.directory / "config.yaml"
+    whole = path.read_text()
+    path.write_text(whole.replace("steps: 4", "steps: 3") if damage is None else whole[: whole.index(damage)])
+    (record.directory / "result.json").unlink()
+    (again,) = sweep(tmp_path, trial(steps=4, seed=7))
+    assert (again.id, again.status, path.read_text()) == (record.id, Status.DONE, whole)
+    assert (again.read_last_step() or {})["step"] == 4
+
+
 class Crowd:
     """Counts the ranks that live at once."""
 

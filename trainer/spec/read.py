@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import json
 import math
-import os
 import types
 import typing
 from collections.abc import Mapping
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.spec.errors import ConfigError, listed, nearest
-from trainer.spec.schema import TrainConfig
+from trainer.spec.files import write_text
+from trainer.spec.schema import RequestsConfig, TrainConfig
 
 T = TypeVar("T")
 SECTION = "stage"
-"""Section of a run's file that ``load`` leaves to ``trainer.spec.stage_run``."""
+"""Section of a run's file that ``load`` leaves to ``trainer.spec.stage_run``. It comes first: a file that was cut short lacks another."""
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
@@ -100,9 +100,25 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def load(path: str | Path) -> TrainConfig:
-    """Read one resolved run, as written by the launcher or by hand. ``ConfigError`` if it cannot be read."""
+    """Read one resolved run, as written by ``save``. ``ConfigError`` if it cannot be read, or lacks a part."""
     data = read_yaml(path)
-    return from_dict(TrainConfig, {name: value for name, value in data.items() if name != SECTION} if isinstance(data, dict) else data)
+    if not isinstance(data, dict):
+        return from_dict(TrainConfig, data)
+    check_whole(TrainConfig, data, path)
+    if isinstance(data["requests"], Mapping):  # the last section: a file that was cut short may end in the middle of it
+        check_whole(RequestsConfig, data["requests"], path, "requests.")
+    return from_dict(TrainConfig, {name: value for name, value in data.items() if name != SECTION})
+
+
+def check_whole(cls: type, data: Mapping[str, Any], path: str | Path, where: str = "") -> None:
+    """``ConfigError`` unless ``data`` of the file ``path`` has every key of ``cls``: defaults in place of what was cut off would be another
+    run."""
+    lacking = [where + f.name for f in dataclasses.fields(cls) if f.name not in data]
+    if lacking:
+        raise ConfigError(
+            f"{path} lacks {', '.join(lacking)}: it is no whole run, and may have been cut short; "
+            "repeat the command that made it, which writes it again"
+        )
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -125,12 +141,10 @@ def read_yaml(path: str | Path) -> Any:
     return data if data is not None else {}
 
 
-def save(config: Any, path: str | Path) -> None:
-    """Write a configuration as text that ``load`` reads back equal. Atomic: a reader never sees a part of it."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(as_text(config if isinstance(config, dict) else to_dict(config)))
-    temporary.replace(path)
+def save(config: Any, path: str | Path, *, durable: bool = True) -> None:
+    """Write a configuration as text that ``load`` reads back equal. Atomic: a reader never sees a part of it, ``durable`` not even after a
+    power failure."""
+    write_text(Path(path), as_text(config if isinstance(config, dict) else to_dict(config)), durable=durable)
 
 
 def as_text(config: Mapping[str, Any]) -> str:

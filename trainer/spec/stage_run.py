@@ -44,4 +44,5 @@ def stage_in(data: Mapping[str, Any]) -> StageRun | None:
 
 def load_stage(path: str | Path) -> StageRun | None:
     """The section in a file; ``ConfigError`` if that cannot be read."""
-    return stage_in(read_yaml(path))
+    data = read_yaml(path)
+    return stage_in(data) if isinstance(data, dict) else None  # anything else is no run, which ``load`` says
