@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
+from collections.abc import Callable
 
 from launcher.backends.contract import BackendError
 from launcher.backends.pool import Backends
 from launcher.sweep.reconcile import catch_up
 from launcher.trials.store import Store, Sweep
+
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of a folder that can be read all the same."""
 
 
 def sweep_parser(verb: str, description: str) -> argparse.ArgumentParser:
@@ -23,10 +28,21 @@ def sweep_parser(verb: str, description: str) -> argparse.ArgumentParser:
 def open_sweep(arguments: argparse.Namespace) -> Sweep:
     """The sweep that was asked for. Trials that a launcher left in a queue are asked after; ``ConfigError`` when there is no such sweep."""
     store = Store(arguments.dir)
-    sweep = store.sweep(arguments.sweep)
+    return caught_up(store, lambda: store.sweep(arguments.sweep))
+
+
+def caught_up(store: Store, read: Callable[[], Sweep]) -> Sweep:
+    """The sweep that ``read`` reads, its trials asked after; as last recorded, and said to be, where no queue answers, or nothing can be
+    written down: what is known can be read on a full disk, and by those who may only read."""
+    sweep = read()
     try:
         with Backends() as backends:
             catch_up(store, sweep.records, backends)
-    except (BackendError, PermissionError) as error:
+    except BackendError as error:
         print(f"as last recorded, since the queue cannot be asked: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        print(f"as last recorded, since {error.filename or store.root} cannot be written: {error.strerror}", file=sys.stderr)
+        return read()  # without what was found out, and could not be kept
     return sweep

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends.contract import BackendError
-from launcher.backends.pool import Backends
 from launcher.backends.snapshot import CodeSnapshot
+from launcher.cli.arguments import caught_up
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.labels import one_line
-from launcher.sweep.reconcile import catch_up
 from launcher.trials.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
 from launcher.trials.store import Record, Store, Sweep
 from trainer.spec import Status
@@ -41,12 +38,7 @@ def main(argv: list[str]) -> int:
         sweeps = [store.sweep(name) for name in store.names()]
         _print([_counts(sweep) for sweep in sweeps], lambda console: _show_all(console, sweeps), arguments.json)
         return 0
-    sweep = _asked_for(store, arguments.sweep)
-    try:
-        with Backends() as backends:
-            catch_up(store, sweep.records, backends)
-    except (BackendError, PermissionError) as error:
-        print(f"as last recorded, since the queue cannot be asked: {error}", file=sys.stderr)
+    sweep = caught_up(store, lambda: _asked_for(store, arguments.sweep))
     here = _code_here(sweep)
     document = {"sweep": sweep.name, "code_here": here, "trials": [_as_json(r) for r in sweep.records]}
     _print(document, lambda console: _show(console, sweep), arguments.json)

@@ -26,6 +26,8 @@ def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> Non
     next command that runs or cancels the trial.
     """
     under_way = [record for record in records if record.status in (Status.SUBMITTED, Status.RUNNING)]
+    if not under_way:  # nothing to lock: the folder may be one that can only be read
+        return resume(store.root)
     with _reconciling(store, under_way, backends, reading=True) as (loop, active):
         loop.catch_up(active)
 

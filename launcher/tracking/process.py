@@ -114,7 +114,8 @@ def _output(path: Path) -> BinaryIO:
 
 
 def resume(root: Path) -> None:
-    """Have copied in the background what an earlier copier was killed before it had copied; nothing in folders of other people."""
+    """Have copied in the background what an earlier copier was killed before it had copied; nothing in folders of other people, or that
+    cannot be written."""
     with suppress(OSError):
-        if unmirrored.names(root) and root.stat().st_uid == os.getuid():
+        if unmirrored.names(root) and root.stat().st_uid == os.getuid() and os.access(root, os.W_OK):
             start_copier(root)

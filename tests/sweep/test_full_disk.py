@@ -1,8 +1,10 @@
-"""A disk that fills while a sweep runs: one plain line, and the same command continues once there is room. On a small file system of its own."""
+"""A disk that fills while a sweep runs: one plain line, and the same command continues once there is room. What is recorded can be read on
+it, and where nothing can be written. On a small file system of its own."""
 
 from __future__ import annotations
 
 import errno
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.main import main
 from launcher.trials.store import Store
+from tests.results.trial_files import SweepOnDisk, point
 from tests.sweep.support import PROJECT, until
 from trainer.spec import Status
 
@@ -63,3 +67,29 @@ def test_a_sweep_whose_disk_fills_says_so_in_one_line_and_goes_on_when_there_is_
     assert again.returncode == 0, again.stderr
     assert [record.status for record in Store(small_disk).sweep("full").records] == [Status.DONE] * 3
     assert measured and all(path.read_bytes() == content for path, content in measured.items()), "nothing is measured twice"
+
+
+@pytest.mark.parametrize("disk", ["full", "read-only"])
+@pytest.mark.parametrize("under_way", [False, True], ids=["all ended", "under way"])
+def test_what_is_recorded_is_shown_where_nothing_can_be_written(
+    disk: str, under_way: bool, small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted = SweepOnDisk(small_disk / "runs")
+    done = planted.done(point(1, 1), 0.3)
+    left = planted.add(point(2, 1), Status.RUNNING) if under_way else planted.failed(point(2, 1))
+    if under_way:  # its ranks have ended with their launcher
+        left.handle = {"job": f"{left.id}-0", "pids": [], "host": socket.gethostname(), "since": 0.0}
+        planted.store.save(left)
+    before = {path: path.read_bytes() for path in small_disk.rglob("*.json")}
+    if disk == "full":
+        fill(small_disk / "filler")
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for words in (["status"], ["rank"], ["report", "-o", str(tmp_path / "page.html")]):
+        assert main([*words, "--dir", str(small_disk / "runs")]) == 0
+        said = capsys.readouterr()
+        remarks = [line for line in said.err.splitlines() if line.startswith("as last recorded, since ")]
+        assert len(remarks) == under_way and "Errno" not in said.err, said.err
+        assert words[0] == "report" or (done.id in said.out and left.id in said.out and left.status.value in said.out)
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert {path: path.read_bytes() for path in small_disk.rglob("*.json")} == before
