@@ -14,6 +14,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -51,13 +53,16 @@ class Copier:
             time.sleep(LOOK_S)
 
     def finish(self) -> bool:
-        """Copy until nothing is left, or leave it to the copier that is at work. False when a store fails for ``GIVE_UP_S``."""
+        """Copy until nothing is left, or leave it to the copier that is at work. False when a store fails for ``GIVE_UP_S``; the process
+        ends by itself in the middle of another attempt, which may last for as long again."""
         end = time.monotonic() + GIVE_UP_S
         while unmirrored.names(self._root):
             if not self._locks.take("copier"):
                 return True
             while unmirrored.names(self._root):
-                if not self.look() and time.monotonic() > end:
+                with _ended_at(end) if self._due else nullcontext():
+                    copied = self.look()
+                if not copied and time.monotonic() > end:
                     return False
                 time.sleep(LOOK_S if self._due else 0)
             self._locks.free("copier")  # and look again: whoever found it locked has left its sweep to us
@@ -89,6 +94,17 @@ class Copier:
         """Whether there is anything to see of the sweep: a command that was refused may have left a plan, or nothing."""
         planned = (Status.PLANNED, Status.PRUNED)
         return name in self._store.names() and any(record.status not in planned for record in self._store.sweep(name).records)
+
+
+@contextmanager
+def _ended_at(end: float) -> Iterator[None]:
+    """This process ends with code 1 if it is still inside at ``end``, monotonic: what is copied by then is noted, and the next goes on."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+    signal.setitimer(signal.ITIMER_REAL, max(LOOK_S, end - time.monotonic()))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main(argv: list[str]) -> int:

@@ -38,7 +38,14 @@ def environment() -> dict[str, str]:
 
 
 def database_uri(root: Path) -> str:
-    return f"sqlite:///{root.absolute() / 'mlflow.db'}"
+    """The address of the folder's database. ``%41`` or ``?`` in a folder's name are no escapes and no options."""
+    path = str(root.absolute() / "mlflow.db")
+    if not {"?", "%"} & set(path):
+        return f"sqlite:///{path}"
+    from sqlalchemy import URL
+
+    # Named with its driver: of what begins with "sqlite:///" MLflow makes the folder, by its escaped name.
+    return URL.create("sqlite+pysqlite", database=path).render_as_string()
 
 
 def artifact_folder(root: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,6 +198,36 @@ def test_one_server_that_is_away_does_not_hold_up_other_sweeps(root: Path, monke
     assert not copier.Copier(root).finish()
     assert unmirrored.names(root) == ["away"] and "127.0.0.1" in unmirrored.trouble(root, "away")
     assert len(children(root)) == 4
+
+
+def test_a_copier_ends_at_its_limit_in_the_middle_of_another_attempt(root: Path) -> None:
+    """As MLflow tries a database that cannot be opened: a quarter of an hour for each attempt."""
+    finished_sweep(root)
+    unmirrored.add(root, "planted")
+    body = """
+import itertools, sys, time
+from pathlib import Path
+from launcher.tracking import copier
+numbers = itertools.count()
+copier.attempt = lambda mirror: "it fails" if next(numbers) == 0 else time.sleep(1000)
+copier.GIVE_UP_S = 2.0
+copier.Copier(Path(sys.argv[1])).finish()
+"""
+    done = subprocess.run([sys.executable, "-c", body, str(root)], env=database.environment(), timeout=600, check=False)
+    assert done.returncode == 1 and unmirrored.names(root) == ["planted"]
+    assert unmirrored.trouble(root, "planted") == "it fails", "and the next command goes on"
+
+
+@pytest.mark.parametrize("name", ["q?x=1", "p%41", "%2541 #ü"])
+def test_a_folder_of_any_name_has_its_database_in_itself(root: Path, name: str) -> None:
+    folder = root / name
+    folder.mkdir()
+    shutil.copy(root / "mlflow.db", folder)
+    SweepOnDisk(folder).done(point(1, 1), 0.2)
+    unmirrored.add(folder, "planted")
+    assert copying(folder).wait(600) == 0
+    assert len(children(folder)) == 1 and list(folder.glob("mlartifacts/*/artifacts/*"))
+    assert {path.name for path in root.iterdir()} == {"mlflow.db", name}
 
 
 def test_launcher_waits_for_a_copier_that_is_about_to_finish(
