@@ -238,8 +238,9 @@ class Store:
     # -- sweeps ---------------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """All sweeps, the one touched last first."""
-        return [path.stem for path in sorted(self.sweeps.glob("*.json"), key=lambda p: p.stat().st_mtime_ns, reverse=True)]
+        """All sweeps, the one touched last first. Other files of their folder, such as copies that a person made, are none."""
+        found = [path for path in self.sweeps.glob("*.json") if _NAME.fullmatch(path.stem) and path.is_file()]
+        return [path.stem for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 
     def sweep(self, name: str | None = None) -> Sweep:
         """A sweep with its records; None: the newest. ``ConfigError`` when there is none of that name."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.cli.main import main
 from launcher.trials.store import Point, Record, Store, check_name
 from tests.sweep.support import points, sweep, trial
 from trainer.spec import ConfigError, Reason, Status, load, to_dict
@@ -123,6 +124,19 @@ def test_the_newest_sweep_is_the_one_written_last(store: Store) -> None:
         os.utime(store.sweeps / f"{name}.json", ns=(1, "bac".index(name)))
     assert store.sweep().name == "c"
     assert store.names() == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize("name", ["demo (copy)", "._demo", "-dash", "ü", "", "x" * 65, "a\nb"])
+def test_a_file_whose_name_no_sweep_can_have_hides_none(store: Store, name: str) -> None:
+    (record,) = plan(store, 1)
+    stray = store.sweeps / f"{name}.json"
+    stray.write_text((store.sweeps / "demo.json").read_text())
+    (store.sweeps / "gone.json").symlink_to("nowhere")
+    os.utime(stray, ns=(1, 1 << 62))  # the newest
+    assert store.names() == ["demo"] and store.sweep().name == "demo"
+    assert store.stage("tune") is None and store.trial(record.id).id == record.id
+    for words in (["rank"], ["status", "--all"], ["logs", record.id[:4]], ["report", "-o", str(store.root / "page.html")]):
+        assert main([*words, "--dir", str(store.root)]) == 0
 
 
 def test_an_unknown_sweep_names_the_nearest_known(store: Store) -> None:
