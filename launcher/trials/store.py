@@ -26,6 +26,7 @@ from launcher.config.schema import ClusterConfig, Config
 from launcher.trials.identity import digest, trial_id
 from launcher.trials.owner import owned
 from launcher.trials.reads import digests
+from launcher.trials.shape import fits, is_record, is_time
 from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
 from trainer.spec.errors import nearest
 from trainer.spec.files import last_object, read_json, write_json
@@ -123,6 +124,8 @@ class Record:
     @classmethod
     def from_json(cls, directory: Path, data: dict[str, Any]) -> Record:
         """``ValueError`` or ``TypeError`` when ``data`` is not a record. Keys of a newer Trireme are ignored."""
+        if not is_record(data) or data.get("id") != directory.name:
+            raise ValueError(f"{directory} holds no record of its trial")
         known = {f.name for f in dataclasses.fields(cls)} - {"directory"}
         record = cls(directory=directory, **{name: value for name, value in data.items() if name in known})
         record.status = Status(record.status)
@@ -278,14 +281,15 @@ class Store:
         """What is whole in a sweep's file; of one that is new or damaged, the empty sweep."""
         stored = read_json(self._sweep_path(name)) or {}
         check_format(stored, self._sweep_path(name))
-        data = {"name": name, "created": time.time(), "launcher": "", "points": []} | stored
-        points = data["points"] if isinstance(data["points"], list) else []
-        data["points"] = [point for point in points if isinstance(point, dict) and _ID.fullmatch(str(point.get("trial")))]
+        right = {"launcher": str, "points": list[Any], "front": dict[str, Any]}
+        whole = {key: value for key, value in stored.items() if fits(right.get(key, Any), value) and (key != "created" or is_time(value))}
+        data: dict[str, Any] = {"name": name, "created": time.time(), "launcher": "", "points": []} | whole
+        data["points"] = [point for entry in data["points"] if (point := _point_in(entry)) is not None]
         return data
 
     def _point_record(self, point: dict[str, Any]) -> Record:
-        overrides, pruned = tuple(map(str, point.get("overrides") or ())), point.get("pruned")
-        if isinstance(pruned, dict):
+        overrides, pruned = tuple(point.get("overrides", ())), point.get("pruned")
+        if pruned is not None:
             return self._pruned(overrides, known_reason(pruned.get("reason")) or Reason.CONFIGURATION, str(pruned.get("detail", "")))
         record = self.load(point["trial"])
         record.overrides = overrides
@@ -312,6 +316,14 @@ class Store:
 
     def forget_stop(self, record: Record) -> None:
         (self.requests / record.id).unlink(missing_ok=True)
+
+
+def _point_in(entry: Any) -> dict[str, Any] | None:
+    """What is whole of a point in a sweep's file; None where its trial is not told."""
+    if not isinstance(entry, dict) or not fits(str, entry.get("trial")) or not _ID.fullmatch(entry["trial"]):
+        return None
+    right = {"overrides": list[str], "pruned": dict[str, Any] | None, "stage": str}
+    return {key: value for key, value in entry.items() if key not in right or fits(right[key], value)}
 
 
 def check_name(name: str, key: str = "sweep.name", what: str = "a sweep") -> str:

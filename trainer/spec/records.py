@@ -81,14 +81,14 @@ def attempt_of(data: Mapping[str, Any]) -> int:
 def outcome_of(result: Mapping[str, Any]) -> tuple[Status, Reason | None]:
     """Status and reason as a rank wrote them; words that this version does not know are an error of the trial."""
     status, reason = result.get("status"), result.get("reason")
-    if status not in {s.value for s in Status}:
+    if status not in [s.value for s in Status]:
         return Status.FAILED, Reason.ERROR
     return Status(status), known_reason(reason) or (None if status == Status.DONE.value else Reason.ERROR)
 
 
 def known_reason(word: Any) -> Reason | None:
     """The reason of that name; None where this version knows none."""
-    return Reason(word) if word in {reason.value for reason in Reason} else None
+    return Reason(word) if word in [reason.value for reason in Reason] else None
 
 
 def reason_of(failure: Mapping[str, Any]) -> Reason:
