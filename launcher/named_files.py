@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -49,8 +50,7 @@ def check_folder(path: str | Path, what: str, named: str | Path | None = None) -
     named = path if named is None else named
     folder = Path(path).absolute()
     try:
-        while not os.path.lexists(folder):
-            folder = folder.parent
+        folder = _there(folder)
         if not folder.is_dir():
             raise ConfigError(f"{what}={named} cannot be made, since {folder} is not a folder; name another place")
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -59,6 +59,21 @@ def check_folder(path: str | Path, what: str, named: str | Path | None = None) -
         if isinstance(error, ConfigError):
             raise
         raise _refused(what, named, error) from None
+
+
+def _there(folder: Path) -> Path:
+    """``folder``, or the nearest above it that is there. ``OSError`` where those between could not be made, or looked for."""
+    missing: list[bytes] = []
+    while True:
+        try:
+            os.lstat(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            missing.append(os.fsencode(folder.name))
+            folder = folder.parent
+            continue
+        if folder.is_dir() and max(map(len, missing), default=0) > os.pathconf(folder, "PC_NAME_MAX"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))  # the system says so only once those above it are made
+        return folder
 
 
 def _kind(mode: int) -> str:

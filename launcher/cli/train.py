@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.main import plain
 from launcher.config.compose import check_overrides, conf_dir, plain_errors, register_schema
 from trainer.spec.errors import ConfigError
 
@@ -40,10 +41,21 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         sweep.finish(0)
         raise
+    except OSError as error:
+        sweep.error = error
+    if isinstance(sweep.error, OSError):
+        raise _by_key(sweep.error, sweep.folder)
     sweep.finish()
     if sweep.error is not None:
         raise sweep.error
     return sweep.exit_code
+
+
+def _by_key(error: OSError, folder: str) -> OSError | ConfigError:
+    """The same with the key that names the folder of trials, if it is about a file there."""
+    file = os.path.abspath(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else ""
+    inside = folder and Path(file).is_relative_to(os.path.abspath(folder))
+    return ConfigError(f"sweep.dir={folder}: {plain(error)}") if inside else error
 
 
 def _dry_run(argument: str) -> str:

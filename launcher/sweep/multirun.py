@@ -41,14 +41,15 @@ class Multirun:
     def __init__(self, overrides: Sequence[str]):
         self.overrides = tuple(overrides)
         self.records: list[Record] = []
-        self.error: ConfigError | None = None
+        self.folder = ""  # of the trials, once it is known
+        self.error: ConfigError | OSError | None = None
         self._mirrors: dict[tuple[str, str], MlflowMirror] = {}  # a sweeper may come back with more jobs for the same sweep
 
     def train(self, composed: DictConfig) -> float:
         """Run one composed job; its step time in seconds."""
         try:
             return self.run([(self.overrides, to_config(composed))])[0]
-        except ConfigError as error:  # Hydra would print its own words first
+        except (ConfigError, OSError) as error:  # Hydra would print its own words first
             self.error = error
             return math.inf
 
@@ -58,6 +59,7 @@ class Multirun:
         if all(point.config is None for point in points):
             raise ConfigError(points[0].error or "nothing to run")
         settings = jobs[0][1].sweep
+        self.folder = settings.dir
         check_folder(settings.dir, "sweep.dir")
         dry_run = jobs[0][1].dry_run
         if dry_run:

@@ -191,6 +191,15 @@ def test_command_line_exits_2_and_starts_nothing(arguments: list[str], tmp_path:
     assert not list(tmp_path.glob("runs/trials/*/logs"))  # where a trial that was started would write
 
 
+@pytest.mark.parametrize("name", ["x" * 300, f"not/yet/{'x' * 300}/runs"], ids=["last", "between"])
+@pytest.mark.parametrize("flags", [[], ["-m"]], ids=["run", "sweep"])
+def test_a_folder_that_no_file_system_can_make_is_named_by_its_key(name: str, flags: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher", "train", *flags, f"sweep.dir={name}", "data=synthetic", "cluster.gpus_per_node=1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert (done.returncode, done.stderr) == (2, f"error: sweep.dir={name} cannot be written: File name too long; name another place\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert "unknown verb 'trian'; did you mean 'train'?" in capsys.readouterr().err

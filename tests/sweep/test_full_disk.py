@@ -93,3 +93,22 @@ def test_what_is_recorded_is_shown_where_nothing_can_be_written(
         assert words[0] == "report" or (done.id in said.out and left.id in said.out and left.status.value in said.out)
     assert (tmp_path / "page.html").stat().st_size > 10_000
     assert {path: path.read_bytes() for path in small_disk.rglob("*.json")} == before
+
+
+def test_a_single_run_whose_disk_fills_names_the_key_in_one_line(small_disk: Path) -> None:
+    words = [
+        "model=gpt_tiny",
+        "data=synthetic",
+        "run.steps=2000",
+        "run.warmup_steps=1",
+        "cluster.gpus_per_node=1",
+        f"sweep.dir={small_disk}",
+    ]
+    command = [sys.executable, "-m", "launcher", "train", *words]
+    run = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(lambda: list(small_disk.glob("trials/*/metrics.jsonl")), 600)
+    fill(small_disk / "filler")
+    said = run.communicate()[0]
+    errors = [line for line in said.splitlines() if line.startswith(("error", "Error"))]
+    assert run.returncode == 2 and len(errors) == 1 and "Traceback" not in said, said
+    assert errors[0].startswith(f"error: sweep.dir={small_disk}: {small_disk}/") and "No space left on device; make room" in errors[0]
