@@ -23,7 +23,7 @@ from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
 from launcher.tracking.process import PATIENCE_S, MlflowMirror
 from launcher.tracking.reachable import check_tracking
-from launcher.trials.store import Store
+from launcher.trials.store import Store, check_name
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.grid import Grid
 from trainer.spec.records import positive
@@ -59,13 +59,13 @@ class Multirun:
         if all(point.config is None for point in points):
             raise ConfigError(points[0].error or "nothing to run")
         settings = jobs[0][1].sweep
+        name = check_name(settings.name or sweep_name(self.overrides))
         self.folder = settings.dir
         check_folder(settings.dir, "sweep.dir")
         dry_run = jobs[0][1].dry_run
         if dry_run:
             print_requests(points, dry_run)
             return [math.inf] * len(points)
-        name = settings.name or sweep_name(self.overrides)
         if len(points) == 1 and points[0].config is not None:
             _say_grid(points[0].config)
         _say_predictions(points)
@@ -83,7 +83,7 @@ class Multirun:
         """The command ends: what MLflow does not have yet is copied while it waits, if there is a measurement to wait for, or in the
         background."""
         measured = all(record.status.final for record in self.records)
-        for mirror in self._mirrors.values():
+        for mirror in [mirror for mirror in self._mirrors.values() if mirror.begun]:  # of a sweep that was refused there is nothing to copy
             mirror.finish(patience_s if measured else 0)
 
     @property

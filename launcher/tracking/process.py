@@ -37,9 +37,11 @@ class MlflowMirror:
         self._process: subprocess.Popen[bytes] | None = None
         self._told = float("-inf")
         self._here = missing("mlflow") is None
+        self.begun = False
 
     def begin(self) -> None:
         """From here on word is left of the sweep, if this process is killed too: the next command has it copied."""
+        self.begun = True
         unmirrored.add(self._root, self._sweep)
 
     def on_trial(self, record: Record) -> None:

@@ -200,6 +200,19 @@ def test_a_folder_that_no_file_system_can_make_is_named_by_its_key(name: str, fl
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [("sweep.name='a b'", "sweep.name='a b' cannot name a sweep"), ("sweep.follow=false", "sweep.follow=false requires")],
+)
+@pytest.mark.parametrize("flags", [[], ["-m"]], ids=["run", "sweep"])
+def test_a_sweep_that_is_refused_leaves_no_folder_and_starts_no_copier(wrong: str, error: str, flags: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher", "train", *flags, wrong, "data=synthetic", "cluster.gpus_per_node=1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    said = [line for line in done.stderr.splitlines() if "MLflow" in line or line.startswith("error")]
+    assert done.returncode == 2 and len(said) == 1 and said[0].startswith(f"error: {error}"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert "unknown verb 'trian'; did you mean 'train'?" in capsys.readouterr().err
