@@ -147,11 +147,17 @@ def _say_grid(config: Config) -> None:
 
 def _say_what_next(name: str, records: Sequence[Record], settings: SweepConfig) -> None:
     """The commands that a person is likely to want now, with this sweep's name filled in."""
-    where = f"{name}" + (f" --dir {shlex.quote(settings.dir)}" if settings.dir != SweepConfig().dir else "")
+    where = name + dir_option(settings.dir)
     failed = [r for r in records if r.status is Status.FAILED]
     if failed:
         say(f"{len(failed)} of {len(records)} trials failed; see: trireme logs {failed[0].id}" + where.removeprefix(name))
     say(f"ranking: trireme rank {where}    page: trireme report {where}    MLflow: trireme ui {where}")
+
+
+def dir_option(folder: str) -> str:
+    """What a verb needs to find the trials in ``folder``, with a space before it; empty for the usual one. A name that begins with a dash
+    would be taken for an option."""
+    return "" if folder == SweepConfig().dir else f" --dir{'=' if folder.startswith('-') else ' '}{shlex.quote(folder)}"
 
 
 def sweep_name(overrides: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.arguments import sweep_parser
 from launcher.cli.main import main
+from launcher.sweep.multirun import dir_option
 
 TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
         "run.global_batch=4", "run.steps=4", "run.warmup_steps=1"]  # fmt: skip
@@ -23,6 +26,13 @@ def trireme(cwd: Path, *arguments: str, code: int = 0, path: Path | None = None)
     done = subprocess.run([sys.executable, "-m", "launcher", *arguments], capture_output=True, text=True, cwd=cwd, env=env, timeout=600)
     assert done.returncode == code, done.stderr + done.stdout
     return done.stdout
+
+
+@pytest.mark.parametrize("folder", ["runs", "other", "-lead", "--dir", "a b", "$(x)", "--a b='c'"])
+def test_the_commands_that_are_printed_find_the_sweep_in_any_folder(folder: str, tmp_path: Path) -> None:
+    words = shlex.split(f"demo{dir_option(folder)}")
+    arguments = sweep_parser("rank", "").parse_args(words)
+    assert (arguments.sweep, arguments.dir) == ("demo", folder)
 
 
 def ranked(cwd: Path, *arguments: str) -> list[dict[str, Any]]:
