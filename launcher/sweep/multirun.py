@@ -22,7 +22,7 @@ from launcher.named_files import check_folder
 from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
 from launcher.tracking.process import PATIENCE_S, MlflowMirror
-from launcher.tracking.reachable import check_tracking
+from launcher.tracking.reachable import check_experiment, check_tracking
 from launcher.trials.store import Store, check_name
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.grid import Grid
@@ -124,6 +124,7 @@ def _starts_something(points: Sequence[Point], settings: SweepConfig) -> bool:
 def check_tracking_of(config: Config) -> None:
     """``ConfigError`` when nothing can be tracked where ``config`` says. Pods may reach a server that this machine does not: that is only
     said."""
+    check_experiment(config.tracking)
     try:
         check_tracking(config.tracking, Path(config.sweep.dir))
     except ConfigError as error:

@@ -20,6 +20,18 @@ REMEDY = (
 )
 
 
+LONGEST_NAME = 500
+"""Letters of an experiment's name that MLflow takes."""
+
+
+def check_experiment(tracking: TrackingConfig) -> None:
+    """``ConfigError`` for a name that MLflow gives no experiment."""
+    if not tracking.experiment:
+        raise ConfigError("tracking.experiment='' names no experiment; give a name, or leave it out for 'trireme'")
+    if (letters := len(tracking.experiment)) > LONGEST_NAME:
+        raise ConfigError(f"tracking.experiment has {letters} letters, and MLflow takes {LONGEST_NAME}; give a shorter name")
+
+
 def check_tracking(tracking: TrackingConfig, root: Path) -> None:
     """``ConfigError`` for an address that MLflow cannot have, a host that is not there or refuses, a file that cannot be written."""
     if tracking.uri is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tracking.reachable import check_tracking
+from launcher.tracking.reachable import check_experiment, check_tracking
 from launcher.tracking.server import server_port
 from trainer.spec import ConfigError, TrackingConfig
 
@@ -54,3 +54,17 @@ def test_nothing_is_started_or_written_when_nothing_could_be_tracked(command: li
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: tracking.uri=http://127.0.0.1:") and "Traceback" not in done.stderr
     assert not list(tmp_path.glob("runs/trials/*")) and not list(tmp_path.glob("runs/sweeps/*"))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 501], ids=["empty", "too long"])
+@pytest.mark.parametrize("command", [["train"], ["train", "-m"], ["search", "hardware=v100_32"]], ids=" ".join)
+def test_an_experiment_that_mlflow_cannot_make_is_refused_before_anything_starts(command: list[str], name: str, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "launcher", *command, *TINY, f"tracking.experiment='{name}'"]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and error.startswith("error: tracking.experiment") and "MLflow" not in done.stderr.replace(error, "")
+    assert not list(tmp_path.glob("runs/trials/*"))
+
+
+def test_an_experiment_of_500_letters_is_taken() -> None:
+    check_experiment(TrackingConfig(experiment="x" * 500))
