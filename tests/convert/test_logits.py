@@ -191,3 +191,21 @@ def test_the_program_converts_both_ways_and_says_how_to_train_on(tmp_path: Path,
     assert capsys.readouterr().err == f"error: {tmp_path / 'hf'} exists already; give another name\n"
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "x")]) == 2
     assert "is no checkpoint and holds none" in capsys.readouterr().err
+
+
+def test_an_import_replaces_nothing_and_leaves_nothing_where_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hf, mine = tmp_path / "hf", tmp_path / "mine"
+    THEIRS["llama"].save_pretrained(hf)
+    mine.mkdir()
+    (mine / "tokenizer.json").write_text("MINE")
+    for target in (mine, hf):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        assert main(["import", str(hf), str(target)]) == 2
+        assert capsys.readouterr().err == f"error: {target} exists already; give another name\n"
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    (mine / "tokenizer.json").unlink()
+    (tmp_path / ".mine.partial").mkdir()  # an import that was killed
+    (tmp_path / ".mine.partial" / "tokenizer.json").write_text("half")
+    assert main(["import", str(hf), str(mine)]) == 0  # an empty folder has nothing to lose
+    assert sorted(path.name for path in mine.iterdir()) == [".start-0", "generation_config.json", "step-00000000-start-0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "mine"]

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import base_identity, newest, section, tune_of
-from trainer.convert.huggingface import shapes
+from trainer.convert.huggingface import placed, shapes
 from trainer.convert.rules import Rule, rules
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, TuneConfig, from_dict, resolve_model
 from trainer.spec.files import write_json
@@ -37,7 +37,7 @@ from trainer.spec.tuning import check_tune
 
 def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:
     """Write the folder ``target`` for ``peft.PeftModel.from_pretrained``. ``ConfigError`` if the checkpoint holds no LoRA, or ``target``
-    exists."""
+    exists; then nothing is left."""
     found = newest(checkpoint)
     try:
         manifest = read_manifest(found)
@@ -45,36 +45,35 @@ def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:
         if tune.method != "lora":
             raise ConfigError(f"{found.path} was tuned with tune.method={tune.method}; only lora has a form of its own there")
         tensors = dict(_factors(Reader(found.path, manifest), model))
-        target.mkdir(parents=True)
-        save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
-    except FileExistsError:
-        raise ConfigError(f"{target} exists already; give another name") from None
+        with placed(target) as work:
+            work.mkdir()
+            save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
+            write_json(work / "adapter_config.json", _config(tune, model, tensors))
     except (CheckpointError, OSError) as error:
         raise ConfigError(f"cannot export {checkpoint} to {target}: {error}") from None
-    write_json(
-        target / "adapter_config.json",
-        {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": None if tune.base is None else os.path.abspath(tune.base),
-            "r": tune.rank,
-            "lora_alpha": tune.alpha,
-            "lora_dropout": tune.dropout,
-            "target_modules": sorted({_suffix(name) for name in tensors}),
-            "fan_in_fan_out": model.family == "gpt",
-            "bias": "none",
-            "inference_mode": True,
-        },
-    )
     return model
+
+
+def _config(tune: TuneConfig, model: ResolvedModelConfig, factors: Iterable[str]) -> dict[str, Any]:
+    """``adapter_config.json`` of factors by their names."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None if tune.base is None else os.path.abspath(tune.base),
+        "r": tune.rank,
+        "lora_alpha": tune.alpha,
+        "lora_dropout": tune.dropout,
+        "target_modules": sorted({_suffix(name) for name in factors}),
+        "fan_in_fan_out": model.family == "gpt",
+        "bias": "none",
+        "inference_mode": True,
+    }
 
 
 def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfig:
     """Write what the folder ``source`` adds to the checkpoint in ``base`` as a checkpoint in the folder ``target``. ``ConfigError`` if it
-    cannot be read, is no plain LoRA of this model, or ``target`` has checkpoints."""
-    folder, below = Folder(target, run="import", attempt=0, token=uuid.uuid4().hex[:12]), newest(base)
-    if folder.found():
-        raise ConfigError(f"{target} has checkpoints already; give another folder")
+    cannot be read, is no plain LoRA of this model, or ``target`` is there; then nothing is left."""
+    below = newest(base)
     try:
         config = json.loads((source / "adapter_config.json").read_text())
         if not isinstance(config, dict):
@@ -91,11 +90,13 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
         tune = TuneConfig("lora", os.path.abspath(base), sorted({target_of(name) for name in factors}, key=TARGETS.index), rank)
         tune.alpha = alpha * rank / int(config["r"])
         check_tune(tune, model)
-        folder.enter()
         pieces = [PieceSnapshot(whole(name, values.shape), {"weight": values.flatten()}) for name, values in factors.items()]
-        write_rank(folder.workspace(0), 0, pieces)
         facts = {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}
-        folder.commit(0, 1, facts | {"tune": section(tune, base_identity(tune, 0))}, timeout_s=60)
+        with placed(target) as work:
+            folder = Folder(work, run="import", attempt=0, token=uuid.uuid4().hex[:12])
+            folder.enter()
+            write_rank(folder.workspace(0), 0, pieces)
+            folder.commit(0, 1, facts | {"tune": section(tune, base_identity(tune, 0))}, timeout_s=60)
     except (CheckpointError, OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -68,24 +68,37 @@ def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenize
 
 @contextmanager
 def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelConfig, Reader | Merged]]:
-    """A hidden place that becomes ``target`` when all is written, and otherwise goes; the model, and what reads the checkpoint."""
+    """A place that becomes ``target`` when all is written, and otherwise goes; the model, and what reads the checkpoint."""
     found = _find(checkpoint)
-    if target.exists():
-        raise ConfigError(f"{target} exists already; give another name")
-    work = target.with_name(f".{target.name}.partial")
     try:
-        manifest = read_manifest(found)
-        _remove(work)
-        work.parent.mkdir(parents=True, exist_ok=True)
-        yield work, resolve_model(from_dict(ModelConfig, manifest["model"], "model.")), open_reader(found, manifest)
-        work.rename(target)
+        with placed(target) as work:
+            manifest = read_manifest(found)
+            yield work, resolve_model(from_dict(ModelConfig, manifest["model"], "model.")), open_reader(found, manifest)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot export to {target}: {reason}; make room or give permission there, or name another place") from None
+
+
+@contextmanager
+def placed(target: Path) -> Iterator[Path]:
+    """A hidden name beside ``target``, for a file or a folder that becomes it when all is written, and otherwise goes. ``ConfigError`` if
+    there is something already; an empty folder is nothing."""
+    if target.exists() and not (target.name and _empty(target)):
+        raise ConfigError(f"{target} exists already; give another name")
+    work = target.with_name(f".{target.name}.partial")
+    try:
+        _remove(work)
+        work.parent.mkdir(parents=True, exist_ok=True)
+        yield work
+        work.rename(target)
     finally:
         _remove(work)
+
+
+def _empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _remove(path: Path) -> None:
@@ -97,26 +110,20 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
     the folder ``target``.
 
     A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. The tokenizer comes along where it can be read.
-    ``ConfigError`` if the source cannot be read, lacks tensors, has some that no rule takes, or if ``target`` has checkpoints.
+    ``ConfigError`` if the source cannot be read, lacks tensors, has some that no rule takes, or if ``target`` is there; then nothing is
+    left.
     """
-    folder, there = Folder(target, run="import", attempt=0, token=uuid.uuid4().hex[:12]), target.exists()
-    if folder.found():
-        raise ConfigError(f"{target} has checkpoints already; give another folder")
-    done = False
     try:
-        with ExitStack() as stack:
+        with placed(target) as work, ExitStack() as stack:
+            folder = Folder(work, run="import", attempt=0, token=uuid.uuid4().hex[:12])
             model, tensors = _open(source, stack)
             folder.enter()
             write_rank(folder.workspace(0), 0, _imported(tensors, model))
             tensors.check_all_used()
-            _take_tokenizer(tensors, target, model)
+            _take_tokenizer(tensors, work, model)
             folder.commit(0, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=60)
-        done = True
     except (OSError, CheckpointError) as error:
         raise ConfigError(f"cannot import to {target}: {error}; make room or give permission there, or name another folder") from None
-    finally:
-        if not done:
-            shutil.rmtree(folder.workspace(0) if there else target, ignore_errors=True)
     return model
 
 
