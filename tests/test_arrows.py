@@ -26,7 +26,7 @@ TRAINER = {
     "tensor": ("spec", "comm", "models", "state"),
     "measure": ("spec", "launch", "comm"),
     "pipeline": ("spec", "comm", "models", "state", "tensor", "measure"),
-    "checkpoint": ("spec", "launch", "comm", "state"),
+    "checkpoint": ("spec", "comm", "state"),
     "convert": ("spec", "models", "checkpoint"),
     "engine": ("spec", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
     "validation": ("spec", "data", "measure", "pipeline", "engine"),

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.manifest import CheckpointError, read_manifest
-from trainer.checkpoint.tuned import fill, newest, open_reader, tune_of
+from trainer.checkpoint.tuned import fill, open_reader, tune_of
 from trainer.comm.collectives import World
 from trainer.data.dataset import HeldOut, HeldOutExamples, open_held_out
 from trainer.engine import Engine
@@ -28,7 +27,9 @@ from trainer.loop import choose_device
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status
 from trainer.spec.artifacts import check_model_of, checkpoint_facts
 from trainer.spec.corpus import read_in_training
+from trainer.spec.manifest import CheckpointError, read_manifest
 from trainer.spec.records import METRICS, RESULT, write_outcome
+from trainer.spec.resume import newest
 from trainer.spec.stage_run import Finish
 from trainer.spec.tuning import check_tasks, text_model
 from trainer.validation import Sums, Validation, whole_batches

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import Checkpoints, DataOrder
-from trainer.checkpoint.tuned import base_identity, read_base, section
+from trainer.checkpoint.tuned import read_base
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
@@ -33,6 +33,7 @@ from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
 from trainer.spec.files import finite
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
+from trainer.spec.resume import base_identity, section
 from trainer.spec.stage_run import Finish
 from trainer.spec.summary import result_of
 from trainer.spec.tuning import text_model

@@ -7,6 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from launcher.config.trainer import LaunchProfile
 from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_model, to_dict
 from trainer.spec import resolve as resolve_run
 from trainer.spec.artifacts import OTHER_BASE, check_model_of, checkpoint_facts
-from trainer.spec.corpus import TOKENIZER, check_corpus
+from trainer.spec.corpus import TOKENIZER, check_corpus, data_name
 from trainer.spec.examples import check_examples
 from trainer.spec.read import SECTION, as_text
 from trainer.spec.records import CONFIG
+from trainer.spec.resume import check_resume
 from trainer.spec.schema import RequestsConfig
 from trainer.spec.sources import STDLIB
 from trainer.spec.tuning import text_model
@@ -115,7 +117,11 @@ def locate_data(config: Config) -> Config:
         return dataclasses.replace(config, data=data, cluster=cluster)
     if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
         return _locate_in_container(config)
-    return _locate_corpus(_locate_base(config), [])
+    located = _locate_corpus(_locate_base(config), [])
+    if config.run.task == "train":
+        with suppress(OSError):  # what this machine cannot read, the ranks may
+            check_resume(located.train_config(), data_name(located.data))
+    return located
 
 
 def _locate_base(config: Config) -> Config:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.worlds import FACTS, SHAPES, World, assert_holds, global_state, owned_by
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader, piece_of, snapshot, write_rank
 from trainer.spec import Factors
+from trainer.spec.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
 
 worlds = st.builds(
     World,

@@ -9,10 +9,10 @@ import pytest
 
 from tests.checkpoint.worlds import FACTS
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.shards import write_rank
 from trainer.launch.failure import classify
 from trainer.spec import ConfigError, Reason
+from trainer.spec.manifest import CheckpointError, read_manifest
 
 
 def entered(root: Path, attempt: int = 0, run: str = "a run") -> Folder:

@@ -16,13 +16,13 @@ from trainer.testing import Farm, Finished
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `doomed`
 
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import STATES, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.convert import export_weights, import_weights
 from trainer.data.prepare import prepare
 from trainer.spec import DataConfig
 from trainer.spec.corpus import read_index
+from trainer.spec.manifest import STATES, read_manifest
 
 STEPS = 10
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.manifest import STATES
 from trainer.models.layers import Init
 from trainer.spec import Factors, ModelConfig, Piece, plan_buckets
+from trainer.spec.manifest import STATES
 from trainer.state.parameters import Owned, ParameterRecord
 
 SHAPES = {"tokens": (5, 4), "qkv": (4, 3, 2, 4), "output": (4, 8), "norm": (4,)}

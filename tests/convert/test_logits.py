@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, GP
 from transformers.utils import logging
 
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.convert import export_weights, huggingface, import_weights
 from trainer.convert.__main__ import main, overrides
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, resolve_model
+from trainer.spec.manifest import read_manifest
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()

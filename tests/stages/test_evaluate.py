@@ -15,7 +15,6 @@ from small_runs import ranks, small
 from tokenizers import Tokenizer
 
 from launcher.cli.evaluate import sentence
-from trainer.checkpoint.manifest import FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.data.prepare import prepare
@@ -23,6 +22,7 @@ from trainer.models.transformer import Transformer
 from trainer.spec import DataConfig, ModelConfig, from_dict, resolve_model
 from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.corpus import TOKENIZER, TOKENS, read_index
+from trainer.spec.manifest import FoundCheckpoint, read_manifest
 from trainer.testing import Farm
 
 LAYOUTS: list[dict[str, Any]] = [

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.small_runs import ranks, small
-from trainer.checkpoint.manifest import FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.checkpoint.tuned import open_reader
@@ -19,6 +18,7 @@ from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.spec.artifacts import newest_checkpoint
+from trainer.spec.manifest import FoundCheckpoint, read_manifest
 from trainer.testing import Farm, Finished
 
 MODEL = {"family": "llama", "kv_heads": 2, "tied": False}

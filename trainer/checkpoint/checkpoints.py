@@ -18,25 +18,15 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.shards import PieceSnapshot, Reader, piece_of, snapshot, write_rank
-from trainer.checkpoint.tuned import check_section
 from trainer.comm.collectives import Group
 from trainer.spec import CheckpointConfig, ConfigError, Reason, ResolvedModelConfig
-from trainer.spec.artifacts import check_model_of
+from trainer.spec.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
+from trainer.spec.resume import DataOrder, check_continues, check_folder, first_whole
 from trainer.state.parameters import Owned
 
 PLAIN = (ConfigError, CheckpointError)
 """Errors that are raised on every rank if they occur on one."""
-
-
-@dataclass(frozen=True)
-class DataOrder:
-    """What decides which tokens a sample holds (``seed`` and ``corpus``), and how many samples make a step."""
-
-    seed: int
-    corpus: str  # its digest, or ``synthetic``
-    global_batch: int
 
 
 @dataclass(frozen=True)
@@ -69,10 +59,15 @@ class Checkpoints:
     ) -> None:
         self.settings, self.world, self.model, self.data, self.timeout_s, self.tune = settings, world, model, data, timeout_s, tune
         self.folder = Folder(root, run, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
-        claims = world.index == 0 and settings.every > 0  # a run that saves nothing does not claim the folder
-        world.together(self.folder.enter if claims else lambda: None, PLAIN)
+        world.together(self._enter, PLAIN)
         self.writer: threading.Thread | None = None
         self.error: Exception | None = None
+
+    def _enter(self) -> None:
+        """A run that saves nothing does not claim the folder."""
+        check_folder(self.folder.root)
+        if self.world.index == 0 and self.settings.every > 0:
+            self.folder.enter()
 
     def save(self, step: int, state: Iterable[Owned], extra: dict[str, Any]) -> None:
         """Begin to save ``step`` completed steps. ``extra`` is small plain data of rank 0 (loss scale and the like).
@@ -104,44 +99,27 @@ class Checkpoints:
         """
         owned = list(state)
         candidates: list[FoundCheckpoint] = self.world.gather_objects(self.folder.found())[0]
-        damage = ""
-        for found in candidates:
-            try:
-                return self.world.together(lambda found=found: self._load(found, owned), PLAIN)  # type: ignore[misc,no-any-return]
-            except CheckpointError as error:
-                damage = damage or str(error)
-                if self.world.index == 0:
-                    print(f"warning: {error}; trying the previous checkpoint", file=sys.stderr)
-        if candidates:
-            raise ConfigError(f"{damage}, and no older one is complete; restore it, or start from scratch with run.checkpoint.resume=false")
-        return None
+
+        def skip(damage: CheckpointError) -> None:
+            if self.world.index == 0:
+                print(f"warning: {damage}; trying the previous checkpoint", file=sys.stderr)
+
+        return first_whole(candidates, lambda found: self.world.together(lambda: self._load(found, owned), PLAIN), skip)
 
     def _load(self, found: FoundCheckpoint, state: list[Owned]) -> Resumed:
         manifest = read_manifest(found)
-        remedy = "give another run.checkpoint.dir, or start from scratch with run.checkpoint.resume=false"
-        check_model_of(found.path, manifest["model"], self.model, remedy)
-        check_section(found, manifest.get("tune"), self.tune)
-        extra = self._positioned(found, manifest["data"], manifest["extra"])
+        check_continues(found, manifest, self.model, self.tune, self.data, self.settings.new_data)
+        extra = self._positioned(manifest["data"], manifest["extra"])
         reader = Reader(found.path, manifest)
         for owned in state:
             piece = piece_of(owned)
             reader.read(piece, {name: getattr(owned, name)[: piece.numel] for name in STATES})
         return Resumed(manifest["step"], extra)
 
-    def _positioned(self, found: FoundCheckpoint, saved: dict[str, Any] | None, extra: dict[str, Any]) -> dict[str, Any]:
+    def _positioned(self, saved: dict[str, Any] | None, extra: dict[str, Any]) -> dict[str, Any]:
         """``extra`` with the next sample. An imported model has no data (None) and starts with the first."""
-        saved = saved or asdict(self.data)
-        other = [name for name in ("seed", "corpus") if saved[name] != getattr(self.data, name)]
-        if other and not self.settings.new_data:
-            key = {"seed": "run.seed", "corpus": "the checksum of data.path"}[other[0]]
-            there, here = (str(value)[:12] for value in (saved[other[0]], getattr(self.data, other[0])))
-            raise ConfigError(
-                f"checkpoint {found.path} is of other data: {key} was {there} and is {here} now; "
-                "restore that, set run.checkpoint.new_data=true to continue with the first sample of this data, "
-                "or start from scratch with run.checkpoint.resume=false"
-            )
-        position = extra | ({"samples": 0} if other else {})
-        if saved["global_batch"] != self.data.global_batch and self.world.index == 0:
+        position = extra | ({"samples": 0} if self.data.differs(saved) else {})
+        if saved is not None and saved["global_batch"] != self.data.global_batch and self.world.index == 0:
             batches = f"run.global_batch was {saved['global_batch']} and is {self.data.global_batch} now"
             print(f"note: {batches}; the data continues with sample {position['samples']}", flush=True)
         return position

@@ -22,11 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manifest import FORMAT, MANIFEST, CheckpointError, FoundCheckpoint
 from trainer.spec import ConfigError, Reason
 from trainer.spec.files import read_json, write_json
+from trainer.spec.manifest import FORMAT, MANIFEST, CheckpointError, FoundCheckpoint
+from trainer.spec.resume import found_in
 
-NAME = re.compile(r"step-(\d+)-start-(\d+)")
 FENCE = re.compile(r"\.start-(\d+)")
 POLL_S = 0.02
 
@@ -85,10 +85,7 @@ class Folder:
 
     def found(self) -> list[FoundCheckpoint]:
         """The committed checkpoints, newest first."""
-        if not self.root.is_dir():
-            return []
-        names = [(m, path) for path in self.root.iterdir() if (m := NAME.fullmatch(path.name))]
-        return sorted((FoundCheckpoint(int(m[1]), int(m[2]), path) for m, path in names), reverse=True)
+        return found_in(self.root)
 
     def workspace(self, step: int) -> Path:
         """Where all ranks of this start write a step, before it is committed."""

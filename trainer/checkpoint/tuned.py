@@ -6,7 +6,6 @@ the digest of its manifest, and so by the checksums of its weights, wherever it 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,54 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.manifest import MANIFEST, CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import ParameterPiece, inside, whole
 from trainer.checkpoint.shards import Reader, piece_of
-from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_record, to_dict
+from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_record
 from trainer.spec.artifacts import OTHER_BASE, check_model_of, newest_checkpoint
+from trainer.spec.manifest import CheckpointError, FoundCheckpoint, read_manifest
+from trainer.spec.resume import digest_of, newest
 from trainer.spec.tuning import MERGED
 from trainer.state.parameters import Owned
-
-FREE = ("base", "dropout")
-"""Fields of a tuning that may change when it is resumed: where its base lies, and dropout."""
-
-
-def newest(folder: Path) -> FoundCheckpoint:
-    """The newest checkpoint in ``folder``; ``ConfigError`` when there is none."""
-    path = newest_checkpoint(folder)
-    if path is None:
-        raise ConfigError(f"{folder} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
-    return FoundCheckpoint(0, 0, path)
-
-
-def base_identity(tune: TuneConfig, seed: int) -> str:
-    """What tells a base from all others: the digest of its manifest, or the seed of initial weights. ``ConfigError`` if it is not there."""
-    return f"seed {seed}" if tune.base is None else _digest(newest(Path(tune.base)))
-
-
-def _digest(found: FoundCheckpoint) -> str:
-    return hashlib.sha256((found.path / MANIFEST).read_bytes()).hexdigest()
-
-
-def section(tune: TuneConfig, identity: str) -> dict[str, Any] | None:
-    """What a checkpoint's manifest says of tuning; None where all weights are in it."""
-    return None if tune.method == "full" else to_dict(tune) | {"identity": identity}
-
-
-def check_section(found: FoundCheckpoint, saved: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
-    """``ConfigError`` if a checkpoint does not continue this tuning: another method, or another base."""
-    saved, own = saved or {"method": "full"}, own or {"method": "full"}
-    if saved.get("identity") != own.get("identity") and saved["method"] == own["method"]:
-        raise ConfigError(
-            f"checkpoint {found.path} was tuned from another base ({saved.get('base') or saved.get('identity')}); "
-            "set tune.base to that one, or give another run.checkpoint.dir"
-        )
-    for name, value in own.items():
-        if name not in FREE and saved.get(name) != value:
-            raise ConfigError(
-                f"checkpoint {found.path} is of another tuning: tune.{name}={saved.get(name)} there, {value} here; "
-                "restore that, or give another run.checkpoint.dir"
-            )
 
 
 def tune_of(manifest: Mapping[str, Any]) -> TuneConfig:
@@ -103,7 +62,7 @@ def open_reader(found: FoundCheckpoint, manifest: Mapping[str, Any], merge: bool
     if tune.base is None:
         raise ConfigError(f"{found.path} was tuned from initial weights, which no checkpoint holds; tune from a tune.base")
     path = newest_checkpoint(Path(tune.base))
-    if path is None or _digest(base := FoundCheckpoint(0, 0, path)) != saved["identity"]:
+    if path is None or digest_of(base := FoundCheckpoint(0, 0, path)) != saved["identity"]:
         raise ConfigError(
             f"{found.path} was tuned from {tune.base}, which is not there any more or has changed; put the checkpoint that it was tuned "
             "from back there, as the newest"

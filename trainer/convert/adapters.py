@@ -23,14 +23,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
-from trainer.checkpoint.tuned import base_identity, newest, section, tune_of
+from trainer.checkpoint.tuned import tune_of
 from trainer.convert.huggingface import placed, shapes
 from trainer.convert.rules import Rule, rules
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, TuneConfig, from_dict, resolve_model
 from trainer.spec.files import write_json
+from trainer.spec.manifest import CheckpointError, read_manifest
+from trainer.spec.resume import base_identity, newest, section
 from trainer.spec.schema import TARGETS
 from trainer.spec.tuning import check_tune
 

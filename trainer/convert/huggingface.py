@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.checkpoint.folder import Folder
-from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import Merged, open_reader
@@ -33,6 +32,7 @@ from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dic
 from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import write_json
+from trainer.spec.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.spec.model_files import read_model, to_config, to_import
 
 FILE_BYTES = 5 * 10**9

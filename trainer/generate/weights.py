@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trainer.checkpoint.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.checkpoint.pieces import inside
 from trainer.checkpoint.shards import piece_of
 from trainer.checkpoint.tuned import fill, open_reader
 from trainer.convert.huggingface import read_weights
 from trainer.spec import ConfigError, ResolvedModelConfig, TuneConfig, from_record
 from trainer.spec.artifacts import checkpoint_facts, newest_checkpoint
+from trainer.spec.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.spec.model_files import model_of
 from trainer.spec.tuning import MERGED, virtual_tokens
 from trainer.state.parameters import Owned

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, Reason, Status
+from trainer.spec.manifest import CheckpointError
 from trainer.spec.records import EXIT_FAILED, RESULT, attempt_of, failure_file, failures_in, reason_of, write_outcome
 
 RECORDING = threading.RLock()
@@ -36,17 +37,6 @@ class CommunicationError(RuntimeError):
 
 class Hung(RuntimeError):
     """This rank waits in no collective, and others wait for it."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or one that was written can no longer be read. The message names the file.
-
-    ``reason``: why the run ends that meets it; by default the folder, which is the user's to mend.
-    """
-
-    def __init__(self, message: str, reason: Reason = Reason.CONFIGURATION):
-        super().__init__(message)
-        self.reason = reason
 
 
 class TrainerFailure(RuntimeError):

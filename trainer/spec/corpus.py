@@ -87,6 +87,13 @@ def corpus_name(sha256: str, held_out: float) -> str:
     return f"{sha256}-{held_out:g}" if held_out else sha256
 
 
+def data_name(data: DataConfig) -> str | None:
+    """``corpus_name`` of what a run reads, or ``synthetic``; None for examples, which only the tokenizer names."""
+    if data.kind == "corpus":
+        return corpus_name(read_index(data).sha256, data.held_out)
+    return data.kind if data.kind == "synthetic" else None
+
+
 def read_in_training(name: str, sha256: str, held_out: float) -> bool:
     """Whether a run on the data ``name`` may have read some of the last ``held_out`` (0: all) of the corpus ``sha256``."""
     trained, _, left_out = name.partition("-")

@@ -18,13 +18,26 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainer.launch.failure import CheckpointError
-from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_dict, from_record
+from trainer.spec.errors import ConfigError
+from trainer.spec.outcome import Reason
+from trainer.spec.read import from_dict, from_record
+from trainer.spec.schema import ModelConfig, TuneConfig
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 STATES = ("weight", "exp_avg", "exp_avg_sq")
 ITEM_BYTES = {"float32": 4, "float64": 8}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or one that was written can no longer be read. The message names the file.
+
+    ``reason``: why the run ends that meets it; by default the folder, which is the user's to mend.
+    """
+
+    def __init__(self, message: str, reason: Reason = Reason.CONFIGURATION):
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, order=True)
