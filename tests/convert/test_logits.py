@@ -209,3 +209,33 @@ def test_an_import_replaces_nothing_and_leaves_nothing_where_it_is_refused(tmp_p
     assert main(["import", str(hf), str(mine)]) == 0  # an empty folder has nothing to lose
     assert sorted(path.name for path in mine.iterdir()) == [".start-0", "generation_config.json", "step-00000000-start-0"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *(("gpt2", {"n_head": value}) for value in ("x", 0, True)),
+        *(("gpt2", {"n_layer": value}) for value in (None, 1.5, [])),
+        *(("gpt2", {"vocab_size": value}) for value in (None, -1)),
+        *(("gpt2", change) for change in ({"n_embd": 0}, {"n_positions": "x"}, {"layer_norm_epsilon": "x"}, {"activation_function": []})),
+        *(("llama", change) for change in ({"num_attention_heads": 0}, {"hidden_size": "x"}, {"rope_parameters": {"rope_theta": "x"}})),
+        *(("llama", change) for change in ({"rope_parameters": [1]}, {"rope_parameters": {"rope_theta": 10**400}})),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_in_a_config_is_one_plain_error(
+    name: str, change: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    THEIRS[name].save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "c")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    THEIRS["gpt2"].save_pretrained(tmp_path / "hf")
+    for content in ("[]", "3", "[" * 100_000):
+        (tmp_path / "hf" / "config.json").write_text(content)
+        assert "config.json: " in refusal(tmp_path / "hf", tmp_path / "c")

@@ -26,23 +26,30 @@ def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
 
 
 def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
-    """The resolved model of a ``config.json``; ``ConfigError`` for an architecture or option that we do not have."""
+    """The resolved model of a ``config.json``; ``ConfigError`` for an architecture, option or value that we do not have."""
     read = {"gpt2": _from_gpt2, "llama": _from_llama, "bloom": _from_bloom}.get(str(config.get("model_type")))
     if read is None:
         raise ConfigError(f"model_type={config.get('model_type')!r} cannot be imported; use gpt2, llama or bloom")
     try:
-        return resolve_model(read(config))
+        given = read(config)
     except KeyError as error:
         raise ConfigError(f"config.json has no {error.args[0]}, which a {config['model_type']} model needs") from None
+    try:
+        return resolve_model(from_dict(ModelConfig, vars(given), "model."))
+    except ConfigError as error:
+        raise ConfigError(f"config.json says what no model here has: {error}") from None
 
 
 def read_model(source: Path) -> ResolvedModelConfig:
     """The model that ``config.json`` in ``source`` describes; ``ConfigError`` if it cannot be read, or is none that we have."""
     try:
-        return from_config(json.loads((source / "config.json").read_text()))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
+        return from_config(config)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, AttributeError, TypeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
 
 
