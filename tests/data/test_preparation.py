@@ -18,7 +18,7 @@ from launcher.cli import prepare as verb
 from trainer.data import open_dataset
 from trainer.data.prepare import END_OF_TEXT, prepare
 from trainer.spec import ConfigError, DataConfig, ModelConfig
-from trainer.spec.corpus import DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, prepare_command
+from trainer.spec.corpus import ARTIFACT, DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, prepare_command
 
 TEXTS = {
     "a.txt": "the cat sat on the mat\n" * 30,
@@ -193,8 +193,24 @@ def test_a_corpus_that_cannot_be_trained_on_is_refused_plainly(folder: Path) -> 
     record = json.loads((folder / "out" / INDEX).read_text())
     (folder / "out" / INDEX).write_text(json.dumps(record | {"format": 99}))
     assert "index.json is damaged or of another version" in opening(data)
-    (folder / "out" / INDEX).write_text("[]")
-    assert "index.json is damaged or of another version" in opening(data)
+    for wrong in (
+        "[]",
+        "[" * 100_000,
+        *(json.dumps(record | {name: "q"}) for name in ("vocab", "tokens", "dtype", "documents", "settings")),
+    ):
+        (folder / "out" / INDEX).write_text(wrong)
+        assert "index.json is damaged or of another version" in opening(data)
+
+
+@pytest.mark.parametrize("name", [DOCUMENTS, TOKENIZER, ARTIFACT])
+def test_a_corpus_that_disagrees_with_its_manifest_is_not_trained_on(folder: Path, name: str) -> None:
+    data = settings(folder)
+    prepare(data)
+    content = (folder / "out" / name).read_bytes()
+    (folder / "out" / name).write_bytes(content[:-9])
+    said = f"{name} is damaged" if name == ARTIFACT else f"{name} has {len(content) - 9} bytes, but {len(content)} were written"
+    assert opening(data) == f"data.path={folder}/out: {said}; run `{prepare_command(data)} --force`"
+    assert not prepare(data).reused and (folder / "out" / name).read_bytes() == content
 
 
 def test_the_remedy_is_a_command_that_a_shell_takes(folder: Path) -> None:

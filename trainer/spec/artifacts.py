@@ -18,13 +18,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trainer.spec.corpus import FILES, INDEX
+from trainer.spec.corpus import ARTIFACT, FILES, INDEX
 from trainer.spec.errors import ConfigError
 from trainer.spec.files import read_json, write_json
 from trainer.spec.schema import ModelConfig
 
 FORMAT = 1
-MANIFEST = "artifact.json"
+MANIFEST = ARTIFACT
 CHECKPOINT_MANIFEST, MODEL_CONFIG = "manifest.json", "config.json"
 GGUF, GGUF_FILE = ".gguf", "model.gguf"
 """How the name of such a file ends, and what it is called in an artifact."""

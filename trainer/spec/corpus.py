@@ -18,12 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from trainer.spec.errors import ConfigError
+from trainer.spec.files import read_json
+from trainer.spec.read import from_dict
 from trainer.spec.schema import DataConfig, ModelConfig
 
 FORMAT = 2
 SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
 INDEX, TOKENS, DOCUMENTS, TOKENIZER = "index.json", "tokens.bin", "documents.npy", "tokenizer.json"
 FILES = (INDEX, TOKENS, DOCUMENTS, TOKENIZER)
+ARTIFACT = "artifact.json"
+"""What says how many bytes each file has (``trainer.spec.artifacts``). Folders of earlier versions have none."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,8 @@ def read_in_training(name: str, sha256: str, held_out: float) -> bool:
 
 
 def read_index(data: DataConfig) -> CorpusIndex:
-    """The index of ``data.path``; ``ConfigError`` if there is none or files are missing or cut short."""
-    folder, remedy = Path(data.path), f"run `{prepare_command(data)}`"
+    """The index of ``data.path``; ``ConfigError`` if there is none, or files are missing or have another size than was written."""
+    folder, remedy, again = Path(data.path), f"run `{prepare_command(data)}`", f"run `{prepare_command(data)} --force`"
     try:
         found = sorted(path.name for path in folder.iterdir())
         missing = [name for name in FILES if name not in found]
@@ -112,16 +116,27 @@ def read_index(data: DataConfig) -> CorpusIndex:
         raise ConfigError(f"data.path={data.path} does not exist or is no folder; {remedy}") from None
     except OSError as error:
         raise ConfigError(f"data.path={data.path} cannot be read: {error.strerror}; check its permissions, or {remedy}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if missing:
         raise ConfigError(f"data.path={data.path} is not a whole prepared corpus (no {missing[0]} in it); {remedy}")
     index = _parse(record)
     if index is None:
-        raise ConfigError(f"data.path={data.path}: {INDEX} is damaged or of another version; {remedy} --force")
+        raise ConfigError(f"data.path={data.path}: {INDEX} is damaged or of another version; {again}")
     if size != index.token_bytes:
-        raise ConfigError(f"data.path={data.path}: {TOKENS} has {size} bytes, but {index.token_bytes} were written; {remedy} --force")
+        raise ConfigError(f"data.path={data.path}: {TOKENS} has {size} bytes, but {index.token_bytes} were written; {again}")
+    if ARTIFACT in found and (flaw := _flaw(folder)):
+        raise ConfigError(f"data.path={data.path}: {flaw}; {again}")
     return index
+
+
+def _flaw(folder: Path) -> str:
+    """How the files of a prepared folder disagree with what says that it is whole."""
+    sizes = (read_json(folder / ARTIFACT) or {}).get("files")
+    if not isinstance(sizes, dict) or not set(FILES) <= sizes.keys():
+        return f"{ARTIFACT} is damaged"
+    now = {name: (folder / name).stat().st_size for name in FILES}
+    return next((f"{name} has {size} bytes, but {sizes[name]} were written" for name, size in now.items() if size != sizes[name]), "")
 
 
 def check_sample(data: DataConfig, index: CorpusIndex) -> None:
@@ -153,9 +168,9 @@ def sample_digest(path: Path) -> str:
 def _parse(record: Any) -> CorpusIndex | None:
     """The index in ``record``, or None if it is none that this version writes."""
     try:
-        index = CorpusIndex(**record)
+        index = from_dict(CorpusIndex, record)
         return index if index.format == FORMAT and index.token_bytes >= 0 else None
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ConfigError):
         return None
 
 
