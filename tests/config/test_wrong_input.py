@@ -32,6 +32,7 @@ CASES = [
     (["layout.tensor=true"], "layout.tensor=True is not a whole number"),
     (["layout.tensor=0"], "layout.tensor=0 is below the smallest allowed value; use 1 or more"),
     (["optimizer.lr=nan"], "optimizer.lr=nan is not a finite number"),
+    (["optimizer.lr=1" + "0" * 400], "optimizer.lr is too large a number; give one below 1e308"),
     (["model=gpt_tinny"], "model=gpt_tinny does not exist; did you mean 'gpt_tiny'?"),
     (["cluster=lokal"], "cluster=lokal does not exist; did you mean 'local'?"),
     (["layout.schedule=1f2b"], "layout.schedule='1f2b' is not one of gpipe, 1f1b, interleaved or zero_bubble; did you mean '1f1b'?"),

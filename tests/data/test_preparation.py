@@ -245,3 +245,39 @@ def test_the_standard_library_is_a_corpus_of_millions_of_tokens(tmp_path: Path) 
     rows = open_dataset(DataConfig(path=str(tmp_path / "std")), ModelConfig(vocab=1024, seq=128), 1).batch(0, 64)
     text = Tokenizer.from_file(str(tmp_path / "std" / TOKENIZER)).decode(rows.ravel().tolist())
     assert "import" in text and "def " in text
+
+
+def test_half_a_character_is_named_with_its_line(folder: Path) -> None:
+    said = refusal(lines(folder, '{"text": "ok"}', '{"text": "a\\ud800b"}'))
+    assert said == f"{folder}/lines.jsonl line 2 has half a character in field 'text' (a surrogate alone); fix or remove that line"
+    assert prepare(lines(folder, '{"text": "a pair \\ud83d\\ude80"}')).documents == 1
+
+
+def test_names_that_are_no_utf_8_are_said_and_end_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / os.fsdecode(b"l\xff")).mkdir()
+    with pytest.raises(ConfigError, match=r"^data.source=.*is no text in UTF-8; give another name"):
+        verb.main([f"data.source='{folder}/{os.fsdecode(bytes([108, 255]))}'", f"data.path={folder}/out", "data.vocab=300"])
+    (folder / "text" / os.fsdecode(b"i\xff.txt")).write_bytes(b"\xff\xfe")
+    assert verb.main([f"data.source={folder}/text", f"data.path={folder}/out", "data.vocab=300"]) == 0
+    assert "left out 1 files that are not UTF-8 text" in capfd.readouterr().out
+
+
+def test_a_source_of_empty_texts_is_refused_whatever_its_form(folder: Path) -> None:
+    (folder / "empty.txt").write_text("")
+    for data in (lines(folder), lines(folder, '{"text": ""}', '{"text": ""}'), settings(folder, source=str(folder / "empty.txt"))):
+        assert "holds no text in UTF-8; give another source" in refusal(data) and not (folder / "out").exists()
+
+
+def test_a_corpus_inside_of_its_source_is_not_read_as_text(folder: Path) -> None:
+    data = settings(folder, path=str(folder / "text" / "out"), pattern="**/*")
+    first = prepare(data)
+    assert prepare(data).reused
+    again = prepare(data, force=True)
+    assert (again.sha256, again.documents) == (first.sha256, first.documents)
+
+
+def test_a_byte_order_mark_is_no_text(folder: Path) -> None:
+    (folder / "marked.txt").write_text(TEXTS["a.txt"], encoding="utf-8-sig")
+    (folder / "plain.txt").write_text(TEXTS["a.txt"])
+    marked, plain = (prepare(settings(folder, source=str(folder / name)), force=True) for name in ("marked.txt", "plain.txt"))
+    assert marked.sha256 == plain.sha256

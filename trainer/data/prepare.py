@@ -122,7 +122,7 @@ def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Pro
             starts.append(starts[-1] + len(ids))
         tokens.flush()
         os.fsync(tokens.fileno())
-    if len(starts) == 1:
+    if starts[-1] == len(starts) - 1:  # there is no document, or nothing but ends of documents
         raise ConfigError(f"data.source={source.data.source} holds no text in UTF-8; give another source or data.pattern")
     np.save(folder / DOCUMENTS, np.asarray(starts, dtype=np.int64))
     end = tokenizer.get_vocab()[END_OF_TEXT]
@@ -196,5 +196,5 @@ def _move_into_place(work: Path, target: Path) -> None:
 
 
 def _summary(data: DataConfig, index: CorpusIndex, source: Source, reused: bool) -> Prepared:
-    skipped = tuple(str(path) for path in source.skipped)
+    skipped = tuple(os.fsencode(path).decode(errors="replace") for path in source.skipped)
     return Prepared(data.path, reused, index.tokens, index.documents, index.vocab, source.total_bytes, index.sha256, skipped)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any
 
 from trainer.spec.errors import ConfigError
 from trainer.spec.questions import questions
+from trainer.spec.read import SURROGATE
 from trainer.spec.schema import MOST, DataConfig, TuneConfig
 from trainer.spec.sources import STDLIB
 from trainer.spec.tuning import PROMPTS
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON can escape half of a pair of them, which is no text: UTF-8 and tokenizers have no place for it."""
 Part = tuple[str | None, str]
 """A piece of a template: the field that it holds, and its text."""
 
@@ -72,7 +70,7 @@ def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where
         if name not in fields:
             there = ", ".join(fields) or "none"
             raise ConfigError(f"{where} has no text in field '{name}' of data.template (fields with text: {there}); fix one of them")
-        if _SURROGATE.search(fields[name]):
+        if SURROGATE.search(fields[name]):
             raise ConfigError(f"{where} has half a character in field '{name}' (a surrogate alone); fix or remove that line")
         yield name, fields[name]
 

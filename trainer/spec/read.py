@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from trainer.spec.files import write_text
 from trainer.spec.schema import RequestsConfig, TrainConfig
 
 T = TypeVar("T")
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character alone: what no file and no tokenizer takes. Bytes of a command line that are no UTF-8 are read as such."""
 SECTION = "stage"
 """Section of a run's file that ``load`` leaves to ``trainer.spec.stage_run``. It comes first: a file that was cut short lacks another."""
 
@@ -182,7 +185,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} is too large a number; give one below 1e308") from None
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if hint is str and type(value) in (int, float):
@@ -191,6 +197,8 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
         raise _wrong_type(where, value, words.get(hint, hint.__name__))
     if hint is float and not math.isfinite(value):
         raise _wrong_type(where, value, "a finite number")
+    if hint is str and SURROGATE.search(value):
+        raise ConfigError(f"{where}={value!a} is no text in UTF-8; give another name, or convert this one")
     if hint is str and "\0" in value:
         raise ConfigError(f"{where} contains a NUL character, which no path or label may; remove it")
     return value

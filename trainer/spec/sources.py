@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.spec.errors import ConfigError
+from trainer.spec.read import SURROGATE
 from trainer.spec.schema import DataConfig
 
 STDLIB = "stdlib"
@@ -52,7 +53,7 @@ class Source:
 
     def _text(self, path: Path) -> str | None:
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")  # a byte order mark is no text
         except UnicodeDecodeError:
             if len(self.files) == 1:
                 raise ConfigError(f"data.source={self.data.source} is not UTF-8 text; convert it, or give another file") from None
@@ -81,6 +82,8 @@ class Source:
         if not isinstance(record.get(key), str):
             fields = ", ".join(name for name, value in record.items() if isinstance(value, str)) or "none"
             raise ConfigError(f"{where} has no text in field '{key}' (fields with text: {fields}); set data.text_key, or fix that line")
+        if SURROGATE.search(record[key]):
+            raise ConfigError(f"{where} has half a character in field '{key}' (a surrogate alone); fix or remove that line")
         return str(record[key])
 
     def _name(self, path: Path) -> str:
@@ -103,7 +106,13 @@ def open_source(data: DataConfig) -> Source:
         raise ConfigError(
             f"data.pattern={data.pattern!r} cannot be searched in data.source={data.source}: {error}; use one like **/*.txt"
         ) from None
-    return _source(data, root, found)
+    return _source(data, root, [path for path in found if not _made_here(path, root, data)])
+
+
+def _made_here(path: Path, root: Path, data: DataConfig) -> bool:
+    """Whether a file of the source lies in the prepared folder: what an earlier preparation wrote is no text of the user."""
+    target = Path(os.path.abspath(data.path))
+    return Path(os.path.abspath(root)) in target.parents and target in Path(os.path.abspath(path)).parents
 
 
 def _library(root: Path) -> list[Path]:
