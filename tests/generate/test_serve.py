@@ -167,6 +167,8 @@ def test_log_probabilities_are_those_of_the_tokens(server: Server) -> None:
         ({"prompt": ""}, 400, "prompt 0 is empty"),
         ({"prompt": ["a", "b"]}, 400, "is no text; give one text"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature=-1"),
+        ({"prompt": "a", "temperature": 10**400}, 400, "temperature is too large a number; give one below 1e308"),
+        ({"prompt": "a", "n": 2}, 400, "n=2 is not served; leave it out"),
         ({"prompt": "a", "best_of": 3}, 400, "best_of=3 is not served; leave it out"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens=0 must be a whole number of 1 or more"),
         ({"prompt": "a", "max_tokens": True}, 400, "max_tokens=True must be a whole number of 1 or more"),
@@ -183,11 +185,28 @@ def test_wrong_requests_are_one_line(server: Server, body: dict[str, Any], statu
     assert found == status and message in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 
 
-@pytest.mark.parametrize(("length", "body"), [(b"20000", b"[" * 20000), (b"2", b"\xff\xff"), (b"\xb2", b"{}"), (b"9" * 6000, b"{}")])
-def test_bodies_that_are_none_are_refused_in_words(server: Server, length: bytes, body: bytes) -> None:
+def test_null_is_as_left_out(server: Server) -> None:
+    known = ("n", "top_p", "seed", "stop", "stream", "logprobs", "task", "max_tokens", "temperature")
+    status, answer = server.ask({"prompt": "the", **dict.fromkeys(known)})
+    assert status == 200 and len(answer["choices"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "body", "status"),
+    [
+        *((b"20000", b"[" * 20000, b"400"), (b"2", b"\xff\xff", b"400"), (b"\xb2", b"{}", b"400"), (b"-2", b"{}", b"400")),
+        *(
+            (b"9" * 6000, b"{}", b"413"),
+            (b"0" * 20 + b"9" * 9, b"{}", b"413"),
+            (b"1048577", b"{}", b"413"),
+            (b"0" * 6000 + b"2", b"[]", b"400"),
+        ),
+    ],
+)
+def test_bodies_that_are_none_are_refused_in_words(server: Server, length: bytes, body: bytes, status: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: " + length + b"\r\n\r\n" + body)
-        assert client.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 413")
+        assert client.recv(12) == b"HTTP/1.1 " + status
 
 
 def test_a_full_queue_refuses_and_sigterm_finishes_what_runs_and_takes_nothing_new(folder: Path) -> None:

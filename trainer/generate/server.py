@@ -142,7 +142,7 @@ class Desk:
 
     def _parsed(self, body: Mapping[str, Any]) -> tuple[PromptRequest, list[str]]:
         for name, allowed in (("n", 1), ("prompt", None), *((name, None) for name in body)):
-            if name not in KNOWN or (allowed is not None and body.get(name, allowed) != allowed):
+            if name not in KNOWN or (allowed is not None and body.get(name) not in (None, allowed)):
                 raise ConfigError(f"{name}={body.get(name)!r} is not served; leave it out")
         prompt, tokens, stops = body.get("prompt"), body.get("max_tokens"), body.get("stop") or []
         tokens = 16 if tokens is None else tokens
@@ -213,6 +213,16 @@ def since_data(connection: socket.socket) -> float:
     return int.from_bytes(told[LAST_RECEIVED:], sys.byteorder) / 1e3
 
 
+def body_bytes(length: str) -> int:
+    """What a Content-Length says. ``HttpRefusal`` unless it is a number, and no larger than a body may be."""
+    if not (length.isascii() and length.isdigit()):
+        raise HttpRefusal(400, "the Content-Length of the body must be a whole number")
+    digits = length.lstrip("0") or "0"
+    if len(digits) > len(str(MOST_BYTES)) or int(digits) > MOST_BYTES:
+        raise HttpRefusal(413, f"the body must have a length of {MOST_BYTES} bytes at most")
+    return int(digits)
+
+
 class Handler(BaseHTTPRequestHandler):
     """A client's request."""
 
@@ -255,13 +265,10 @@ class Handler(BaseHTTPRequestHandler):
             self._json(400, fault(str(error)))
 
     def _complete(self) -> None:
-        size = self.headers.get("Content-Length", "")
         if self.path != "/v1/completions":
             raise HttpRefusal(404, "no such page")
-        if not (size.isascii() and size.isdigit()) or int(size[:20]) > MOST_BYTES:
-            raise HttpRefusal(413, f"the body must have a length of {MOST_BYTES} bytes at most")
         try:
-            body = json.loads(self.rfile.read(int(size)))
+            body = json.loads(self.rfile.read(body_bytes(self.headers.get("Content-Length", ""))))
         except (ValueError, RecursionError):
             raise HttpRefusal(400, "the body is no JSON") from None
         if not isinstance(body, dict):
