@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -239,3 +240,15 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
     for content in ("[]", "3", "[" * 100_000):
         (tmp_path / "hf" / "config.json").write_text(content)
         assert "config.json: " in refusal(tmp_path / "hf", tmp_path / "c")
+
+
+def test_whoever_may_read_the_folder_may_read_the_weights(tmp_path: Path) -> None:
+    model = resolve_model(MODELS["gpt"])
+    folder = checkpoint(ours(model, 1), model, tmp_path / "c")
+    for mask, mode in ((0o022, 0o644), (0o027, 0o640)):
+        before = os.umask(mask)
+        try:
+            export_weights(folder, tmp_path / f"hf{mask}")
+        finally:
+            os.umask(before)
+        assert (tmp_path / f"hf{mask}" / "model.safetensors").stat().st_mode & 0o777 == mode

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import tune_of
-from trainer.convert.huggingface import placed, shapes
+from trainer.convert.huggingface import placed, save_tensors, shapes
 from trainer.convert.rules import Rule, rules
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, TuneConfig, from_dict, resolve_model
 from trainer.spec.files import write_json
@@ -48,7 +48,7 @@ def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:
         tensors = dict(_factors(Reader(found.path, manifest), model))
         with placed(target) as work:
             work.mkdir()
-            save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
+            save_tensors(tensors, work / "adapter_model.safetensors")
             write_json(work / "adapter_config.json", _config(tune, model, tensors))
     except (CheckpointError, OSError) as error:
         raise ConfigError(f"cannot export {checkpoint} to {target}: {error}") from None

@@ -189,7 +189,7 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
     def close() -> None:
         path = folder / f"part-{len(files)}"
-        save_file(pending, path, metadata={"format": "pt"})
+        save_tensors(pending, path)
         files.append((path, list(pending)))
         pending.clear()
 
@@ -209,6 +209,14 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
         path.rename(folder / final)
         places |= dict.fromkeys(names, final)
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file that others may read if they may read what else is made here; the library's own is its owner's alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _imported(tensors: _Tensors | gguf.File, model: ResolvedModelConfig) -> Iterator[PieceSnapshot]:
