@@ -173,3 +173,14 @@ def test_a_prompt_that_cannot_be_completed_is_refused(prompts: list[list[int]], 
     with pytest.raises(ConfigError, match="prompt") as error:
         completed(checkpoints["gpt"], prompts, Sampling())
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("value", [1e-320, 1e-300, 1e-31, 1e-29, 1e300])
+def test_values_that_overflow_choose_as_their_neighbours_do(value: float) -> None:
+    row = torch.tensor([1.0, 3.0, 2.0, -1.0], dtype=torch.float32)
+    if value < 1:
+        assert {choose(row, [0], Sampling(temperature=value), number) for number in range(20)} == {1}
+    for temperature in (0.0, 1e-29, 1.0):
+        penalised = Sampling(temperature=temperature, repetition_penalty=value)
+        chosen = {choose(row, [0, 2], penalised, number) for number in range(20)}
+        assert chosen == {2} if value < 1 else len(chosen) > 1 if temperature == 1 else chosen == {1}

@@ -22,6 +22,10 @@ __all__ = ["Sampling", "choose", "tolerance", "uniform"]
 ULPS = 64
 """Rounding errors of a logit, in units of the last place of the largest one, within which two are equal."""
 
+LEAST = 1e-30
+"""What is below is as good as nothing: a temperature is greedy, and a penalty stays at it. Quotients of it would overflow, and a row in
+which several logits are infinite has no likeliest one."""
+
 
 def tolerance(logits: Tensor) -> float:
     """How far two equal logits may be apart, given all logits of a row in the type in which they were computed."""
@@ -32,7 +36,7 @@ def choose(logits: Tensor, text: Sequence[int], sampling: Sampling, request: int
     """The token after ``text``, from logits [V] of any float type."""
     near = tolerance(logits)
     logits = _penalised(logits.double(), text, sampling.repetition_penalty)
-    if sampling.temperature == 0:
+    if sampling.temperature < LEAST:
         return int((logits >= logits.max() - near).nonzero()[0])
     kept = _filtered(logits / sampling.temperature, sampling, near / sampling.temperature)
     cumulative = torch.softmax(kept, -1).cumsum(-1)
@@ -49,6 +53,7 @@ def _penalised(logits: Tensor, text: Sequence[int], penalty: float) -> Tensor:
     """Tokens that occur already made less likely (Keskar et al. 2019, section 4.1)."""
     if penalty == 1:
         return logits
+    penalty = min(max(penalty, LEAST), 1 / LEAST)
     tokens = torch.tensor(sorted(set(text)), device=logits.device)
     values = logits[tokens]
     return logits.index_copy(0, tokens, torch.where(values > 0, values / penalty, values * penalty))
