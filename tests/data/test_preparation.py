@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import signal
+import string
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -281,3 +284,26 @@ def test_a_byte_order_mark_is_no_text(folder: Path) -> None:
     (folder / "plain.txt").write_text(TEXTS["a.txt"])
     marked, plain = (prepare(settings(folder, source=str(folder / name)), force=True) for name in ("marked.txt", "plain.txt"))
     assert marked.sha256 == plain.sha256
+
+
+def test_a_long_line_without_spaces_takes_time_in_proportion_and_comes_back(folder: Path) -> None:
+    """400 kB took minutes when pairs were counted in it as in one word."""
+    text = "".join(random.Random(3).choices(string.ascii_letters, k=400_000))
+    (folder / "long.txt").write_text(text)
+    began = time.monotonic()
+    prepare(settings(folder, source=str(folder / "long.txt")))
+    assert time.monotonic() - began < 40
+    tokens = np.fromfile(folder / "out" / TOKENS, dtype=np.uint16).tolist()
+    tokenizer = Tokenizer.from_file(str(folder / "out" / TOKENIZER))
+    assert tokenizer.decode(tokens) == text and tokenizer.encode(text).ids == tokens[:-1]
+
+
+def test_the_limit_of_a_word_changes_nothing_of_ordinary_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "text" / "code.txt").write_text(Path(__file__).read_text() + "-" * 900)
+    made = []
+    for longest in (1000, 100_000):
+        monkeypatch.setattr("trainer.data.prepare.LONGEST_WORD", longest)
+        prepare(settings(folder, vocab=600), force=True)
+        made.append([(folder / "out" / name).read_bytes() for name in (TOKENIZER, TOKENS)])
+    assert made[0] == made[1]
+    assert json.loads(made[0][0])["pre_tokenizer"]["type"] == "ByteLevel", "the form that others read, GGUF too"

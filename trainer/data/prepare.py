@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 TRAINING_BYTES = 64 * 2**20
 """Text that the tokenizer is trained on: documents spread evenly over the source, about this many bytes."""
+LONGEST_WORD = 1000
+"""Bytes of one word that pairs are counted in at once. Learning takes time with the square of a word's length, and what is longer is no
+word but data without spaces; encoding does not, and cuts nothing."""
 UINT16_VOCAB = 2**16
 """The largest vocabulary whose tokens are stored in two bytes."""
 BATCH_BYTES = 2**20
@@ -135,10 +138,12 @@ def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Pro
 
 def _train_tokenizer(source: Source, progress: Progress) -> Tokenizer:
     """A byte-level BPE: any text encodes without an unknown token, and decodes to itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cut = pre_tokenizers.Split(Regex(f".{{1,{LONGEST_WORD}}}"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, cut])  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(
         vocab_size=source.data.vocab,
@@ -147,6 +152,7 @@ def _train_tokenizer(source: Source, progress: Progress) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_sample(source, progress), trainer)
+    tokenizer.pre_tokenizer = words  # type: ignore[assignment]
     return tokenizer
 
 
