@@ -67,6 +67,7 @@ CASES = [
         ["trainer=torchtitan", "layout.pipeline=2", "layout.stage_layers=[3,1]"],
         "trainer=torchtitan cannot be told layout.stage_layers=[3, 1]; use another layout, or add it to its profile",
     ),
+    (["tune.method=lora", "tune.targets=[qkv,up,qkv]"], "tune.targets=['qkv', 'up', 'qkv'] names qkv twice; name each matrix once"),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]
 

@@ -45,6 +45,8 @@ def check_tasks(config: TrainConfig) -> None:
 
 
 def _check_rank(tune: TuneConfig, model: ModelConfig) -> None:
+    if twice := [target for target in tune.targets if tune.targets.count(target) > 1]:
+        raise ConfigError(f"tune.targets={tune.targets} names {twice[0]} twice; name each matrix once")
     for target in tune.targets:
         inputs, outputs = matrix_shapes(model)[target]
         if tune.rank > min(inputs, outputs):
