@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.overrides import add_overrides
 from trainer.spec import ConfigError, ModelConfig, from_dict
 from trainer.spec.artifacts import checkpoint_facts
+from trainer.spec.corpus import TOKENIZER, other_words, read_in_training, read_index
 from trainer.spec.stage_run import StageRun
 from trainer.spec.stages import BUILTIN_TASKS
 
@@ -73,7 +74,10 @@ def main(argv: list[str]) -> int:
     wanted = for_evaluation(config, arguments.checkpoint, arguments.overrides)
     try:
         told = StageRun(verb="evaluate", sources={"model": str(wanted.run.checkpoint.dir)})
-        result = run_job(locate_data(resolve(wanted)), "evaluate", lambda *_: None, stage=told)
+        located = locate_data(resolve(wanted))
+        if note := doubt(located):
+            print(note, file=sys.stderr)
+        result = run_job(located, "evaluate", lambda *_: None, stage=told)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -124,6 +128,17 @@ def for_evaluation(config: Config, checkpoint: Path, overrides: list[str]) -> Co
     steps = config.run.steps if any(word.startswith("run.steps=") for word in overrides) else 10**9
     run = dataclasses.replace(config.run, task="evaluate", steps=steps, warmup_steps=0, checkpoint=settings)
     return dataclasses.replace(config, model=from_dict(ModelConfig, manifest["model"], "model."), run=run)
+
+
+def doubt(config: Config) -> str:
+    """A line for the user where the text is in other words than the model's; empty where it is that of the training, or nothing tells."""
+    given, weights = Path(config.data.path, TOKENIZER), Path(str(config.run.checkpoint.dir))
+    if config.data.kind == "synthetic" or not given.is_file():
+        return ""
+    trained = (checkpoint_facts(weights)[1].get("data") or {}).get("corpus", "")
+    if config.data.kind == "corpus" and read_in_training(trained, read_index(config.data).sha256, 0):
+        return ""
+    return other_words(given, weights, config.model.vocab)
 
 
 def sentence(figures: dict[str, Any]) -> str:

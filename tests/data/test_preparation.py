@@ -18,10 +18,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from launcher.cli import prepare as verb
+from launcher.cli.evaluate import doubt
+from launcher.config.schema import Config
 from trainer.data import open_dataset
 from trainer.data.prepare import END_OF_TEXT, prepare
+from trainer.generate.telling import read_tokenizer
 from trainer.spec import ConfigError, DataConfig, ModelConfig
-from trainer.spec.corpus import ARTIFACT, DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, prepare_command
+from trainer.spec.corpus import ARTIFACT, DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, other_words, prepare_command, read_index
 
 TEXTS = {
     "a.txt": "the cat sat on the mat\n" * 30,
@@ -307,3 +310,29 @@ def test_the_limit_of_a_word_changes_nothing_of_ordinary_text(folder: Path, monk
         made.append([(folder / "out" / name).read_bytes() for name in (TOKENIZER, TOKENS)])
     assert made[0] == made[1]
     assert json.loads(made[0][0])["pre_tokenizer"]["type"] == "ByteLevel", "the form that others read, GGUF too"
+
+
+def test_a_tokenizer_of_other_words_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("own", "a.txt"), ("other", "d.md")):
+        prepare(settings(folder, source=str(folder / "text" / text), path=str(folder / name), vocab=280))
+    size = len(json.loads((folder / "own" / TOKENIZER).read_text())["model"]["vocab"])
+    (folder / "bare").mkdir()
+    assert "has other words than" in other_words(folder / "other" / TOKENIZER, folder / "own", size)
+    assert f"has {size} tokens, and model.vocab=999" in other_words(folder / "own" / TOKENIZER, folder / "bare", 999)
+    assert not other_words(folder / "own" / TOKENIZER, folder / "own", 999), "a vocabulary may be rounded up"
+    assert not other_words(folder / "own" / TOKENIZER, folder / "bare", size)
+    read_tokenizer(folder / "other", folder / "own", 300)
+    assert capsys.readouterr().err.startswith("note: ")
+    read_tokenizer(None, folder / "own", 300)
+    assert not capsys.readouterr().err
+
+
+def test_an_evaluation_says_so_unless_the_model_was_trained_on_the_text(folder: Path) -> None:
+    prepare(settings(folder))
+    run = Config(data=settings(folder), model=ModelConfig(vocab=999))
+    for trained, said in ((read_index(run.data).sha256, False), ("another", True)):
+        place = folder / trained / "step-00000001-start-0"
+        place.mkdir(parents=True)
+        (place / "manifest.json").write_text(json.dumps({"model": {}, "data": {"corpus": f"{trained}-0.1"}}))
+        run.run.checkpoint.dir = str(place)
+        assert doubt(run).startswith("note: ") == said

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from trainer.spec import ConfigError
-from trainer.spec.corpus import TOKENIZER
+from trainer.spec.corpus import TOKENIZER, other_words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,6 +84,8 @@ def read_tokenizer(path: Path | None, model: Path, vocab: int) -> Tokenizer:
         raise ConfigError(
             f"the tokenizer has {tokenizer.get_vocab_size()} tokens, and model.vocab={vocab}; give the model's own with --tokenizer"
         )
+    if path is not None and (note := other_words(file, model, vocab)):
+        print(note, file=sys.stderr)
     return tokenizer
 
 

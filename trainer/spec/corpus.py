@@ -139,6 +139,28 @@ def _flaw(folder: Path) -> str:
     return next((f"{name} has {size} bytes, but {sizes[name]} were written" for name, size in now.items() if size != sizes[name]), "")
 
 
+def other_words(given: Path, weights: Path, vocab: int) -> str:
+    """Why the tokenizer.json ``given`` may not be that of a model of ``vocab`` tokens whose weights are in ``weights``, as a line for the
+    user; empty where nothing speaks against it."""
+    beside = next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
+    own, known = _words(given), None if beside is None else _words(beside)
+    if own is None or known == own:
+        return ""
+    if known is not None:
+        return f"note: {given} has other words than {beside}, the model's own; what is read and written with it means something else to it"
+    told = f"note: {given} has {len(own)} tokens, and model.vocab={vocab}; unless it was trained with these, what it says means nothing"
+    return told if len(own) < vocab else ""
+
+
+def _words(tokenizer: Path) -> dict[str, int] | None:
+    """Each word of a tokenizer.json and its number; None where it has none in this form."""
+    record = read_json(tokenizer) or {}
+    model, added = record.get("model"), record.get("added_tokens") or []
+    if not isinstance(model, dict) or not isinstance(vocab := model.get("vocab"), dict) or not isinstance(added, list):
+        return None
+    return vocab | {token["content"]: token["id"] for token in added if isinstance(token, dict) and {"content", "id"} <= token.keys()}
+
+
 def check_sample(data: DataConfig, index: CorpusIndex) -> None:
     """``ConfigError`` if the token file cannot be read, or no longer has the content that ``index`` records."""
     try:
