@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from launcher.backends.contract import BackendError
 from launcher.backends.pool import Backends
+from launcher.cli.overrides import NamedOption
 from launcher.sweep.reconcile import catch_up
 from launcher.trials.store import Store, Sweep
 
@@ -21,7 +22,7 @@ def sweep_parser(verb: str, description: str) -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(f"trireme {verb}", description=description, formatter_class=form)
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="name of the sweep (default: the newest)")
-    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     return parser
 
 

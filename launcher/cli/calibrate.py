@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.machines import FOLDER, target, write
+from launcher.cli.overrides import NamedOption, add_folder
 from launcher.cli.repeats import MEDIAN, warn
 from launcher.labels import percent, plural
 from launcher.named_files import check_file
@@ -87,10 +88,12 @@ def parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser("trireme calibrate", description=DESCRIPTION, formatter_class=form)
     made.add_argument("runs", nargs="?", metavar="SWEEP|TABLE.csv", help="what was measured (default: the newest sweep)")
-    made.add_argument("--out", metavar="NAME", help="name of the file, for hardware=NAME (default: HARDWARE_calibrated)")
-    made.add_argument("--show", metavar="NAME", help="say what the hardware file NAME has learnt, and stop")
-    made.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
-    made.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of config groups of your own: the file goes to DIR/hardware")
+    made.add_argument(
+        "--out", action=NamedOption, metavar="NAME", help="name of the file, for hardware=NAME (default: HARDWARE_calibrated)"
+    )
+    made.add_argument("--show", action=NamedOption, metavar="NAME", help="say what the hardware file NAME has learnt, and stop")
+    made.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    add_folder(made, "folder of config groups of your own: the file goes to DIR/hardware")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from launcher.backends.contract import BackendError
 from launcher.backends.pool import Backends
+from launcher.cli.overrides import NamedOption
 from launcher.sweep.reconcile import stop
 from launcher.trials.store import Record, Store
 from trainer.spec import Status
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "target", metavar="SWEEP|TRIAL|STAGE", help="name of a sweep or pipeline, id of a trial or its first digits, or name of a stage"
     )
-    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
     store = Store(arguments.dir)
     records = store.sweep(arguments.target).records if arguments.target in store.names() else [store.trial(arguments.target)]

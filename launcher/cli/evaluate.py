@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.overrides import add_overrides
+from launcher.cli.overrides import PathOption, add_overrides
 from trainer.spec import ConfigError, ModelConfig, from_dict
 from trainer.spec.artifacts import checkpoint_facts
 from trainer.spec.corpus import TOKENIZER, other_words, read_in_training, read_index
@@ -50,9 +50,11 @@ def main(argv: list[str]) -> int:
     tasks = parser.add_argument_group("tasks of lm-evaluation-harness, in place of the corpus")
     tasks.add_argument("--tasks", metavar="NAMES", help=f"with commas between; without a download: {', '.join(BUILTIN_TASKS)}")
     tasks.add_argument(
-        "--tasks-folder", type=Path, metavar="DIR", help="more of them: YAML files, or what 'trireme prepare --tasks' filled"
+        "--tasks-folder", action=PathOption, metavar="DIR", help="more of them: YAML files, or what 'trireme prepare --tasks' filled"
     )
-    tasks.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or a prepared corpus (default: next to the weights)")
+    tasks.add_argument(
+        "--tokenizer", action=PathOption, metavar="FILE", help="tokenizer.json or a prepared corpus (default: next to the weights)"
+    )
     tasks.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
     tasks.add_argument(
         "--task",

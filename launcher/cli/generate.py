@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.cli.overrides import add_folder
 from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
 from trainer.spec import ConfigError
@@ -71,7 +72,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str], Path | None]:
     words: list[str] = []
     overrides: list[str] = []
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ours.add_argument("--config-dir", type=Path)
+    add_folder(ours)
     known, argv = ours.parse_known_args(argv)
     for word in argv:
         value = bool(words) and words[-1].startswith("-") and "=" not in words[-1] and words[-1] not in FLAGS

@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.backends import backend_for
 from launcher.backends.contract import Backend
 from launcher.backends.logs import log_attempts
+from launcher.cli.overrides import NamedOption
 from launcher.trials.job import Job
 from launcher.trials.recorded import recorded_cluster
 from launcher.trials.store import Record, Store
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-f", "--follow", action="store_true", help="continue until the trial has ended")
     parser.add_argument("--rank", type=int, metavar="R", help="only this rank")
     parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt (default: the newest)")
-    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
     record = Store(arguments.dir).trial(arguments.trial)
     if arguments.rank is not None and not 0 <= arguments.rank < record.world_size:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainer.spec.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -14,7 +16,32 @@ if TYPE_CHECKING:
 def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
     """``KEY=VALUE ...`` and ``--config-dir``."""
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of config groups of your own, such as DIR/trainer/NAME.yaml")
+    add_folder(parser)
+
+
+def add_folder(
+    parser: argparse.ArgumentParser, meaning: str = "folder of config groups of your own, such as DIR/trainer/NAME.yaml"
+) -> None:
+    """``--config-dir``."""
+    parser.add_argument("--config-dir", action=PathOption, metavar="DIR", help=meaning)
+
+
+class NamedOption(argparse.Action):
+    """An option that names something. Without a word, as a script's unset variable leaves it, it must not mean that it was not given:
+    ``search --replay "$TABLE"`` would start jobs. ``ConfigError`` then."""
+
+    convert: Callable[[str], Any] = str
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        if not values:
+            raise ConfigError(f"{option}= names nothing; give a value (is a variable of a script not set?), or leave {option} out")
+        setattr(namespace, self.dest, self.convert(values))
+
+
+class PathOption(NamedOption):
+    """The same for a file or folder."""
+
+    convert = Path
 
 
 def key_of(override: str) -> str:
@@ -29,7 +56,6 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
 
     from launcher.config.compose import plain_errors
     from launcher.planning.layout_filter import columns_wanted
-    from trainer.spec import ConfigError
 
     words = [word for word in overrides if word.lstrip("+").startswith("layout.")]
     if whole := [word for word in overrides if word.lstrip("+").startswith("layout=")]:
@@ -70,8 +96,6 @@ TRAINING = (
 
 def check_task(config: Config, overrides: Sequence[str]) -> None:
     """``ConfigError`` for a key that has no meaning for ``config.task``."""
-    from trainer.spec import ConfigError
-
     strange, remedy = (TRAINING, "leave it out") if config.task == "inference" else (SERVING, "add task=inference")
     for word in overrides:
         if any(key_of(word) == name or key_of(word).startswith(name + ".") for name in strange):

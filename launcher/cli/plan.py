@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
-from launcher.cli.overrides import add_overrides, check_task, layouts_asked
+from launcher.cli.overrides import NamedOption, add_overrides, check_task, layouts_asked
 from launcher.labels import amount, interval, memory, percent, plural
 from launcher.named_files import check_file, write_named
 from trainer.spec import ConfigError
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--measure", type=int, metavar="N", help="the N layouts to measure so that the step times of all are known best")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     made.add_argument("--explain", metavar="LAYOUT", help="a place of the list or a layout's name: its parts and its timeline")
-    made.add_argument("--svg", metavar="FILE", help="where the timeline is drawn (default: timeline.svg)")
+    made.add_argument("--svg", action=NamedOption, metavar="FILE", help="where the timeline is drawn (default: timeline.svg)")
     made.add_argument("--limit", type=float, metavar="GB", help="memory to plan for, per device, in 1e9 bytes (default: the hardware's)")
     return made
 

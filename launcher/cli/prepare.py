@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from launcher.cli.main import VERBS
+from launcher.cli.overrides import PathOption
 from launcher.config.compose import compose
 from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
@@ -37,7 +38,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="prepare again even if the folder is there")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--tasks", metavar="NAMES", help="fetch the data of these tasks of lm-evaluation-harness, in place of a corpus")
-    parser.add_argument("--tasks-folder", type=Path, metavar="DIR", default=Path("data/tasks"), help="where it goes (default: %(default)s)")
+    parser.add_argument(
+        "--tasks-folder", action=PathOption, metavar="DIR", default=Path("data/tasks"), help="where it goes (default: %(default)s)"
+    )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.tasks is not None:
         need("train", "fetching tasks")

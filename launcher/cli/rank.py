@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import labels
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
+from launcher.cli.overrides import NamedOption
 from launcher.cli.repeats import warn
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
@@ -36,12 +37,17 @@ def main(argv: list[str]) -> int:
     """Print the ranking; 0 even if nothing was measured, since the table then says why."""
     parser = sweep_parser("rank", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
-    parser.add_argument("--csv", metavar="FILE", help="also write the trials as a table that 'trireme validate' and 'search --replay' read")
+    parser.add_argument(
+        "--csv",
+        action=NamedOption,
+        metavar="FILE",
+        help="also write the trials as a table that 'trireme validate' and 'search --replay' read",
+    )
     arguments = parser.parse_args(argv)
     sweep = open_sweep(arguments)
     ranked = rank(measure(sweep.records))
     warn(repeated(sweep, ranked), "each has its own place; measure the layout again (sweep.rerun=true)")
-    if arguments.csv:
+    if arguments.csv is not None:
         write_csv(arguments.csv, sweep, ranked)
     if arguments.json:
         print(json.dumps([m.as_json() for m in ranked], indent=2, allow_nan=False))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.cli.arguments import open_sweep, sweep_parser
+from launcher.cli.overrides import NamedOption
 from launcher.named_files import check_file, write_named
 
 
 def main(argv: list[str]) -> int:
     """Write the page and print where it is."""
     parser = sweep_parser("report", "Write a sweep's report: one HTML page that needs no network.")
-    parser.add_argument("-o", "--output", default="report.html", help="the page to write (default: %(default)s)")
+    parser.add_argument("-o", "--output", action=NamedOption, default="report.html", help="the page to write (default: %(default)s)")
     arguments = parser.parse_args(argv)
     check_file(arguments.output, "--output")
     sweep = open_sweep(arguments)

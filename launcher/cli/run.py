@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.overrides import key_of, typed
+from launcher.cli.overrides import NamedOption, add_folder, key_of, typed
 from launcher.named_files import check_folder
 from trainer.spec import ConfigError
 
@@ -40,7 +39,7 @@ def main(argv: list[str]) -> int:
 
     name, changes, overrides = _words(arguments.words)
     stages = read_pipeline(name, changes, arguments.config_dir)
-    if arguments.in_cluster:
+    if arguments.in_cluster is not None:
         return _send(name, stages, overrides, arguments)
     chosen = {stage.name for stage in choose(stages, arguments.until, arguments.start, arguments.only)}
     planned = plan(stages, overrides, arguments.config_dir)
@@ -106,15 +105,18 @@ def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("words", nargs="+", metavar="KEY=VALUE", help="pipeline=NAME; stages.STAGE.KEY=VALUE; keys of all stages")
-    made.add_argument("--until", metavar="STAGE", help="only this stage and what it needs")
-    made.add_argument("--from", dest="start", metavar="STAGE", help="only this stage and what needs it")
-    made.add_argument("--only", metavar="STAGE", help="only this stage")
+    made.add_argument("--until", action=NamedOption, metavar="STAGE", help="only this stage and what it needs")
+    made.add_argument("--from", dest="start", action=NamedOption, metavar="STAGE", help="only this stage and what needs it")
+    made.add_argument("--only", action=NamedOption, metavar="STAGE", help="only this stage")
     made.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
     made.add_argument(
-        "--in-cluster", metavar="IMAGE", help="Kubernetes: run this command as a Job of that image (deploy/Dockerfile, target launcher)"
+        "--in-cluster",
+        action=NamedOption,
+        metavar="IMAGE",
+        help="Kubernetes: run this command as a Job of that image (deploy/Dockerfile, target launcher)",
     )
     made.add_argument("--json", action="store_true", help="one JSON document instead of tables")
-    made.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of config groups of your own, such as DIR/pipeline/NAME.yaml")
+    add_folder(made, "folder of config groups of your own, such as DIR/pipeline/NAME.yaml")
     return made
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, say, searched, tell_result
-from launcher.cli.overrides import add_overrides, check_task, key_of, layouts_asked, typed
+from launcher.cli.overrides import NamedOption, add_overrides, check_task, key_of, layouts_asked, typed
 from launcher.labels import error_of, interval, percent, plural, seconds
 from launcher.named_files import check_file, check_folder, write_named
 from trainer.spec import ConfigError, Reason
@@ -73,9 +73,9 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     from launcher.config import compose
 
-    if arguments.replay:
+    if arguments.replay is not None:
         return replay(arguments)
-    if arguments.only:
+    if arguments.only is not None:
         raise ConfigError(f"--only={arguments.only} names sweeps of a table; give the table with --replay")
     wanted, others = layouts_asked(arguments.overrides)
     config = compose(others, arguments.config_dir)
@@ -91,8 +91,8 @@ def main(argv: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme search", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_overrides(made)
-    made.add_argument("--replay", metavar="CSV", help="search the sweeps of this table in place of a cluster")
-    made.add_argument("--only", metavar="TEXT", help="replay: only sweeps whose name contains this")
+    made.add_argument("--replay", action=NamedOption, metavar="CSV", help="search the sweeps of this table in place of a cluster")
+    made.add_argument("--only", action=NamedOption, metavar="TEXT", help="replay: only sweeps whose name contains this")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli import recipes
 from launcher.cli.console import wide_console
 from launcher.cli.on_cluster import FOLDER, alone
-from launcher.cli.overrides import add_overrides, key_of
+from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.named_files import check_file
 from trainer.spec import ConfigError, ModelConfig, to_dict
 from trainer.spec.errors import listed
@@ -81,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tflops", type=float, help="TFLOP/s that a GPU executes, instead of the cost model's prediction")
     made.add_argument("--recompute", choices=RECOMPUTE, help="recomputation that --tflops counts (default: none)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    made.add_argument("--out", metavar="FILE", help="write the configuration as a recipe; recipe=NAME finds runs/recipe/NAME.yaml")
+    made.add_argument(
+        "--out", action=NamedOption, metavar="FILE", help="write the configuration as a recipe; recipe=NAME finds runs/recipe/NAME.yaml"
+    )
     return made
 
 

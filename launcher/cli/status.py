@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.backends.snapshot import CodeSnapshot
 from launcher.cli.arguments import caught_up
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
+from launcher.cli.overrides import NamedOption
 from launcher.labels import one_line
 from launcher.trials.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
 from launcher.trials.store import Record, Store, Sweep
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--all", action="store_true", help="list all sweeps, the newest first, instead of one sweep's trials")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    parser.add_argument("--dir", default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
     store = Store(arguments.dir)
     if arguments.all:

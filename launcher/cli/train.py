@@ -86,6 +86,8 @@ def _own_folder(flags: list[str]) -> Path | None:
     for flag, following in zip(flags, [*flags[1:], ""]):
         name, _, value = flag.partition("=")
         if name in ("--config-dir", "-cd"):
+            if not (value or following):
+                raise ConfigError(f"{name}= names nothing; give a folder (is a variable of a script not set?), or leave {name} out")
             return Path(value or following)
     return None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
-from launcher.cli.overrides import add_overrides, key_of
+from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.cli.repeats import warn
 from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural
@@ -125,7 +125,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("table", metavar="CSV", help="table of measured runs")
     add_overrides(made, "trainer=NAME: predict all rows with this profile, instead of each with its own")
     made.add_argument("--columns", action="store_true", help="list the columns of a table, and stop")
-    made.add_argument("--out", metavar="CSV", help="write each row's prediction: row (from 1), step_time_s, peak_mem_gb, oom, reason")
+    made.add_argument(
+        "--out", action=NamedOption, metavar="CSV", help="write each row's prediction: row (from 1), step_time_s, peak_mem_gb, oom, reason"
+    )
     made.add_argument("--sweeps", action="store_true", help="one line for each sweep too")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
