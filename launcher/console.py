@@ -7,4 +7,4 @@ from rich.console import Console
 
 def say(text: str) -> None:
     """One line to the person."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False, emoji=False)

@@ -87,6 +87,11 @@ def one_line(words: object, longest: int | None = None) -> str:
     return f"{text[: longest // 2]}…{text[-(longest - longest // 2 - 1) :]}"
 
 
+def shown(words: object) -> str:
+    """Text as a terminal may have it: what would steer the terminal is a question mark, lines stay lines."""
+    return "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "?" for c in str(words))
+
+
 def plural(count: int, word: str) -> str:
     """``1 row``, ``2 rows``."""
     return f"{count} {word}" + ("" if count == 1 else "s")

@@ -13,7 +13,7 @@ from launcher.cli.console import wide_console
 from launcher.cli.machines import FOLDER, target, write
 from launcher.cli.overrides import NamedOption, add_folder
 from launcher.cli.repeats import MEDIAN, warn
-from launcher.labels import percent, plural
+from launcher.labels import percent, plural, shown
 from launcher.named_files import check_file
 from trainer.spec import ConfigError
 from trainer.spec.errors import listed, nearest
@@ -195,7 +195,7 @@ def show_file(name: str, folder: Path | None, as_json: bool) -> int:
         print(json.dumps(to_dict(hardware) | {"learnt": learnt}, indent=2, allow_nan=False))
         return 0
     for line in words(hardware):
-        print(line)
+        print(shown(line))
     return 0
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from launcher.labels import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 WIDE = 1000
 GAP = 2
@@ -35,26 +39,33 @@ class Column:
         """Its width with no cell wrapped."""
         from rich.cells import cell_len
 
-        return max(map(cell_len, (self.name, *self.cells)))
+        return max(cell_len(shown(words)) for words in (self.name, *self.cells))
 
 
 def wide_console() -> Console:
-    """Standard output as a console. A pipe or a file has no width, unless COLUMNS gives it one."""
+    """Standard output as a console. A pipe or a file has no width, unless COLUMNS gives it one. What is printed is often data, a name
+    that somebody gave a device or a source: brackets and colons in it mean nothing, and it cannot steer a terminal."""
     from rich.console import Console
 
     class Output(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(shown(text), **options)
+
         def on_broken_pipe(self) -> None:
             raise  # main ends a verb whose reader went away with code 0; by itself the library exits with 1
 
-    console = Output(highlight=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        console.width = max(console.width, WIDE)
+    console = Output(highlight=False, markup=False, emoji=False)
+    columns = os.environ.get("COLUMNS", "")
+    if not (columns.isdecimal() and int(columns)):  # 0, as some shells without a terminal have it, is no width
+        console.width = shutil.get_terminal_size().columns if console.is_terminal else WIDE
     return console
 
 
-def print_plain(console: Console, text: str, soft_wrap: bool = True) -> None:
-    """``text`` letter by letter: what looks like markup or an emoji's name is neither. With ``soft_wrap`` no line is broken."""
-    console.print(text, markup=False, emoji=False, soft_wrap=soft_wrap)
+def titled(title: str, text: str) -> Text:
+    """``title: text``, the title in bold."""
+    from rich.text import Text
+
+    return Text.assemble((shown(title), "bold"), shown(f": {text}"))
 
 
 def chosen_columns(columns: Sequence[Column], width: int) -> list[Column]:
@@ -79,13 +90,13 @@ def fitted_table(columns: Sequence[Column], width: int, styles: Sequence[str]) -
     from rich.table import Table
     from rich.text import Text
 
-    shown = chosen_columns(columns, width)
+    kept = chosen_columns(columns, width)
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
-    for column, room in zip(shown, _widths(shown, width), strict=True):
+    for column, room in zip(kept, _widths(kept, width), strict=True):
         wraps = column.least is not None
         grid.add_column(column.name, justify="right" if column.right else "left", no_wrap=not wraps, overflow="fold", width=room)
     for row, style in enumerate(styles):
-        grid.add_row(*(Text(column.cells[row]) for column in shown), style=style)
+        grid.add_row(*(Text(shown(column.cells[row])) for column in kept), style=style)
     return grid
 
 

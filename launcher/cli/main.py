@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 
 from launcher.interrupt import Interrupted, asked, leave
+from launcher.labels import shown
 from trainer.spec.errors import ConfigError, nearest
 
 VERBS = {
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         forget_output()
         return 0
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return ConfigError.exit_code
     except OSError as error:
         if error.errno not in LATE and not error.filename:
@@ -116,7 +117,7 @@ def run_verb(verb: str, argv: list[str]) -> int:
 
         if not isinstance(error, BackendError):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 1
 
 

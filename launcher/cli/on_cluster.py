@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.labels import shown
 from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
@@ -84,4 +85,4 @@ def recipe_path(name: str) -> Path:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(shown(text), file=sys.stderr)

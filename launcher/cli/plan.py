@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.console import wide_console
+from launcher.cli.console import titled, wide_console
 from launcher.cli.overrides import NamedOption, add_overrides, check_task, layouts_asked
-from launcher.labels import amount, interval, memory, percent, plural
+from launcher.labels import amount, interval, memory, percent, plural, shown
 from launcher.named_files import check_file, write_named
 from trainer.spec import ConfigError
 
@@ -282,7 +282,8 @@ def explain(config: Config, planned: Plan, arguments: argparse.Namespace) -> int
         print(json.dumps(entry(config, planned, row) | more, indent=2, allow_nan=False))
         return 0
     console = wide_console()
-    console.print(f"{heading(config)}\n[bold]{name_of(layout)}[/bold]: {predicted.why}")
+    console.print(heading(config))
+    console.print(titled(name_of(layout), predicted.why))
     console.print(
         f"80 % of such steps take {interval(predicted.interval_s)}; it is the fastest of all with a probability of "
         f"{percent(float(planned.chances[row]))}",
@@ -335,7 +336,7 @@ def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
     drawn = simulated(case, layout, DRAWN)
     assert drawn is not None, "a step has computations"
     style = Path(results.__file__).with_name("report.css").read_text()
-    write_named(path, str(picture(drawn, title)).replace(">", f"><style>{style}</style>", 1), "--svg")
+    write_named(path, str(picture(drawn, shown(title))).replace(">", f"><style>{style}</style>", 1), "--svg")
 
 
 def chosen(config: Config, planned: Plan, what: str) -> int:

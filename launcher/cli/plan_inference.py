@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.console import print_plain, wide_console
+from launcher.cli.console import titled, wide_console
 from launcher.labels import amount, memory, percent, seconds
 from trainer.spec import ConfigError
 
@@ -89,19 +89,19 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
     from launcher.planning.inference import name_of
 
     console = wide_console()
-    print_plain(console, heading(config), soft_wrap=False)
+    console.print(heading(config), soft_wrap=False)
     if planned.hopeless:
         console.print(planned.hopeless, soft_wrap=True)
     else:
         console.print(table(planned, planned.front[:top], console.width))
     for goal, row in planned.recommended.items():
         if row is not None:
-            console.print(f"[bold]{goal}[/bold]: {name_of(planned.table[row])}, {figures(planned, row)}", soft_wrap=True)
-            print_plain(console, lines_of(started(config, planned, row)))
+            console.print(titled(goal, f"{name_of(planned.table[row])}, {figures(planned, row)}"), soft_wrap=True)
+            console.print(lines_of(started(config, planned, row)), soft_wrap=True)
     for line in nearest(relaxed(planned)):
         console.print(line, soft_wrap=True)
     for engine, one in rendered(config, planned).items():
-        print_plain(console, f"with {engine}:\n{lines_of(one)}")
+        console.print(f"with {engine}:\n{lines_of(one)}", soft_wrap=True)
     console.print(f"{len(planned.table):,} predicted, {len(planned.front):,} on the front ({spent:.2f} s). Out:")
     for reason, count in {**planned.out, **planned.dropped}.items():
         console.print(f"  {count:>8,}  {reason}")
@@ -261,8 +261,8 @@ def explain(config: Config, planned: InferencePlan, arguments: argparse.Namespac
         print(json.dumps(one, indent=2, allow_nan=False))
         return 0
     console = wide_console()
-    print_plain(console, heading(config), soft_wrap=False)
-    console.print(f"[bold]{one['name']}[/bold]: {seconds(one['latency_ms'] / 1e3)} a request")
+    console.print(heading(config))
+    console.print(titled(one["name"], f"{seconds(one['latency_ms'] / 1e3)} a request"))
     for title, parts in (("to the first token", one["first_token"]), ("per further token", one["per_token"])):
         console.print(_parts(title, parts))
     for name, size in sorted(one["memory"].items(), key=lambda item: -item[1]):

@@ -96,7 +96,7 @@ def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, An
         try:
             config, cluster = recorded_run(records[m.trial]), recorded_cluster(records[m.trial])
         except ConfigError as error:  # a configuration that this version would refuse
-            print(f"trial {m.trial} is left out: {error}", file=sys.stderr)
+            print(f"trial {m.trial} is left out: {labels.shown(error)}", file=sys.stderr)
             continue
         rows.append(own_row(sweep.name, config, cluster, hardware, measured))
     return rows

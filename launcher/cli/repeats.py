@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launcher.labels import seconds
+from launcher.labels import seconds, shown
 
 if TYPE_CHECKING:
     from launcher.tables.repeats import Repeat
@@ -19,7 +19,7 @@ MEDIAN = "their median is learnt from; leave out the one that is wrong"
 def warn(found: Sequence[Sequence[Repeat]], use: str) -> None:
     """Say it on standard error; nothing where nothing contradicts. ``use``: what becomes of them, and what to do."""
     if found:
-        print(words(found, use), file=sys.stderr)
+        print(shown(words(found, use)), file=sys.stderr)
 
 
 def words(found: Sequence[Sequence[Repeat]], use: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.console import Column, fitted_table, print_plain, wide_console
+from launcher.cli.console import Column, fitted_table, titled, wide_console
 from launcher.cli.on_cluster import name_of_search, recipe_path, say, searched, tell_result
 from launcher.cli.plan_inference import entry, lines_of, nearest, relaxed, rendered, restricted, started, traced
 from launcher.labels import amount, error_of, percent, plural, seconds
@@ -231,12 +231,12 @@ def show(result: Mapping[str, Any]) -> None:
                 "per million tokens"
             )
             recipe = f"\n  trireme plan recipe={Path(one['recipe']).stem}" if one["recipe"] else ""
-            console.print(f"[bold]{goal}[/bold]: {one['name']}, {figures}", soft_wrap=True)
-            print_plain(console, f"{lines_of(one)}{recipe}")
+            console.print(titled(goal, f"{one['name']}, {figures}"), soft_wrap=True)
+            console.print(f"{lines_of(one)}{recipe}", soft_wrap=True)
     for words in nearest(result["relaxations"]):
         console.print(words, soft_wrap=True)
     for engine, words in result["commands"].items():
-        print_plain(console, f"with {engine}:\n{lines_of({'command': words, 'note': result['notes'].get(engine)})}")
+        console.print(f"with {engine}:\n{lines_of({'command': words, 'note': result['notes'].get(engine)})}", soft_wrap=True)
     out = ", ".join(f"{count:,} {reason}" for reason, count in result["out"].items() if count)
     console.print(
         f"{plural(len(trials), 'trial')} of {result['considered']:,} ways to serve, {result['gpu_hours']:.3g} "

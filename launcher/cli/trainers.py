@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.overrides import add_overrides
+from launcher.labels import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,10 +53,8 @@ def show(own: Path | None, as_json: bool) -> int:
         print(json.dumps(found, indent=1))
         return 0
     for name, one in found.items():
-        print(
-            f"{name:30}{one['name']}: "
-            f"{'this project' if one['program'] == 'embedded' else 'for predictions' if one['told'] is None else ''}".rstrip(": ")
-        )
+        use = "this project" if one["program"] == "embedded" else "for predictions" if one["told"] is None else ""
+        print(shown(f"{name:30}{one['name']}: {use}".rstrip(": ")))
         for key, values in (one["told"] or {}).items():
             print(f"    {key}" + (f" = {', '.join(values)}" if values else ""))
     return 0

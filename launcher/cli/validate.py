@@ -17,7 +17,7 @@ from launcher.cli.console import wide_console
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.cli.repeats import warn
 from launcher.cost.thresholds import FITS
-from launcher.labels import percent, plural
+from launcher.labels import percent, plural, shown
 from launcher.named_files import check_file, write_named
 from trainer.spec import ConfigError
 
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
                 f"with each source counted once"
             )
         for reason, count in unanswered(judged).most_common():
-            print(f"{plural(count, 'row')} not predicted: {reason}")
+            print(shown(f"{plural(count, 'row')} not predicted: {reason}"))
     return 0 if everything.predicted else 1
 
 

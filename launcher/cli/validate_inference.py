@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cost.thresholds import FITS
-from launcher.labels import percent, plural
+from launcher.labels import percent, plural, shown
 from launcher.named_files import write_named
 from trainer.spec import ConfigError
 
@@ -40,7 +40,7 @@ def validate(path: str, out: str | None, as_json: bool) -> int:
     else:
         show({name: each for name, each in found.items() if each.predicted})
         for reason, count in reasons.most_common():
-            print(f"{plural(count, 'row')} not predicted: {reason}")
+            print(shown(f"{plural(count, 'row')} not predicted: {reason}"))
     return 0 if found["all"].predicted else 1
 
 
