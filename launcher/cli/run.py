@@ -122,10 +122,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
     """Name of the pipeline, changes of stages, and overrides of all. ``ConfigError`` if there is no pipeline among them."""
+    from launcher.config.compose import plain_errors
+
     names = [word.partition("=")[2] for word in words if key_of(word) == "pipeline"]
     if len(names) != 1:
         raise ConfigError("say which pipeline with pipeline=NAME, once; conf/pipeline/ has them")
-    changes = {key_of(word).removeprefix("stages."): typed(word.partition("=")[2]) for word in words if word.startswith("stages.")}
+    with plain_errors():  # a value that is no YAML
+        changes = {key_of(word).removeprefix("stages."): typed(word.partition("=")[2]) for word in words if word.startswith("stages.")}
     return names[0], changes, [word for word in words if key_of(word) != "pipeline" and not word.startswith("stages.")]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.config.trainers import changed, profile
+from launcher.config.yaml_text import read_yaml
 from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
@@ -19,7 +20,7 @@ from launcher.cost.inputs.shape import ADAPTED, Experts, LatentAttention, Shape
 from launcher.cost.known import cells_of
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
-from trainer.spec import RunConfig
+from trainer.spec import ConfigError, RunConfig
 from trainer.spec.schema import RECOMPUTE, SCHEDULES
 
 LAYOUT = ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert", "micro_batch", "sequence_parallel", "recompute_every")
@@ -126,10 +127,13 @@ def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> CostMod
 
 
 def trainer_of(row: MeasuredRun, device: Device) -> TrainerProfile:
-    """The profile of a row's trainer with what the row changes. ``ConfigError`` for a profile that does not exist."""
+    """The profile of a row's trainer with what the row changes. ``ConfigError`` for a profile that does not exist, and wrong changes."""
     base = as_run(profile(row["trainer"] or UNKNOWN), RunConfig(), device)
     words = row["trainer_changes"]
-    return base if words in (None, "none") else _changed(base, words)
+    try:
+        return base if words in (None, "none") else _changed(base, words)
+    except ConfigError as error:
+        raise ConfigError(f"row {row.number}: {error}") from None
 
 
 @cache
@@ -138,7 +142,17 @@ def _changed(base: TrainerProfile, words: str) -> TrainerProfile:
 
 
 def changes_of(words: str) -> dict[str, Any]:
-    """``overlap.tensor=all overlap.gradients=false`` as keys and values."""
+    """``overlap.tensor=all overlap.gradients=false`` as keys and values. ``ConfigError`` for a value that cannot be read."""
+    return {name: _value(name, value) for name, _, value in (word.partition("=") for word in words.split())}
+
+
+def _value(name: str, text: str) -> Any:
     import yaml
 
-    return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words.split())}
+    try:
+        return read_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(
+            f"trainer_changes has {name}={text}, whose value cannot be read; write keys of a profile as in overlap.gradients=false, with "
+            "blanks between them alone, or none"
+        ) from None
