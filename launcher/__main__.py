@@ -2,6 +2,16 @@
 
 import sys
 
-from launcher.cli.main import main
 
-sys.exit(main())
+def main() -> int:
+    """Runs the command line. A Ctrl-C ends it in silence, also while its first modules are read."""
+    try:
+        from launcher.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -55,6 +55,7 @@ examples:
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns its exit code: 0 done, 1 failed, 2 wrong input; 130, 143, 129 ended by Ctrl-C, SIGTERM, SIGHUP."""
     argv = sys.argv[1:] if argv is None else argv
+    open_standard_streams()
     try:
         code = answer(argv)
         sys.stdout.flush()
@@ -97,6 +98,19 @@ def plain(error: OSError) -> str:
     """What the file system refused, in one line."""
     where = error.filename or "standard output or a file of the run"
     return f"{where} cannot be used: {error.strerror}; make room or give permission there, or name another place"
+
+
+def open_standard_streams() -> None:
+    """What a shell closed (``>&-``) goes nowhere, as to a reader that went away: else the next file that is opened would be taken for it,
+    by this process and by those that it starts."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, mode, closefd=False))
 
 
 def forget_output() -> None:
