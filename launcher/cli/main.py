@@ -110,7 +110,7 @@ def open_standard_streams() -> None:
                 os.dup2(nowhere, descriptor)
                 os.close(nowhere)
             os.set_inheritable(descriptor, True)
-            setattr(sys, name, open(descriptor, mode, closefd=False))
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 def forget_output() -> None:

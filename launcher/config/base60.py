@@ -13,9 +13,13 @@ from launcher.config.yaml_text import LOADER, read_yaml
 from trainer.spec import ConfigError
 
 
-def refuse_base60(roots: Sequence[Path], group: str, name: str) -> None:
+def refuse_base60(roots: Sequence[Path], group: str, name: str) -> list[tuple[str, str]]:
     """``ConfigError`` on the first value that would become a number in base 60: in the files of the option ``name`` of ``group`` in
-    ``roots``, and in those that their ``defaults`` bring along. A file that is no YAML is left to whoever reads it."""
+    ``roots``, and in those that their ``defaults`` bring along. A file that is no YAML is left to whoever reads it.
+
+    Returns all these options, each with its group.
+    """
+    options = [(group, name)]
     seen: set[Path] = set()
     left = [(group, name)]
     while left:
@@ -23,7 +27,10 @@ def refuse_base60(roots: Sequence[Path], group: str, name: str) -> None:
         for path in (root / chosen[0] / f"{chosen[1]}.yaml" for root in roots):
             if path not in seen and path.is_file():
                 seen.add(path)
-                left += _included(_read(path, *chosen), chosen[0])
+                found = list(_included(_read(path, *chosen), chosen[0]))
+                left += found
+                options += found
+    return list(dict.fromkeys(options))
 
 
 def _read(path: Path, group: str, name: str) -> Any:

@@ -253,7 +253,19 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> N
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
-        refuse_base60(group_folders(own), group, name)
+        for option in refuse_base60(group_folders(own), group, name):
+            refuse_hidden(*option, own)
+
+
+def refuse_hidden(group: str, name: str, own: Path | None) -> None:
+    """``ConfigError`` where the user's own folder has a file that ``GROUP=NAME`` does not mean: one of that name comes before it."""
+    if own is None or not os.path.isfile(hidden := own / group / f"{name}.yaml"):
+        return
+    for root in group_folders(None):
+        path = root / group / hidden.name
+        if os.path.isfile(path) and not os.path.samefile(path, hidden):
+            what = "a file that ships with Trireme" if root == conf_dir() else str(path)
+            raise ConfigError(f"{hidden} has the name of {what}, and {group}={name} would still mean that one; choose another name")
 
 
 def _backend_of(cluster_option: str, own: Path | None) -> str:

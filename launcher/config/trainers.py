@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.config.compose import group_folders
+from launcher.config.compose import group_folders, refuse_hidden
 from launcher.config.trainer import TrainerProfile
 from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError, from_dict
@@ -47,6 +47,7 @@ def _composed(name: str, own: Path | None, above: tuple[str, ...] = ()) -> dict[
     """The keys of a profile: those that it builds on (``defaults``), then its own. ``above``: profiles that build on it."""
     if name in above:
         raise ConfigError(f"trainer={name} builds on itself ({' on '.join((*above, name))}); correct 'defaults' in its file")
+    refuse_hidden("trainer", name, own)
     path = next((p for folder in group_folders(own) if os.path.isfile(p := folder / "trainer" / f"{name}.yaml")), None)
     if path is None:
         names = profile_names(own)
