@@ -15,7 +15,7 @@ from launcher.cli.console import wide_console
 from launcher.cli.on_cluster import FOLDER, alone
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.named_files import check_file
-from trainer.spec import ConfigError, ModelConfig, to_dict
+from trainer.spec import ConfigError, ModelConfig, from_dict, to_dict
 from trainer.spec.errors import listed
 from trainer.spec.schema import FAMILIES, RECOMPUTE
 
@@ -93,6 +93,9 @@ def positive(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"--{name}={value:g} must be more than 0")
+    for name in ("vocab", "seq"):
+        if (value := getattr(arguments, name)) is not None:
+            from_dict(ModelConfig, {name: value}, "--")  # what model.vocab may not be, --vocab may not either
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -146,6 +149,10 @@ def cluster_of(arguments: argparse.Namespace) -> Config:
     if arguments.gpus % per_node:
         raise ConfigError(f"--gpus={arguments.gpus} does not fill nodes of {per_node}; use a multiple, or set cluster.gpus_per_node")
     cluster = dataclasses.replace(config.cluster, nodes=arguments.gpus // per_node, gpus_per_node=per_node)
+    try:
+        from_dict(type(cluster), to_dict(cluster), "cluster.")
+    except ConfigError as error:
+        raise ConfigError(f"--gpus={arguments.gpus}: {error}") from None
     return dataclasses.replace(config, cluster=cluster)
 
 
@@ -205,6 +212,9 @@ def configuration(choice: Choice, start: Baseline, config: Config | None, argume
     if config is not None:
         ready = dataclasses.replace(ready, run=dataclasses.replace(start.run, precision=config.run.precision))
         ready = dataclasses.replace(ready, layout=best_layout(ready)[0])
+    for section in ("model", "optimizer", "run", "layout"):  # what a run would refuse is no recipe
+        part = getattr(ready, section)
+        from_dict(type(part), to_dict(part), f"these options lead to a run that cannot be: {section}.")
     return recipe(ready, compose(alone(ready)), hardware_files())
 
 

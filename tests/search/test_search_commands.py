@@ -183,6 +183,17 @@ def test_options_and_overrides_come_in_any_order(trireme: Any) -> None:
         (["size", "--parameters", "1e9", "--tokens", "1e9", "hardware=h100"], "--gpus"),
         (["size", "--parameters", "1e9", "--tokens", "1e9", "--tflops", "100"], "--gpus"),
         (["size", "--parameters", "175e9", "--tokens", "1e9", "--gpus", "1", "hardware=h100"], "--parameters=1.75e+11 does not fit"),
+        (["size", *BUDGET, "hardware=h100", "--vocab", "1", "--out", "x.yaml"], "--vocab=1 is below the smallest allowed value; use 2"),
+        (["size", *BUDGET, "hardware=h100", "--vocab", "99999999999", "--out", "x.yaml"], "--vocab=99999999999 is above the largest"),
+        (["size", *BUDGET, "hardware=h100", "--seq", "99999999999", "--out", "x.yaml"], "--seq=99999999999 is above the largest"),
+        (
+            ["size", "--gpus", "1000000000", *BUDGET[2:], "hardware=h100", "--out", "x.yaml"],
+            "--gpus=1000000000: cluster.nodes=125000000 is",
+        ),
+        (
+            ["size", "--parameters", "1e9", "--tokens", "1e12", "--gpus", "30000000001", "--tflops", "10", "--out", "x.yaml"],
+            "these options lead to a run that cannot be: run.global_batch=30000000001 is above",
+        ),
         (["search", "--replay", "missing.csv"], "cannot read"),
         (["search", "--replay", CSV, "--only", "banana"], "no sweep"),
         (["search", "--replay", CSV, "layout.tensor=2,4"], "layout.tensor=2,4 changes nothing"),
@@ -200,7 +211,7 @@ def test_options_and_overrides_come_in_any_order(trireme: Any) -> None:
 def test_wrong_input_is_one_plain_error_and_leaves_nothing(trireme: Any, argv: list[str], words: str) -> None:
     code, out, err = trireme(*argv)
     assert code == 2 and out == "" and err.startswith("error: ") and words in err and "Traceback" not in err
-    assert not Path("runs").exists()
+    assert not Path("runs").exists() and not Path("x.yaml").exists()
 
 
 def test_a_table_without_the_needed_columns_is_named(trireme: Any) -> None:
