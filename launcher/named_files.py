@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.spec import ConfigError
@@ -13,6 +14,8 @@ from trainer.spec.files import write_text
 
 _PROBE = b"\0" * 4096
 """Written to see whether there is room: a full file system often still takes an empty file."""
+_BEGINNING = 65536
+"""Characters of a file that tell who wrote it."""
 
 
 def write_named(path: str | Path, text: str, what: str) -> None:
@@ -40,6 +43,25 @@ def check_file(path: str | Path, what: str) -> Path:
     target = Path(os.path.realpath(path))
     check_folder(target.parent, what, path)
     return target
+
+
+def check_own(path: str | Path, what: str, wrote: Callable[[str], bool]) -> Path:
+    """The same for a command that may be repeated: ``ConfigError`` also where a file has something in it of which ``wrote``, told how it
+    begins, does not say that this command wrote it. It may be somebody's only copy."""
+    target = check_file(path, what)
+    if target.is_file() and target.stat().st_size and not wrote(_beginning(target)):
+        raise ConfigError(
+            f"{what}={path} exists and stays what it is, since this command did not write it; choose another name, or remove it"
+        )
+    return target
+
+
+def _beginning(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            return file.read(_BEGINNING)
+    except OSError:
+        return ""
 
 
 def check_folder(path: str | Path, what: str, named: str | Path | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import titled, wide_console
 from launcher.cli.overrides import NamedOption, add_overrides, check_task, layouts_asked
 from launcher.labels import amount, interval, memory, percent, plural, shown
-from launcher.named_files import check_file, write_named
+from launcher.named_files import check_own, write_named
 from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     if arguments.measure is not None and (arguments.measure < 1 or arguments.explain is not None):
         raise ConfigError(f"--measure={arguments.measure} is how many layouts to measure, 1 or more, and stands without --explain")
     if arguments.explain is not None:
-        check_file(PICTURE if arguments.svg is None else arguments.svg, "--svg")
+        check_own(PICTURE if arguments.svg is None else arguments.svg, "--svg", drew)
 
     started = time.perf_counter()
     wanted, others = layouts_asked(arguments.overrides)
@@ -337,6 +337,11 @@ def draw(case: Case, layout: LayoutConfig, title: str, path: Path) -> None:
     assert drawn is not None, "a step has computations"
     style = Path(results.__file__).with_name("report.css").read_text()
     write_named(path, str(picture(drawn, shown(title))).replace(">", f"><style>{style}</style>", 1), "--svg")
+
+
+def drew(text: str) -> bool:
+    """Whether a file that begins like this is a picture of ``draw``."""
+    return text.startswith("<svg ") and text.partition(">")[2].startswith("<style>:root")
 
 
 def chosen(config: Config, planned: Plan, what: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
 from launcher.cli.repeats import warn
+from launcher.named_files import check_own
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
 from launcher.trials.labels import heading, trial_labels
@@ -44,6 +46,8 @@ def main(argv: list[str]) -> int:
         help="also write the trials as a table that 'trireme validate' and 'search --replay' read",
     )
     arguments = parser.parse_args(argv)
+    if arguments.csv is not None:
+        check_own(arguments.csv, "--csv", wrote_csv)
     sweep = open_sweep(arguments)
     ranked = rank(measure(sweep.records))
     warn(repeated(sweep, ranked), "each has its own place; measure the layout again (sweep.rerun=true)")
@@ -77,6 +81,15 @@ def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     rows = table_rows(sweep, ranked)
     write(path, rows)
     print(f"wrote {len(rows)} rows to {path}", file=sys.stderr)
+
+
+def wrote_csv(text: str) -> bool:
+    """Whether a file that begins like this holds trials: the canonical columns, and this project's trainer in the first row."""
+    from launcher.config.trainers import OWN
+    from launcher.tables.canonical import COLUMNS
+
+    rows = csv.DictReader(text.splitlines())
+    return list(rows.fieldnames or ()) == list(COLUMNS) and next(rows, {}).get("trainer", OWN) == OWN
 
 
 def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from launcher.cli import recipes
 from launcher.cli.console import wide_console
 from launcher.cli.on_cluster import FOLDER, alone
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
-from launcher.named_files import check_file
+from launcher.named_files import check_own
 from trainer.spec import ConfigError, ModelConfig, from_dict, to_dict
 from trainer.spec.errors import listed
 from trainer.spec.schema import FAMILIES, RECOMPUTE
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. Other keys are outputs of this command."""
+
+WRITTEN = "Written by 'trireme size'."
+"""A comment of every recipe that it writes: the next one may take its place."""
 
 DESCRIPTION = """\
 How large a model can be trained in the given days on the given tokens, with the shape, learning rate, batch and schedule that published
@@ -49,7 +52,7 @@ def main(argv: list[str]) -> int:
     positive(arguments)
     check(arguments)
     if arguments.out is not None:
-        check_file(arguments.out, "--out")
+        check_own(arguments.out, "--out", lambda text: WRITTEN in text)
     from launcher.planning.baseline import baseline
 
     budget, seconds, config = basis(arguments)
@@ -57,7 +60,7 @@ def main(argv: list[str]) -> int:
     start = baseline(choice.model, choice.tokens, arguments.gpus or 1)
     ready = configuration(choice, start, config, arguments)
     if arguments.out is not None:
-        comment = f"{choice.parameters:.4g} parameters, {choice.tokens:.4g} tokens. Written by 'trireme size'."
+        comment = f"{choice.parameters:.4g} parameters, {choice.tokens:.4g} tokens. {WRITTEN}"
         recipes.write(Path(arguments.out), ready, comment, "--out")
         print(f"written: {arguments.out}; {how_to_use(Path(arguments.out))}", file=sys.stderr)
     if arguments.json:

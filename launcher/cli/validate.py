@@ -18,7 +18,7 @@ from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.cli.repeats import warn
 from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural, shown
-from launcher.named_files import check_file, write_named
+from launcher.named_files import check_own, write_named
 from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     from launcher.tables.validation import by_source, judge, summary, unanswered
 
     out = arguments.out
-    if out is not None and check_file(out, "--out") == Path(arguments.table).resolve():
+    if out is not None and check_own(out, "--out", wrote) == Path(arguments.table).resolve():
         raise ConfigError(f"--out={out} is the table itself, whose measurements would be lost; name another file")
     if is_inference(arguments.table):
         return inference(arguments)
@@ -133,11 +133,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def wrote(text: str) -> bool:
+    """Whether a file that begins like this holds predictions, of either kind of table."""
+    from launcher.cli.validate_inference import OUT as REQUESTS
+
+    return text.splitlines()[0] in (",".join(OUT), ",".join(REQUESTS))
+
+
 def write(judged: Sequence[Judged], path: str) -> None:
     """One line per row of the table, predicted or with the reason why not."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(("row", "step_time_s", "peak_mem_gb", "oom", "reason"))
+    lines.writerow(OUT)
     lines.writerows((j.row.number, *_cells(j), j.reason) for j in judged)
     write_named(path, text.getvalue(), "--out")
     print(f"wrote {len(judged)} rows to {path}", file=sys.stderr)
@@ -178,6 +185,7 @@ def show(summaries: dict[str, Summary], with_sweeps: bool) -> None:
         console.print(_sweeps(summaries["all"]))
 
 
+OUT = ("row", "step_time_s", "peak_mem_gb", "oom", "reason")
 TIME = ("rows", "asked", "timed", "median error", "p90", "bias", "in 80 %", "sweeps", "rank corr.", "regret")
 MEMORY = ("told", "out", "precision", "recall", "F1", "AUC by bytes", "AUC by share", "peaks", "median error")
 

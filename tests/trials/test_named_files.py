@@ -24,6 +24,7 @@ WRITERS: dict[str, list[str]] = {
     "validate": ["validate", str(TABLE), "--out"],
     "size": ["size", "--parameters", "1e9", "--tokens", "3e9", "--out"],
     "plan": ["plan", "recipe=gpt3_1.3b", "--explain", "1", "--svg"],
+    "rank": ["rank", "--csv"],
 }
 """Every command line that writes a file which it is given the name of, up to that name."""
 
@@ -44,15 +45,33 @@ def write(verb: str, path: object) -> int:
 def test_a_link_stays_a_link_and_what_it_leads_to_is_written(place: Path, verb: str) -> None:
     target = place / "elsewhere" / "file"
     target.parent.mkdir()
-    target.write_text("old")
+    target.touch()
     target.chmod(0o600)
     (place / "link").symlink_to(target)
     (place / "new").symlink_to(place / "elsewhere" / "not yet")
     assert write(verb, "link") == 0 and write(verb, "new") == 0
-    assert (place / "link").is_symlink() and target.read_text() not in ("", "old")
+    assert (place / "link").is_symlink() and target.stat().st_size
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert (place / "new").is_symlink() and (place / "elsewhere" / "not yet").stat().st_size
     assert sorted(path.name for path in target.parent.iterdir()) == ["file", "not yet"]
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_a_file_that_another_command_or_person_wrote_stays(place: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    others = {"notes.txt": "notes\n", "measured.csv": TABLE.read_text(), "mine.svg": "<svg xmlns='x'><g/></svg>", "binary": "\x00\n"}
+    for name, text in others.items():
+        (place / name).write_text(text)
+        assert write(verb, name) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and f"={name} exists and stays what it is" in err and err.count("\n") == 1
+        assert (place / name).read_text() == text
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_a_command_may_be_repeated(place: Path, verb: str) -> None:
+    assert write(verb, "file") == 0
+    first = (place / "file").read_text()
+    assert write(verb, "file") == 0 and len((place / "file").read_text()) == len(first)
 
 
 def a_device(path: Path) -> None:
