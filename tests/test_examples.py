@@ -13,6 +13,13 @@ from launcher.cli.main import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 COMMANDS = re.findall(r"`(trireme [^`]+)`", (EXAMPLES / "README.md").read_text())
+DOCUMENTED = [
+    line
+    for page in (EXAMPLES.parent / "README.md", *sorted((EXAMPLES.parent / "docs").rglob("*.md")))
+    for line in re.findall(r"^trireme plan .*--explain.*$", page.read_text(), re.MULTILINE)
+    if "[" not in line
+]
+"""Layouts have names that are true of one cluster alone."""
 
 
 def test_every_command_of_the_examples_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +31,13 @@ def test_every_command_of_the_examples_page_runs(tmp_path: Path, monkeypatch: py
         if words[0] == "train" and "--dry-run" not in words:
             words += ["run.steps=3", "cluster.gpus_per_node=1"]
         assert main(words) == 0, command
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_every_documented_layout_is_one_of_its_plan(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)[1:]) == 0
+
+
+def test_some_layout_is_documented() -> None:
+    assert DOCUMENTED
