@@ -133,7 +133,9 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]], usual: Callable[
     for name, values in wanted.items():
         has = np.isin(found.table[name], list(values))
         if not has.any():
-            codes = np.union1d(found.table[name], usual().table[name])[:12].tolist()
+            table = usual().table
+            refuse_pair(name, table[np.isin(table[name], list(values))], wanted)
+            codes = np.union1d(found.table[name], table[name])[:12].tolist()
             there = [describe(name, [code]).partition("=")[2] for code in codes]
             raise ConfigError(f"no layout that obeys the rules has {describe(name, values)}; there are some with {listed(there)}")
         keep &= has
@@ -141,6 +143,18 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]], usual: Callable[
         asked = " and ".join(describe(name, values) for name, values in wanted.items())
         raise ConfigError(f"no layout that obeys the rules has {asked} at once; give more values to one of them")
     return Space(found.table[keep], found.dropped | ({ASKED: int((~keep).sum())} if not keep.all() else {}))
+
+
+def refuse_pair(name: str, having: np.ndarray, wanted: Mapping[str, Sequence[Any]]) -> None:
+    """``ConfigError`` where the layouts ``having`` what was asked for of ``name`` lack what was asked for of another column."""
+    for other, values in wanted.items():
+        if other == name or not len(having) or np.isin(having[other], list(values)).any():
+            continue
+        there = describe(other, np.unique(having[other])[:12].tolist())
+        raise ConfigError(
+            f"no layout that obeys the rules has {describe(name, wanted[name])} and {describe(other, values)} at once; there are some with "
+            f"{describe(name, wanted[name])} and {there}"
+        )
 
 
 def sharding_sequences(found: Space) -> Space:

@@ -112,6 +112,12 @@ def test_a_model_that_train_refuses_is_refused_in_the_same_words(plan: Any, over
         (["layout.tensor=3"], "has layout.tensor=3; there are some with 1, 2, 4 or 8"),
         (["layout.schedule=gpipe", "layout.virtual_pipeline=2"], "no layout"),
         (["layout.tensor=4", "layout.data=4"], "has layout.tensor=4 and layout.data=4 at once; give more values"),
+        (["layout.virtual_pipeline=2", "layout.pipeline=1"], "has layout.virtual_pipeline=2 and layout.pipeline=1 at once; there are some"),
+        (
+            ["layout.recompute=none", "layout.recompute_every=2"],
+            "layout.recompute_every=2 and layout.recompute=none at once; there are some",
+        ),
+        (["layout.sequence_parallel=true", "layout.tensor=1"], "=true and layout.tensor=1 at once; there are some with layout.sequence"),
         (["layout.tensor='['"], "error: "),
         (["layout.tensor=interval(1,4)"], "layout.tensor=interval(1,4) does not list its values; write them out"),
         (["layout.tensor=glob(*)"], "layout.tensor=glob(*) does not list its values"),
