@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--out={name}: {path} exists and stays what it is; choose another name, or remove it")
     check_file(path, "--out")
     lesson = lesson_of(rows, files[base], name)
-    write(path, lesson.hardware, f"Learnt by 'trireme calibrate' from {plural(len(lesson.before), 'run')} of {base}.", "--out")
+    write(path, lesson.hardware, f"Learnt by 'trireme calibrate' from {lesson.counted} of {base}.", "--out")
     if arguments.json:
         print(json.dumps(document(lesson, path), indent=2, allow_nan=False))
     else:
@@ -160,7 +160,13 @@ def document(lesson: Lesson, path: Path) -> dict[str, Any]:
     from trainer.spec import to_dict
 
     errors = {name: float(np.median(abs(np.expm1(values)))) for name, values in (("before", lesson.before), ("after", lesson.after))}
-    return {"file": str(path), "runs": len(lesson.before), "median_error": errors, "hardware": to_dict(lesson.hardware)}
+    return {
+        "file": str(path),
+        "runs": len(lesson.before),
+        "without_repeats": lesson.different,
+        "median_error": errors,
+        "hardware": to_dict(lesson.hardware),
+    }
 
 
 def show(lesson: Lesson, path: Path) -> None:
@@ -171,9 +177,7 @@ def show(lesson: Lesson, path: Path) -> None:
     before, after = (float(np.median(abs(np.expm1(each)))) for each in (lesson.before, lesson.after))
     for line in words(lesson.hardware):
         console.print(line, soft_wrap=True)
-    console.print(
-        f"{plural(len(lesson.before), 'run')}: predictions were {percent(before)} off in the median, and are {percent(after)} off now"
-    )
+    console.print(f"{lesson.counted}: predictions were {percent(before)} off in the median, and are {percent(after)} off now")
     console.print(f"written to {path}; use it: trireme plan hardware={path.stem} ...", soft_wrap=True)
 
 

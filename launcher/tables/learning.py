@@ -62,6 +62,13 @@ class Lesson:
     hardware: HardwareConfig
     before: np.ndarray  # (runs,) log(measured / predicted) with the hardware as it was
     after: np.ndarray  # and with what was learnt, of the same runs
+    different: int  # runs without repeats of one layout
+
+    @property
+    def counted(self) -> str:
+        """``4 runs (2 without repeats)``."""
+        runs = f"{len(self.before)} run" + ("" if len(self.before) == 1 else "s")
+        return runs if self.different == len(self.before) else f"{runs} ({self.different} without repeats)"
 
 
 def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Lesson:
@@ -92,7 +99,7 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     }
     factor = rounded(hardware.time_factor * float(np.exp(here[0])))
     corrected = dataclasses.replace(with_values(hardware, found), name=name, time_factor=factor, learnt=learnt)
-    return Lesson(corrected, missed(new, hardware), missed(new, corrected))
+    return Lesson(corrected, missed(new, hardware), missed(new, corrected), len(asked))
 
 
 def distinct(places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

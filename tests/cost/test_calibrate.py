@@ -123,6 +123,14 @@ def test_repeats_of_one_layout_say_nothing_of_other_layouts() -> None:
         assert many.learnt["widths"][name] == pytest.approx(one.learnt["widths"][name], rel=0.1)
 
 
+def test_repeats_are_counted_apart_from_rows_that_stand_twice() -> None:
+    case, other, hardware = *cases_of(PLAIN[:2]), shipped_hardware()[HARDWARE]
+    seconds = case.row.step_seconds * np.array([1, 1, 1.01])
+    assert learn(measured_as([case] * 3, seconds), hardware, "here").counted == "2 runs (1 without repeats)"
+    assert learn([case, case, other], hardware, "here").counted == "2 runs"
+    assert learn([case, case], hardware, "here").counted == "1 run"
+
+
 def test_a_sweep_and_its_table_are_the_same_runs() -> None:
     case = measured_as(cases_of(ROWS[:1]), np.array([0.123456789012345678]))[0]
     assert run_id(case) == run_id(measured_as([case], np.array([float(written(case.row.step_seconds))]))[0])
