@@ -51,10 +51,9 @@ def key_of(override: str) -> str:
 
 def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
     """What the overrides of layout keys allow, by column of a table of layouts, and all other overrides. ``ConfigError`` for wrong ones."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
-    from launcher.config.compose import plain_errors
+    from launcher.config.compose import parse_override, plain_errors
     from launcher.planning.layout_filter import columns_wanted
 
     words = [word for word in overrides if word.lstrip("+").startswith("layout.")]
@@ -64,7 +63,7 @@ def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[
             f"layout.tensor=2,4"
         )
     with plain_errors():
-        parsed = OverridesParser.create().parse_overrides(words)
+        parsed = [parse_override(word) for word in words]
         if endless := [o for o in parsed if o.is_sweep_override() and not isinstance(o.value(), (ChoiceSweep, RangeSweep))]:
             raise ConfigError(f"{endless[0].input_line} does not list its values; write them out, as in {endless[0].key_or_group}=2,4")
         asked = {o.key_or_group: list(o.sweep_iterator()) if o.is_sweep_override() else [o.value()] for o in parsed}

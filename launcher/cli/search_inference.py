@@ -223,7 +223,7 @@ def show(result: Mapping[str, Any]) -> None:
             console.print(SCALING, soft_wrap=True)
     for one in trials:
         if one["reason"]:
-            print_plain(console, f"{one['trial']}  {one['name']}: {one['reason']} {one['detail']}".rstrip(), soft_wrap=False)
+            console.print(f"{one['trial']}  {one['name']}: {one['reason']} {one['detail']}".rstrip())
     for goal, one in result["recommended"].items():
         if one is not None:
             figures = (

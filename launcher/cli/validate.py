@@ -44,9 +44,11 @@ example:
 
 def main(argv: list[str]) -> int:
     """0 when at least one row could be predicted, 1 when none."""
-    if argv == ["--columns"]:
-        return print_columns()
     arguments = parser().parse_intermixed_args(argv)
+    if arguments.columns:
+        return print_columns()
+    if arguments.table is None:
+        raise ConfigError("which table? give a CSV file of measured runs; 'trireme validate --columns' lists what it holds")
     from launcher.config.hardware import hardware_files
     from launcher.tables.canonical import read
     from launcher.tables.inference import is_inference
@@ -59,6 +61,8 @@ def main(argv: list[str]) -> int:
     if is_inference(arguments.table):
         return inference(arguments)
     table = read(arguments.table)
+    if not table:
+        raise ConfigError(f"{arguments.table} has a line of column names and no row; add the runs that were measured")
     judged = judge(table, hardware_files(), trainer=trainer_of(arguments))
     check_units(judged)
     warn(of_rows(each.case for each in judged if each.case is not None), "each counts by itself; leave out the one that is wrong")
@@ -122,7 +126,7 @@ def trainer_of(arguments: argparse.Namespace) -> TrainerProfile | None:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme validate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("table", metavar="CSV", help="table of measured runs")
+    made.add_argument("table", nargs="?", metavar="CSV", help="table of measured runs")
     add_overrides(made, "trainer=NAME: predict all rows with this profile, instead of each with its own")
     made.add_argument("--columns", action="store_true", help="list the columns of a table, and stop")
     made.add_argument(

@@ -28,7 +28,10 @@ def validate(path: str, out: str | None, as_json: bool) -> int:
     from launcher.config.hardware import hardware_files
     from launcher.tables.inference import by_model, judge, read, summary, unanswered
 
-    judged = judge(read(path), hardware_files())
+    rows = read(path)
+    if not rows:
+        raise ConfigError(f"{path} has a line of column names and no row; add the requests that were measured")
+    judged = judge(rows, hardware_files())
     check_units(judged)
     if out is not None:
         write(judged, out)

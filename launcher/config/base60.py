@@ -50,6 +50,8 @@ def _read(path: Path, group: str, name: str) -> Any:
                 f"{path}, line {node.start_mark.line + 1}: YAML reads {key}: {node.value} as the number {number}; "
                 f"write it in quotes, {key}: '{node.value}'"
             )
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"{group}={name} names {path}, which is no mapping of keys to values; write lines such as 'name: NAME'")
     return content
 
 

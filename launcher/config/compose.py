@@ -112,7 +112,7 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
     """
     files = [text for text in overrides if text.startswith(f"{MODEL_FROM}=")]
     overrides = [word for text in files for word in _described(text)] + [text for text in overrides if text not in files]
-    parsed = [_parse(text) for text in overrides]
+    parsed = [parse_override(text) for text in overrides]
     options = [o.value() for o in parsed if o.key_or_group == "cluster"]
     with plain_errors():
         keys = known_keys(_backend_of(options[-1], folder) if options and isinstance(options[-1], str) else "local")
@@ -128,6 +128,7 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
             raise ConfigError(f"~{name} deletes a setting, and every setting is needed; give it a value, {name}=null for its default")
         elif isinstance(override.value(), dict):
             _check_keys(override.value(), "cluster.hardware" if name == "hardware" else name, keys)
+            text = "++" + text.lstrip("+") if keys.get(name) else text
         elif name in groups:
             _check_group_value(override, groups[name], folder)
         elif any(is_open and name.startswith(key + ".") for key, is_open in keys.items()):
@@ -151,7 +152,7 @@ def _check_method(names: Sequence[str]) -> None:
 
 def _described(text: str) -> list[str]:
     """``model.from=FOLDER`` as the keys of the model that the folder's ``config.json`` describes."""
-    path = Path(str(_parse(text).value())).expanduser()
+    path = Path(str(parse_override(text).value())).expanduser()
     try:
         shape = read_model(path.parent if path.name == "config.json" else path)
     except ConfigError as error:
@@ -178,7 +179,7 @@ def _unknown(name: str, known: list[str]) -> ConfigError:
     return ConfigError(f"unknown key {name!r}{nearest(name, known)} (all keys: 'trireme train --cfg job')")
 
 
-def _parse(text: str) -> Any:
+def parse_override(text: str) -> Any:
     """One override in Hydra's grammar; ``ConfigError`` with the text if it is not one."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -255,6 +256,10 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> N
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
         for option in refuse_base60(group_folders(own), group, name):
             refuse_hidden(*option, own)
+        if group == "trainer" and name in options:
+            from launcher.config.trainers import composed
+
+            composed(name, own)  # what it builds on exists, too: Hydra's words name its own places
 
 
 def refuse_hidden(group: str, name: str, own: Path | None) -> None:

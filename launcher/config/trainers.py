@@ -21,7 +21,7 @@ OWN = "trireme"
 @cache
 def profile(name: str, own: Path | None = None) -> TrainerProfile:
     """The profile ``name``, as ``trainer=NAME`` composes it. ``own``: a folder of the user's own. ``ConfigError`` if there is none."""
-    return from_dict(TrainerProfile, _composed(name, own), f"trainer={name}: ")
+    return from_dict(TrainerProfile, composed(name, own), f"trainer={name}: ")
 
 
 def profile_names(own: Path | None = None) -> list[str]:
@@ -43,7 +43,7 @@ def changed(base: TrainerProfile, changes: Mapping[str, Any], where: str = "trai
     return from_dict(TrainerProfile, data, where)
 
 
-def _composed(name: str, own: Path | None, above: tuple[str, ...] = ()) -> dict[str, Any]:
+def composed(name: str, own: Path | None, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """The keys of a profile: those that it builds on (``defaults``), then its own. ``above``: profiles that build on it."""
     if name in above:
         raise ConfigError(f"trainer={name} builds on itself ({' on '.join((*above, name))}); correct 'defaults' in its file")
@@ -59,7 +59,7 @@ def _composed(name: str, own: Path | None, above: tuple[str, ...] = ()) -> dict[
         raise ConfigError(f"{path}: defaults={bases!r} is not a list of profiles; write [NAME, _self_]")
     for base in bases:
         if base != "_self_":
-            keys = _merged(keys, _composed(base, own, (*above, name)))
+            keys = _merged(keys, composed(base, own, (*above, name)))
     return _merged(keys, data)
 
 
@@ -68,11 +68,13 @@ def read_keys(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        data = read_yaml(path.read_text()) or {}
+        data = read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not data:
+        raise ConfigError(f"{path} is empty; say what it builds on, as in 'defaults: [unknown, _self_]', and what differs")
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is not a mapping of keys to values")
     return data

@@ -40,9 +40,9 @@ class TableColumn:
     @property
     def allowed(self) -> str:
         return {
-            "count": "a whole number of 1 or more",
-            "size": "a whole number of 0 or more",
-            "number": "a number above 0",
+            "count": f"a whole number of 1 or more, below {MOST:g}",
+            "size": f"a whole number of 0 or more, below {MOST:g}",
+            "number": f"a number above 0, below {HUGE:g}",
             "flag": "yes or no",
             "word": listed(self.choices),
             "words": f"none, or some of {', '.join(self.choices)} with blanks between",

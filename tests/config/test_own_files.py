@@ -56,6 +56,21 @@ def test_a_file_that_another_one_of_this_folder_hides_is_refused(own: Path) -> N
     assert compose(["hardware=desk"], Path("runs")).cluster.hardware.name == "measured"
 
 
+@pytest.mark.parametrize(
+    ("group", "text", "words"),
+    [
+        ("trainer", "", "own/trainer/ours.yaml is empty; say what it builds on"),
+        ("trainer", "defaults: [nope, _self_]\nname: ours\n", "trainer=nope does not exist"),
+        ("hardware", "- name\n", "own/hardware/ours.yaml, which is no mapping of keys to values"),
+    ],
+)
+def test_a_file_that_says_nothing_is_one_plain_error(group: str, text: str, words: str, own: Path) -> None:
+    (own / group / "ours.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose([f"{group}=ours"], own)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_train_refuses_it_before_anything_is_started(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--config-dir", "own", "model=gpt_tiny", "data=stdlib"]) == 2
     assert "own/model/gpt_tiny.yaml has the name of a file that ships" in capsys.readouterr().err

@@ -55,6 +55,8 @@ CASES = [
     (["layout.tensor='"], 'cannot read "layout.tensor=\'" as KEY=VALUE'),
     (["run.seed=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
     (["sweep.name='a\0b'"], "NUL"),
+    (["cluster.hardware.peak_tflops={bf17: 3}"], "unknown key cluster.hardware.peak_tflops.bf17; did you mean 'bf16'?"),
+    (["layout.tensor"], "cannot read 'layout.tensor' as KEY=VALUE"),
     (["search.doubt=2"], "search.doubt=2.0 is above the largest allowed value; use 1 or less"),
     (["tune.base=base", "tune.rank=8"], "tune.rank is of a method that adds weights, and none is named: tune.method=full would train all"),
     (["trainer=torchtitan", "tune.method=lora"], "trainer=torchtitan cannot be told tune.method=lora, only full; give another value"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import main
+from launcher.tables.inference import COLUMNS as REQUESTS
 
 TABLE = Path(__file__).parents[1] / "search" / "layouts_13b.csv"
 VERBS = (["validate"], ["search", "--replay"], ["calibrate", "--out", "mine"])
@@ -43,6 +44,28 @@ def test_wrong_changes_of_a_trainer_name_their_row(words: str, capsys: pytest.Ca
     assert main(["validate", planted("trainer_changes", words)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: row 2: ") and "overlap.gradi" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "most"), [("gpus", "1000000000000000", "below 1e+09"), ("step_time_s", "1e308", "below 1e+18")]
+)
+def test_a_number_that_is_too_large_is_told_the_limit(column: str, value: str, most: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", planted(column, value)]) == 2
+    assert f"has {column}={value}; give a" in (err := capsys.readouterr().err) and most in err
+
+
+def test_a_table_without_a_row_is_one_plain_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.csv").write_text(TABLE.read_text().splitlines()[0] + "\n")
+    Path("r.csv").write_text(",".join(REQUESTS) + "\n")
+    for name in ("t.csv", "r.csv"):
+        assert main(["validate", name]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"error: {name} has a line of column names and no row")
+
+
+def test_columns_are_listed_whatever_else_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--columns", str(TABLE)]) == 0 and capsys.readouterr().out.startswith("training:")
+    assert main(["validate"]) == 2 and capsys.readouterr().err.startswith("error: which table?")
 
 
 def test_a_change_of_a_stage_that_cannot_be_read_is_one_plain_error(capsys: pytest.CaptureFixture[str]) -> None:

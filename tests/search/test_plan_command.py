@@ -119,6 +119,8 @@ def test_a_model_that_train_refuses_is_refused_in_the_same_words(plan: Any, over
         ),
         (["layout.sequence_parallel=true", "layout.tensor=1"], "=true and layout.tensor=1 at once; there are some with layout.sequence"),
         (["layout.tensor='['"], "error: "),
+        (["layout.tensor = 4"], "cannot read 'layout.tensor = 4' as KEY=VALUE"),
+        (["layout.tensor"], "cannot read 'layout.tensor' as KEY=VALUE"),
         (["layout.tensor=interval(1,4)"], "layout.tensor=interval(1,4) does not list its values; write them out"),
         (["layout.tensor=glob(*)"], "layout.tensor=glob(*) does not list its values"),
     ],
