@@ -18,7 +18,7 @@ from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.cli.repeats import warn
 from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural, shown
-from launcher.named_files import check_own, write_named
+from launcher.named_files import check_file, check_own, write_named
 from trainer.spec import ConfigError
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ def main(argv: list[str]) -> int:
     from launcher.tables.validation import by_source, judge, summary, unanswered
 
     out = arguments.out
-    if out is not None and check_own(out, "--out", wrote) == Path(arguments.table).resolve():
+    if out is not None and check_file(out, "--out") == Path(arguments.table).resolve():
         raise ConfigError(f"--out={out} is the table itself, whose measurements would be lost; name another file")
+    if out is not None:
+        check_own(out, "--out", wrote)
     if is_inference(arguments.table):
         return inference(arguments)
     table = read(arguments.table)
