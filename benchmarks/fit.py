@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.console import answered
-from launcher.config.compose import conf_dir
 from launcher.config.constants import constant_entries
+from launcher.config.folders import conf_dir
 from launcher.config.hardware import hardware_files
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case

@@ -27,7 +27,7 @@ from scipy.special import logsumexp, ndtr
 
 from benchmarks.console import answered
 from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, machine_of, timed_cases, with_parameters
-from launcher.config.compose import conf_dir
+from launcher.config.folders import conf_dir
 from launcher.config.hardware import hardware_files
 from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths
 from launcher.cost.known import KNOWN, Places

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def target(name: str, option: str, folder: Path = FOLDER) -> Path:
     """The file to write for ``name``, which ``option`` gives. ``ConfigError`` when ``hardware=NAME`` could not find it."""
-    from launcher.config.compose import conf_dir
+    from launcher.config.folders import conf_dir
 
     if not _NAME.fullmatch(name):
         raise ConfigError(

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.main import plain
-from launcher.config.compose import check_overrides, conf_dir, plain_errors, register_schema
+from launcher.config.compose import check_overrides, plain_errors, register_schema
+from launcher.config.folders import conf_dir
 from trainer.spec.errors import ConfigError
 
 

@@ -1,6 +1,7 @@
 """The launcher's typed configuration: schema, composition by Hydra, and the rules that concern the cluster."""
 
-from launcher.config.compose import compose, conf_dir, project_dir, to_config
+from launcher.config.compose import compose, to_config
+from launcher.config.folders import conf_dir, project_dir
 from launcher.config.rules import check_launchable, locate_data, resolve
 from launcher.config.schema import ClusterConfig, Config, ContainerConfig, HardwareConfig, LocalCluster, SweepConfig
 

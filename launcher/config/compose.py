@@ -17,6 +17,7 @@ from typing import Any
 
 from launcher.config.base60 import refuse_base60
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
+from launcher.config.folders import conf_dir, group_folders, refuse_hidden
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
 from launcher.config.secrets import refuse_secret_address, refuse_secrets
@@ -31,17 +32,6 @@ PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
 
 MODEL_FROM = "model.from"
 """No key of a run, but words for all of ``model``: a folder in the Hugging Face layout. Other keys of ``model`` overrule it."""
-
-
-def project_dir() -> Path:
-    """The folder that holds ``conf/``: the checkout, or the installed package."""
-    package = Path(__file__).resolve().parent.parent
-    return package if (package / "conf").is_dir() else package.parent
-
-
-def conf_dir() -> Path:
-    """The folder of Hydra's config groups."""
-    return project_dir() / "conf"
 
 
 @cache
@@ -199,11 +189,6 @@ def known_keys(backend: str = "local") -> dict[str, bool]:
     return dict(_walk(tree, ""))
 
 
-def group_folders(own: Path | None) -> list[Path]:
-    """Where files of config groups lie: conf/, what earlier runs wrote under runs/, and a folder of the user's own."""
-    return [conf_dir(), Path("runs"), *([own] if own else [])]
-
-
 def config_groups(own: Path | None = None) -> dict[str, list[str]]:
     """Hydra's config groups and the options of each."""
     groups: dict[str, set[str]] = {}
@@ -260,17 +245,6 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> N
             from launcher.config.trainers import composed
 
             composed(name, own)  # what it builds on exists, too: Hydra's words name its own places
-
-
-def refuse_hidden(group: str, name: str, own: Path | None) -> None:
-    """``ConfigError`` where the user's own folder has a file that ``GROUP=NAME`` does not mean: one of that name comes before it."""
-    if own is None or not os.path.isfile(hidden := own / group / f"{name}.yaml"):
-        return
-    for root in group_folders(None):
-        path = root / group / hidden.name
-        if os.path.isfile(path) and not os.path.samefile(path, hidden):
-            what = "a file that ships with Trireme" if root == conf_dir() else str(path)
-            raise ConfigError(f"{hidden} has the name of {what}, and {group}={name} would still mean that one; choose another name")
 
 
 def _backend_of(cluster_option: str, own: Path | None) -> str:

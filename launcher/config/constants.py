@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from launcher.config.compose import conf_dir
+from launcher.config.folders import conf_dir
 from launcher.config.yaml_text import read_yaml
 
 KINDS = ("pinned", "fitted", "set")

@@ -6,8 +6,8 @@ import os
 from functools import cache
 from pathlib import Path
 
-from launcher.config.compose import group_folders
 from launcher.config.engine import EngineProfile
+from launcher.config.folders import group_folders
 from launcher.config.trainers import read_keys
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.errors import listed, nearest

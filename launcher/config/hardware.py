@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.config.compose import conf_dir
+from launcher.config.folders import conf_dir
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import HardwareConfig
 from launcher.config.yaml_text import read_yaml

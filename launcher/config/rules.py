@@ -118,7 +118,7 @@ def locate_data(config: Config) -> Config:
     if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
         return _locate_in_container(config)
     located = _locate_corpus(_locate_base(config), [])
-    if config.run.task == "train":
+    if config.run.task == "train" and config.run.checkpoint.dir is not None:
         with suppress(OSError):  # what this machine cannot read, the ranks may
             check_resume(located.train_config(), data_name(located.data))
     return located

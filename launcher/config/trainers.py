@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.config.compose import group_folders, refuse_hidden
+from launcher.config.folders import group_folders, refuse_hidden
 from launcher.config.trainer import TrainerProfile
 from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError, from_dict

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from launcher.config.compose import conf_dir
+from launcher.config.folders import conf_dir
 from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError
 

@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from launcher.config.compose import group_folders
+from launcher.config.folders import group_folders
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.artifacts import ArtifactKind
 from trainer.spec.errors import listed, nearest

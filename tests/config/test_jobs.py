@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.config.compose import conf_dir, plain_errors, register_schema, to_config
+from launcher.config.compose import plain_errors, register_schema, to_config
+from launcher.config.folders import conf_dir
 from launcher.config.jobs import Jobs
 from trainer.spec import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.cli import calibrate
 from launcher.cli.main import main
 from launcher.config import compose
-from launcher.config.compose import conf_dir
+from launcher.config.folders import conf_dir
 from launcher.config.hardware import hardware_files, shipped_hardware
 from launcher.config.schema import HardwareConfig, ModelConfig, RunConfig
 from launcher.config.uncertainty import Widths, shipped_widths, widths_on
@@ -285,7 +285,7 @@ class TestCommand:
             (["runs.csv", "--out", "null"], "hardware=null is not read as that name"),
             (["runs.csv", "--out", "1e3"], "hardware=1e3 is not read as that name"),
             (["runs.csv", "--out", "x.yaml"], "hardware=x.yaml is not read as that name"),
-            (["runs.csv", "--out", ""], "cannot name a file"),
+            (["runs.csv", "--out", ""], "--out= names nothing"),
             (["milliseconds.csv"], "times more than predicted; convert them to seconds"),
             (["nameless.csv"], "row 2 has hardware=unknown"),
         ],

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose, resolve
-from launcher.config.compose import conf_dir
+from launcher.config.folders import conf_dir
 from launcher.labels import interval
 from launcher.planning.layout_filter import columns_wanted, describe
 from launcher.planning.layout_names import name_of

@@ -63,7 +63,8 @@ def _temporary_file(path: Path, text: str, durable: bool = False) -> Iterator[st
         os.chmod(temporary, _mode(path))
         yield temporary
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say of which file
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk does not say of which file
         raise
     finally:
         Path(temporary).unlink(missing_ok=True)

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from trainer.spec.errors import ConfigError, listed, nearest
 from trainer.spec.files import write_text
-from trainer.spec.schema import RequestsConfig, TrainConfig
+from trainer.spec.schema import TrainConfig
 
 T = TypeVar("T")
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character alone: what no file and no tokenizer takes. Bytes of a command line that are no UTF-8 are read as such."""
 SECTION = "stage"
-"""Section of a run's file that ``load`` leaves to ``trainer.spec.stage_run``. It comes first: a file that was cut short lacks another."""
+"""Section of a run's file that ``load`` leaves to ``trainer.spec.stage_run``."""
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
@@ -103,25 +103,9 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def load(path: str | Path) -> TrainConfig:
-    """Read one resolved run, as written by ``save``. ``ConfigError`` if it cannot be read, or lacks a part."""
+    """Read one resolved run, as written by the launcher or by hand. ``ConfigError`` if it cannot be read."""
     data = read_yaml(path)
-    if not isinstance(data, dict):
-        return from_dict(TrainConfig, data)
-    check_whole(TrainConfig, data, path)
-    if isinstance(data["requests"], Mapping):  # the last section: a file that was cut short may end in the middle of it
-        check_whole(RequestsConfig, data["requests"], path, "requests.")
-    return from_dict(TrainConfig, {name: value for name, value in data.items() if name != SECTION})
-
-
-def check_whole(cls: type, data: Mapping[str, Any], path: str | Path, where: str = "") -> None:
-    """``ConfigError`` unless ``data`` of the file ``path`` has every key of ``cls``: defaults in place of what was cut off would be another
-    run."""
-    lacking = [where + f.name for f in dataclasses.fields(cls) if f.name not in data]
-    if lacking:
-        raise ConfigError(
-            f"{path} lacks {', '.join(lacking)}: it is no whole run, and may have been cut short; "
-            "repeat the command that made it, which writes it again"
-        )
+    return from_dict(TrainConfig, {name: value for name, value in data.items() if name != SECTION} if isinstance(data, dict) else data)
 
 
 def read_yaml(path: str | Path) -> Any:
