@@ -1,6 +1,6 @@
 """The contract between the launcher and the places where trials run.
 
-``render`` is pure: it is what ``--dry-run`` prints. ``submit`` is the only effect and takes many requests at once; ``poll``
+``render`` changes nothing: it is what ``--dry-run`` prints. ``submit`` is the only effect and takes many requests at once; ``poll``
 asks once for all. A backend never decides what a trial's result is: the trainer's ``result.json`` does, a backend only says
 how the job stands and, when there is no result, what the place knows of the reason.
 """
