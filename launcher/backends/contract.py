@@ -67,7 +67,7 @@ class Backend(ABC):
 
     @abstractmethod
     def render(self, job: Job) -> Request:
-        """What ``submit`` would send. Pure: no effect, no clock, no queries."""
+        """What ``submit`` would send. It has no effect, and asks no clock and no server."""
 
     def validate(self, request: Request) -> str | None:
         """The place's own answer to a request that is not submitted: nothing is started or stored. None: there is nobody to ask.

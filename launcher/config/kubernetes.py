@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Optional
 
 from launcher.config.kubernetes_values import check_tolerations, check_values
 from launcher.config.kubernetes_volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, check_volumes, host_mount, volume_on
-from launcher.config.own_names import refuse_own
 from launcher.config.schema import ClusterConfig
 from launcher.config.secrets import refuse_secrets
 from trainer.spec import ConfigError, DataConfig
@@ -120,7 +119,6 @@ def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:
         raise ConfigError(
             "cluster.container.image is null, and pods need an image; give one that holds Python and this trainer (deploy/Dockerfile)"
         )
-    refuse_own("cluster.env", cluster.env)
     _check_secrets(cluster)
     check_values(cluster)
     _check_variables(cluster)
@@ -171,8 +169,10 @@ def _check_variables(cluster: KubernetesCluster) -> None:
     for name in cluster.secrets:
         if name in cluster.env:
             raise ConfigError(f"cluster.secrets.{name} and cluster.env.{name} are one variable; leave one of them out")
-        if _OWN_VARIABLES.fullmatch(name):
-            raise ConfigError(f"cluster.secrets.{name} is a variable that the launcher itself sets in pods; call it otherwise")
+    for given, names in (("env", cluster.env), ("secrets", cluster.secrets)):
+        own = next(filter(_OWN_VARIABLES.fullmatch, names), None)
+        if own is not None:
+            raise ConfigError(f"cluster.{given}.{own} is a variable that the launcher itself sets in pods; call it otherwise")
 
 
 def _mounted(cluster: KubernetesCluster) -> list[VolumeConfig]:

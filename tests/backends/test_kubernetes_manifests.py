@@ -403,7 +403,7 @@ def test_merging(base: Any, patch: Any, merged: Any) -> None:
         ({"workload": "cronjob"}, "cluster.workload='cronjob' is not one of"),
         ({"secrets": {"TOKEN": "the token itself"}}, "cluster.secrets.TOKEN is not SECRET/KEY"),
         ({"env": {"WANDB_API_KEY": "123"}}, "cluster.env.WANDB_API_KEY looks like a secret"),
-        ({"env": {"WORLD_SIZE": "3"}}, "cluster.env has WORLD_SIZE, which is the launcher's own"),
+        ({"env": {"WORLD_SIZE": "3"}}, "cluster.env.WORLD_SIZE is a variable that the launcher itself sets in pods"),
         ({"secrets": {"MASTER_ADDR": "a/b"}}, "cluster.secrets.MASTER_ADDR is a variable that the launcher itself sets in pods"),
         ({"env": {"OPENAI_KEY": "123456"}}, "refer to it with cluster.secrets.OPENAI_KEY=SECRET/KEY"),
         ({"env": {"PROXY": "http://me:word@proxy:3128"}}, "cluster.env.PROXY looks like an address with a password"),

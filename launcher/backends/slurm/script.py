@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from launcher.backends.slurm.owned import check_srun
 from launcher.backends.slurm.states import ExitCode
 from launcher.config.containers import HostPath, check_container, given_mounts, host_paths, runtime
 from launcher.config.env_file import names_in
-from launcher.config.own_names import OF_RANKS, refuse_own
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Job
 from trainer.spec import ConfigError
@@ -23,7 +22,8 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Variables that the script itself works out, by which the ranks meet."""
 
 
-OWN = OF_RANKS | {
+OWN = {
+    *MEETING, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
     "trial", "attempt", "log", "code", "line", "nodes", "name", "as_rank", "as_node", "rest", "warned", "ended", "ranks", "interrupted",
     "pause", "IFS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
     "UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO",  # bash lets nobody set them
@@ -75,16 +75,24 @@ def _environment(cluster: SlurmCluster) -> dict[str, str]:
     for name in environment:
         if not name.isidentifier() or not name.isascii():
             raise ConfigError(f"cluster.env has {name!r}, which cannot name an environment variable; use letters, digits and '_'")
-    refuse_own("cluster.env", cluster.env, OWN)
+    _refuse_own("cluster.env", cluster.env)
     return environment
+
+
+def _refuse_own(key: str, names: Iterable[str]) -> None:
+    for name in names:
+        if name in OWN:
+            raise ConfigError(
+                f"{key} has {name}, which is the launcher's own: it starts the ranks of a trial by it; remove it, or rename it"
+            )
 
 
 def _names(cluster: SlurmCluster) -> list[str]:
     """Names of all variables that the job sets for its ranks."""
     of_file = names_in(cluster.env_from) if cluster.env_from else []
     by_reference = [*of_file, *cluster.env_inherit]
-    refuse_own("cluster.env_from", of_file, OWN)
-    refuse_own("cluster.env_inherit", cluster.env_inherit, OWN)
+    _refuse_own("cluster.env_from", of_file)
+    _refuse_own("cluster.env_inherit", cluster.env_inherit)
     return list(dict.fromkeys([*_environment(cluster), *by_reference, *MEETING]))
 
 
