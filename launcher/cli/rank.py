@@ -108,10 +108,9 @@ def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, An
         measured = {"step_time_s": None if short else m.step_time_s, "peak_memory_gb": peak, "oom": short}
         try:
             config, cluster = recorded_run(records[m.trial]), recorded_cluster(records[m.trial])
+            rows.append(own_row(sweep.name, config, cluster, hardware, measured))
         except ConfigError as error:  # a configuration that this version would refuse
             print(f"trial {m.trial} is left out: {labels.shown(error)}", file=sys.stderr)
-            continue
-        rows.append(own_row(sweep.name, config, cluster, hardware, measured))
     return rows
 
 
