@@ -73,7 +73,7 @@ def test_one_wrong_value_in_a_record_hides_no_other_trial(planted: tuple[SweepOn
     path = record.directory / "trial.json"
     whole = json.loads(path.read_text())
     try:
-        place = data.draw(st.sampled_from(list(places(whole))))
+        place = data.draw(st.sampled_from([each for each in places(whole) if each != ("format",)]))  # a newer one is refused, for all
         path.write_text(json.dumps(with_value(whole, place, data.draw(st.sampled_from(WRONG)))))
         read_all(found.store.root, record)
     finally:
