@@ -206,6 +206,8 @@ def _check_range(metadata: Mapping[str, Any], value: Any, where: str) -> None:
         raise ConfigError(f"{where}={value:g} is not above {above:g}; give a larger number, or leave it out where it is not known")
     elif maximum is not None and value > maximum:
         raise ConfigError(f"{where}={value} is above the largest allowed value; use {maximum} or less")
+    elif type(value) is int and abs(value) >= 2**63:  # arrays hold no larger ones
+        raise ConfigError(f"{where} is too large a number; give one below 2^63")
 
 
 def _check_entries(metadata: Mapping[str, Any], values: list[Any] | dict[str, Any], where: str) -> None:
