@@ -21,6 +21,10 @@ class BackendError(RuntimeError):
     """The place refuses, or cannot be reached for longer than is worth waiting. ``str(error)`` is one plain line for a person."""
 
 
+class NoRoom(BackendError):
+    """The place takes no more jobs until others have ended."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What would be submitted for one job: the exact script, manifest or command, as text a person can repeat by hand."""
@@ -80,7 +84,8 @@ class Backend(ABC):
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
         """Start the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice.
 
-        ``ConfigError`` or ``BackendError`` when they cannot be started. Those that ``find`` still finds keep running.
+        ``ConfigError`` or ``BackendError`` when they cannot be started. Those that ``find`` still finds keep running. ``NoRoom`` when those
+        that it does not find have to wait until there are fewer jobs; nothing is left of them.
         """
 
     @abstractmethod

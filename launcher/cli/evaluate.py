@@ -68,11 +68,12 @@ def main(argv: list[str]) -> int:
     for name in OF_TASKS:
         if (given := getattr(arguments, name)) is not None:
             raise ConfigError(f"{option(name)} {given} is for tasks; name some with --tasks, or leave it out")
-    from launcher.config import check_launchable, compose, locate_data, resolve
+    from launcher.config import check_launchable, check_ours, compose, locate_data, resolve
     from launcher.sweep.oneoff import JobError, run_job
 
     config = compose(arguments.overrides, arguments.config_dir)
     check_launchable(config)
+    check_ours(config, "evaluate")
     wanted = for_evaluation(config, arguments.checkpoint, arguments.overrides)
     try:
         told = StageRun(verb="evaluate", sources={"model": str(wanted.run.checkpoint.dir)})

@@ -2,7 +2,7 @@
 
 from launcher.config.compose import compose, to_config
 from launcher.config.folders import conf_dir, project_dir
-from launcher.config.rules import check_launchable, locate_data, resolve
+from launcher.config.rules import check_launchable, check_ours, locate_data, resolve
 from launcher.config.schema import ClusterConfig, Config, ContainerConfig, HardwareConfig, LocalCluster, SweepConfig
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "LocalCluster",
     "SweepConfig",
     "check_launchable",
+    "check_ours",
     "compose",
     "conf_dir",
     "locate_data",

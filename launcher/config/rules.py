@@ -18,6 +18,7 @@ from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import missing, need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
+from launcher.config.trainers import OWN as OWN_TRAINER
 from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_model, to_dict
 from trainer.spec import resolve as resolve_run
 from trainer.spec.artifacts import OTHER_BASE, check_model_of, checkpoint_facts
@@ -46,12 +47,23 @@ def resolve(config: Config) -> Config:
 
 def settle(config: Config) -> Config:
     """The same of a run that is only predicted, whatever its trainer can be told."""
+    check_precision(config)
     run = config.train_config()
     if run.run.peak_tflops is None:
         peak = config.cluster.hardware.peak_tflops.get(run.run.precision)
         run = dataclasses.replace(run, run=dataclasses.replace(run.run, peak_tflops=peak))
     run = resolve_run(run, config.cluster.world_size)
     return dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name not in GIVEN})
+
+
+def check_precision(config: Config) -> None:
+    """``ConfigError`` for products of 8 bits on a device that is known, and has none."""
+    device = config.cluster.hardware
+    if config.run.precision == "fp8" and device.peak_tflops and not device.host and "fp8" not in device.peak_tflops:
+        raise ConfigError(
+            f"run.precision=fp8 on {device.name}, which has no peak_tflops.fp8: it does not multiply numbers of 8 bits; "
+            "use run.precision=bf16"
+        )
 
 
 def run_of(config: Config) -> TrainConfig:
@@ -73,6 +85,7 @@ def requests_of(config: Config) -> RequestsConfig | None:
 def generating(config: Config, model: ModelConfig) -> Config:
     """The resolved configuration of ranks that read a model's weights and generate; one replica unless ``layout.data`` says more."""
     check_launchable(config)
+    check_ours(config, "the generation of text")
     layout = dataclasses.replace(config.layout, data=config.layout.data or 1)
     batch = (layout.data or 1) * layout.micro_batch
     run = dataclasses.replace(config.run, task="generate", steps=1, warmup_steps=0, global_batch=batch)
@@ -93,6 +106,14 @@ def check_launchable(config: Config) -> None:
     if config.trainer.foreign:
         check_told(config)  # before a search or a sweep begins, not trial by trial
     check_installed(config, "training")
+
+
+def check_ours(config: Config, verb: str) -> None:
+    """``ConfigError`` for another trainer where ``verb`` is what only ours does."""
+    if config.trainer.foreign:
+        raise ConfigError(
+            f"trainer={config.trainer.name} is of no use to {verb}, which our own trainer does; leave it out, or use trainer={OWN_TRAINER}"
+        )
 
 
 def check_installed(config: Config, what: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.config.rules import check_precision
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SpaceConfig
 from launcher.config.uncertainty import Widths
@@ -113,6 +114,8 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
 
     ``wanted`` keeps only layouts with given values, by column. ``ConfigError`` when there is none.
     """
+
+    check_precision(config)
 
     def within(limits: SpaceConfig) -> Space:
         return expressible(space(config.model, config.cluster, config.run.global_batch, limits), config.trainer)

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.config import Config, check_launchable, compose, resolve
+from launcher.config import Config, check_launchable, check_ours, compose, resolve
 from launcher.config.rules import check_answers, check_shared, generating, with_paths
 from launcher.config.trainers import OWN as OWN_TRAINER
 from launcher.config.trainers import profile
@@ -164,9 +164,7 @@ def _check_trainer(stage: Stage, config: Config) -> None:
         return
     name = config.trainer.name
     if stage.verb not in TRAININGS:
-        raise ConfigError(
-            f"trainer={name} is of no use to {stage.verb}, which our own trainer does; leave it out, or use trainer={OWN_TRAINER}"
-        )
+        check_ours(config, stage.verb)
     raise ConfigError(
         f"trainer={name} is not told what a stage takes ({', '.join(stage.takes)}), and makes no checkpoint that other stages could take; "
         f"use trainer={OWN_TRAINER}, or run it outside of pipelines: trireme train"

@@ -55,7 +55,7 @@ class Loop:
             self._stopper.handle_requests()
             self._stopper.handle_lost()
             self._submitter.launch()
-            if not state.settings.follow:
+            if not state.settings.follow and not self._submitter.waits_for_room:
                 return
             if self._poller.poll():
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from launcher.backends import backend_for
-from launcher.backends.contract import Backend, BackendError
+from launcher.backends.contract import Backend, BackendError, NoRoom, Request
 from launcher.config.rules import check_installed, check_shared, run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.interrupt import asked, leave
@@ -29,6 +30,8 @@ Tell = Callable[[JobState, dict[str, Any] | None], None]
 
 _END_SECONDS = 60.0
 """How long an interrupted job is waited for: a rank may have to be killed."""
+_ROOM_SECONDS = 10.0
+"""How often a place that took no more jobs is asked again."""
 
 
 class JobError(RuntimeError):
@@ -86,7 +89,7 @@ def _follow(backend: Backend, job: Job, tell: Tell, watch: Callable[[Path], obje
         (job.directory / name).write_text(text)
     handle: Handle | None = None
     try:
-        handle = backend.submit([request])[0]
+        handle = _submit(backend, request)
         while not (state := backend.poll([handle])[0]).status.final:
             tell(state, last_object(job.directory / METRICS))
             watch(job.directory)
@@ -104,6 +107,19 @@ def _follow(backend: Backend, job: Job, tell: Tell, watch: Callable[[Path], obje
     if verdict.status is not Status.DONE or result is None:
         raise JobError(_failure(job, verdict))
     return result
+
+
+def _submit(backend: Backend, request: Request) -> Handle:
+    """Its handle, once there is room for it."""
+    said = False
+    while True:
+        try:
+            return backend.submit([request])[0]
+        except NoRoom as error:
+            if not said:
+                print(f"{error}; waiting until there is room", file=sys.stderr)
+            said = True
+        time.sleep(_ROOM_SECONDS)
 
 
 def _await_files(job: Job, state: JobState, patience_s: float) -> None:

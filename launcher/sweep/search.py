@@ -138,8 +138,10 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
     seconds = float((positive(result.get("step_time_s")) if done else median(steps) if steps else None) or math.inf)
     peak = positive(result.get("peak_memory_bytes")) or 0.0 if done else 0.0
     known = done and record.reason is Reason.MEASURED
-    ran = len(result.get("step_times_s") or steps) if known else record.config["run"]["steps"]
-    start = max(elapsed - ran * seconds, 0.0) if done and math.isfinite(seconds) else math.nan
+    start = math.nan
+    if done and math.isfinite(seconds):
+        ran = len(result.get("step_times_s") or steps) if known else record.config["run"]["steps"]
+        start = max(elapsed - ran * seconds, 0.0)
     reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * elapsed / 3600
     noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps, scatter)
     return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, served(result) if done else {})

@@ -80,6 +80,13 @@ class Settlement:
         self._state.save_and_tell(record)
         self._state.waiting.insert(0, trial)
 
+    def wait_for_room(self, trials: Sequence[ActiveTrial], detail: str) -> None:
+        """Put trials back in their places of which their backend has taken nothing, and will when it has fewer jobs."""
+        for trial in trials:
+            _plan_again(trial.record, None, detail)
+        self._state.store.save_all([trial.record for trial in trials])
+        self._state.waiting = sorted([*self._state.waiting, *trials], key=lambda t: t.position)
+
     def submit_later(self, trial: ActiveTrial) -> None:
         """Put a trial back in its place that was withdrawn, or never submitted. It has not run: the same attempt is submitted again."""
         record = trial.record

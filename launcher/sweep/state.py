@@ -30,6 +30,7 @@ class SweepState:
         self.silence = ""  # the words of the backend that did not answer last
         self.waiting: list[ActiveTrial] = []
         self.active: list[ActiveTrial] = []  # submitted, and not yet ended
+        self.full: set[int] = set()  # backends that took no more jobs at some time, by id()
         self._locks, self._observers = locks, observers
         self._polled: dict[int, float] = {}  # monotonic; when each backend was last asked, by id()
 
@@ -85,7 +86,12 @@ class SweepState:
     # -- jobs and backends ----------------------------------------------------------------------------------------------
 
     def job(self, trial: ActiveTrial) -> Job:
-        return trial.job(self.limit(trial.backend))
+        return trial.job(0 if id(trial.backend) in self.full else self.limit(trial.backend))
+
+    def keeps_limit(self, backend: Backend) -> bool:
+        """Whether the loop counts the trials that may run at once, and not the backend's queue: one that is given a few at a time knows of
+        no more than those."""
+        return not backend.throttles or id(backend) in self.full
 
     def limit(self, backend: Backend) -> int:
         """Trials that may run at once; 0 = any number. A queue gives every job resources of its own, one machine does not."""

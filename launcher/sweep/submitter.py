@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from launcher.backends.contract import Backend, BackendError, Request
+from launcher.backends.contract import Backend, BackendError, NoRoom, Request
 from launcher.sweep.active_trial import ActiveTrial, by_backend
 from launcher.sweep.settlement import Settlement
 from launcher.sweep.state import SweepState
@@ -24,11 +24,31 @@ from trainer.spec.files import write_text
 log = logging.getLogger(__name__)
 
 
+_LONGEST_PAUSE_SECONDS = 60.0
+"""How long a backend without room is left alone at most, unless one of the sweep's jobs ends: others have jobs, too."""
+
+
+@dataclass
+class _Room:
+    """What is known of a backend that took no more jobs."""
+
+    most: int  # trials to try next
+    jobs: int  # of the sweep that it had then
+    pause: float = 1.0
+    again: float = 0.0  # monotonic; when to try, should none of them end before
+
+
 class Submitter:
     """Submits waiting trials while there is room for more."""
 
     def __init__(self, state: SweepState, settlement: Settlement):
         self._state, self._settlement = state, settlement
+        self._rooms: dict[int, _Room] = {}  # by id() of their backends
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether trials wait that a backend will take when it has fewer jobs."""
+        return bool(self._rooms) and any(id(trial.backend) in self._rooms for trial in self._state.waiting)
 
     def launch(self) -> None:
         """Claim and submit as many waiting trials, in order, as there is room for; then those that were to come after them in a queue."""
@@ -74,6 +94,8 @@ class Submitter:
                 continue
             if not self._has_room(trial, batch) or self._held_back(trial, batch):
                 break
+            if not trial.under_way and self._full(trial, batch):
+                continue
             if trial.claimed and trial.under_way and not state.due(trial.backend):
                 continue  # its backend did not answer a moment ago
             if not state.claim(trial):
@@ -95,7 +117,7 @@ class Submitter:
 
     def _has_room(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
         """Whether one more trial may run: ``sweep.max_parallel``, and the ranks that the backend can hold."""
-        limit = 0 if trial.backend.throttles else self._state.limit(trial.backend)
+        limit = self._state.limit(trial.backend) if self._state.keeps_limit(trial.backend) else 0
         capacity = trial.backend.capacity()
         if not limit and capacity is None:
             return True
@@ -103,6 +125,18 @@ class Submitter:
         if limit and len(others) >= limit:
             return False
         return capacity is None or not others or sum(other.record.world_size for other in (*others, trial)) <= capacity
+
+    def _full(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
+        """Whether its backend took no more jobs a moment ago, and has as many still, for all that is known."""
+        room = self._rooms.get(id(trial.backend))
+        if room is None:
+            return False
+        freed = room.jobs - self._jobs(trial.backend)
+        tried = sum(other.backend is trial.backend and not other.under_way for other in batch)
+        return tried >= max(room.most, freed) or (freed <= 0 and time.monotonic() < room.again)
+
+    def _jobs(self, backend: Backend) -> int:
+        return sum(trial.backend is backend for trial in self._state.active)
 
     def _held_back(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
         """Whether its backend wants other jobs to find room first."""
@@ -136,11 +170,29 @@ class Submitter:
         for (trial, _), handle in zip(ready, handles, strict=True):
             trial.record.handle = handle
         self._state.start_tracking([trial for trial, _ in ready if trial.record.handle is not None])
-        for trial in [trial for trial, _ in ready if trial.record.handle is None]:
+        left = [trial for trial, _ in ready if trial.record.handle is None]
+        full = failure.status is Status.PLANNED
+        self._note_room(backend, len(ready), len(left) if full else 0, failure.detail)
+        if full:
+            self._settlement.wait_for_room(left, failure.detail)
+            return
+        for trial in left:
             if self._state.interrupted and failure.reason is Reason.CANNOT_START:  # nobody waited until it was submitted
                 self._settlement.submit_later(trial)
             else:
                 self._settlement.settle(trial, failure)
+
+    def _note_room(self, backend: Backend, tried: int, left: int, why: str) -> None:
+        """Keep what a submission said of the room that there is: ``left`` of the trials that were ``tried`` have to wait."""
+        room = self._rooms.get(id(backend))
+        if left:
+            if room is None:
+                log.warning("%s; trials wait, and are submitted as there is room", why)
+            self._state.full.add(id(backend))
+            pause = min(2 * room.pause, _LONGEST_PAUSE_SECONDS) if room and left == tried else 1.0
+            self._rooms[id(backend)] = _Room(1, self._jobs(backend), pause, time.monotonic() + pause)
+        elif room is not None:
+            self._rooms[id(backend)] = _Room(2 * tried, self._jobs(backend), 1.0, time.monotonic() + 1.0)
 
     def _intended(self, trials: Sequence[ActiveTrial]) -> list[tuple[ActiveTrial, Request]]:
         """Each trial with its request. One that cannot be rendered, or cannot ever run there, is finished."""
@@ -155,13 +207,15 @@ class Submitter:
 
     @staticmethod
     def _handles(backend: Backend, requests: Sequence[Request]) -> tuple[list[Handle | None], JobState]:
-        """A handle for each request, None for those that could not be started, and why. ``BackendError`` when that is not known."""
+        """A handle for each request, None for those that could not be started, and why: ``planned`` where they wait for room.
+        ``BackendError`` when it is not known which were."""
         try:
             return [*backend.submit(requests)], JobState(Status.SUBMITTED)
         except (ConfigError, BackendError) as error:
             found = backend.find([request.job for request in requests])
             reason = Reason.CONFIGURATION if isinstance(error, ConfigError) else Reason.CANNOT_START
-            return [found.get(request.job.name) for request in requests], JobState(Status.FAILED, reason, str(error))
+            left = JobState(Status.PLANNED, None, str(error)) if isinstance(error, NoRoom) else JobState(Status.FAILED, reason, str(error))
+            return [found.get(request.job.name) for request in requests], left
 
     def _ask_later(self, backend: Backend, trials: Sequence[ActiveTrial], detail: str) -> None:
         """Put trials back that were, or may have been, submitted to a backend that does not answer now."""

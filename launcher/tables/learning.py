@@ -147,6 +147,8 @@ def start(cases: Sequence[TableCase], hardware: HardwareConfig) -> dict[str, flo
 def with_values(hardware: HardwareConfig, values: Mapping[str, float]) -> HardwareConfig:
     """``hardware`` with other values of its parameters; those that are as shipped are not named."""
     rates = {name.removeprefix(f"{RATE} in "): rounded(value) for name, value in values.items() if name.startswith(RATE)}
+    if not hardware.host:  # whose peaks are measured, and no more certain than this
+        rates = {precision: min(rate, hardware.peak_tflops.get(precision, np.inf)) for precision, rate in rates.items()}
     values = {name: min(value, LARGEST.get(name, np.inf)) for name, value in values.items()}
     own = {name: rounded(value) for name, value in values.items() if not name.startswith(RATE) and moved(value, getattr(SHIPPED, name))}
     return dataclasses.replace(hardware, constants=hardware.constants | own, sustained_tflops=hardware.sustained_tflops | rates)

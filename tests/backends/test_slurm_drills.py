@@ -152,6 +152,21 @@ def test_a_sweep_longer_than_the_longest_array_goes_out_in_several_and_keeps_its
     assert "--dependency=afterany:" in scripts[0]
 
 
+def test_a_sweep_longer_than_a_limit_on_submitted_jobs_runs_as_there_is_room_and_keeps_its_own_limit(
+    slurm: Slurm, tmp_path: Path, python: str
+) -> None:
+    """Three jobs of a user under it, trials of an array counted singly: nothing is refused for good, and each trial runs once."""
+    slurm.breakable()
+    sweep = Running(tmp_path / "runs", *(trial(seed=seed, python=python, qos="few") for seed in range(7)), max_parallel=2)
+    running = [0]
+    while sweep.is_alive():
+        ours = submissions(tmp_path / "runs")
+        running.append(sum(name in ours and state == "RUNNING" for name, state in squeue("Name", "State")))
+    records = sweep.ended()
+    assert each_done_once(records), [record.detail for record in records]
+    assert len({record.handle["array"] for record in records}) > 1 and max(running) <= 2
+
+
 def test_results_that_become_visible_late_are_waited_for(slurm: Slurm, tmp_path: Path) -> None:
     """One rank's success, and the cause of the failure of two, are to be seen four seconds after their jobs have ended."""
     slurm.breakable()

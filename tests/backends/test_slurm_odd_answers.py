@@ -13,8 +13,9 @@ import pytest
 from launcher.backends.slurm import submission
 from launcher.cli import cancel
 from launcher.cli.main import main
+from launcher.trials.store import Store
 from tests.backends.odd_slurm import OddSlurm
-from tests.backends.slurm_support import PROJECT, run, trial
+from tests.backends.slurm_support import PROJECT, Running, run, trial
 from tests.sweep.support import until
 from trainer.spec import Status
 
@@ -101,12 +102,37 @@ def test_commands_that_read_the_queue_survive_what_else_it_says(
 
 
 def test_a_trial_waits_for_a_limit_on_submitted_jobs_and_goes_out_when_there_is_room(
-    odd: OddSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    odd: OddSlurm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd.does("sbatch", "[ $(wc -l <sbatch.calls) -gt 2 ] || { echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1; }; accept")
     (record,) = run(tmp_path / "runs", trial(), follow=False)
     assert record.handle["job_id"] == "100_0", record.detail
-    assert "(QOSMaxSubmitJobPerUserLimit); trying again" in capsys.readouterr().err
+    assert "(QOSMaxSubmitJobPerUserLimit); trials wait, and are submitted as there is room" in caplog.text
+    assert [path.name for path in tmp_path.glob("runs/arrays/*")] == [record.handle["array"]], "nothing is left of what was not accepted"
+
+
+FEW = """\
+asked=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script"); there=$(cat accepted 2>/dev/null | wc -l)
+[ $((asked + 1 + there)) -le 3 ] || { echo 'sbatch: error: AssocMaxSubmitJobLimit' >&2; exit 1; }
+seq 0 $asked >>accepted; accept"""
+
+
+def test_of_a_sweep_longer_than_a_limit_on_submitted_jobs_as_many_go_out_as_there_is_room_for(odd: OddSlurm, tmp_path: Path) -> None:
+    """A limit counts the trials of an array singly: three of eight are submitted, the others are planned and nothing of them exists."""
+    odd.does("sbatch", FEW)
+    sweep = Running(tmp_path / "runs", *(trial(seed=seed) for seed in range(8)), follow=False)
+    store = Store(tmp_path / "runs")
+    until(lambda: store.names())
+    records = until(lambda: (found := store.sweep("drill").records) and sum(one.handle is not None for one in found) == 3 and found)
+    records = until(
+        lambda: (found := store.sweep("drill").records) and all("AssocMaxSubmitJobLimit" in one.detail for one in found[3:]) and found
+    )
+    assert [one.status is Status.PLANNED for one in records] == [False] * 3 + [True] * 5
+    assert not [path for one in records[3:] for path in one.directory.glob("logs/*.array.json")]
+    until(lambda: not sweep.is_alive() or (odd.folder / "accepted").unlink(missing_ok=True))  # those that were there have ended
+    jobs = [one.handle["job_id"] for one in sweep.ended()]
+    assert len(set(jobs)) == 8 and {job.partition("_")[0] for job in jobs} == set(odd.jobs), "each submitted once, and nothing else"
+    assert {one.attempt for one in sweep.ended()} == {0}
 
 
 @pytest.mark.parametrize("answer", ["sleep 600; accept", "queue; sleep 600"], ids=["nothing submitted", "submitted"])

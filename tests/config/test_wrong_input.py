@@ -69,6 +69,10 @@ CASES = [
         ["trainer=torchtitan", "layout.pipeline=2", "layout.stage_layers=[3,1]"],
         "trainer=torchtitan cannot be told layout.stage_layers=[3, 1]; use another layout, or add it to its profile",
     ),
+    (
+        ["hardware=a100_80", "run.precision=fp8"],
+        "run.precision=fp8 on A100-80GB-SXM, which has no peak_tflops.fp8: it does not multiply numbers of 8 bits; use run.precision=bf16",
+    ),
     (["tune.method=lora", "tune.targets=[qkv,up,qkv]"], "tune.targets=['qkv', 'up', 'qkv'] names qkv twice; name each matrix once"),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from launcher.cost import predict
 from launcher.cost.inputs.device import Device
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
+from trainer.spec import ConfigError
 
 DEVICES = sorted(name for name, hardware in HARDWARE.items() if not hardware.host)
 
@@ -22,6 +24,15 @@ def test_every_hardware_file_predicts_a_step_below_its_peaks(name: str) -> None:
     found = predict(GPT_22B, layout(4, 2, 2, micro_batch=2), mixed(64, precision), cluster(16, name))
     work = 6 * 22e9 * 64 * GPT_22B.seq / 16
     assert math.isfinite(found.memory_bytes) and 0.1 < work / found.step_time_s / (hardware.peak_tflops[precision] * 1e12) < 0.8
+
+
+def test_no_device_of_its_own_memory_sustains_more_than_its_peak() -> None:
+    """A rate in another unit is the usual cause. Of a host both were measured, and noise may turn them round."""
+    wrong = dataclasses.replace(HARDWARE["h100"], sustained_tflops={"bf16": 600_000.0})
+    with pytest.raises(ConfigError, match=r"sustained_tflops\.bf16=600000 of H100-80GB-SXM is above its peak of 989; .* or leave it out"):
+        Device.of(wrong, 8)
+    assert Device.of(dataclasses.replace(HARDWARE["h100"], sustained_tflops={"bf16": 989.0}), 8).rate("bf16") == 989e12
+    Device.of(dataclasses.replace(HARDWARE["cpu"], peak_tflops={"fp32": 1.0}, sustained_tflops={"fp32": 1.01}), 8)
 
 
 def test_a_device_without_bf16_computes_it_in_fp32_not_in_fp16() -> None:

@@ -14,6 +14,7 @@ from launcher.config.inference_constants import inference_entries
 from launcher.config.schema import HardwareConfig
 from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, closed, opened, static
 from launcher.cost.inference import memory as bytes_of
+from launcher.cost.inference.case import group
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
 
@@ -315,6 +316,25 @@ def test_every_prompt_of_a_closed_loop_is_waited_for_once_whichever_share_comes_
     assert np.allclose(whole, whole[0], rtol=1e-9)
     more = [whole[0][rows] for rows in (slice(0, 4), slice(4, 8))]
     assert all(waits[0] == 0 and np.all(np.diff(waits) > 0) for waits in more)
+
+
+def test_a_request_of_our_generator_waits_for_the_prompts_of_others_not_for_its_own_twice() -> None:
+    """A cycle of a closed loop reads as many prompts as there are requests; alone nobody else's is read."""
+    case = asked(*((1, 1, 1, b) for b in (1, 2, 8)), name="trireme", lengths=(512, 1))
+    alone, two, eight = closed(case).ttft
+    once = float(static(asked((1, 1, 1, 1), name="trireme", lengths=(512, 1))).ttft[0])
+    assert alone == pytest.approx(once, rel=0.2) and alone < two < 2.2 * alone and two < eight < 8.8 * alone
+    longer = closed(asked((1, 1, 1, 1), name="trireme", lengths=(512, 16)))
+    assert longer.step["prompts of other requests"] == longer.prompt["prompts of other requests"] == 0
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm"])
+def test_a_pipelines_group_of_a_scheduler_never_shrinks_with_the_requests(name: str) -> None:
+    case = asked(*((1, p, 1, b) for p in (2, 3, 8) for b in range(1, 65)), name=name)
+    groups = group(case, 512.0, case.batch).reshape(3, 64)
+    assert np.all(np.diff(groups, axis=1) >= 0) and np.all(groups * np.array([[2], [3], [8]]) >= np.arange(1, 65))
+    needs = sum(bytes_of.needed(case, case.batch).values()).reshape(3, 64)
+    assert np.all(np.diff(needs, axis=1) > 0)
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm", "trireme"])

@@ -418,6 +418,18 @@ def test_the_start_of_a_trial_is_what_it_took_besides_its_steps(tmp_path: Path) 
     assert math.isnan(measurement(record, 0.0).start_s)
 
 
+def test_a_trial_that_was_refused_before_it_had_a_configuration_is_an_observation_too(tmp_path: Path) -> None:
+    found = search(
+        "demo",
+        prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=1)),
+        Backends(PlantedBackend(tmp_path / "place", truth)),
+    )
+    (_, record, _) = found.trials[0]
+    record.status, record.reason, record.config = Status.PRUNED, Reason.CONFIGURATION, {}
+    observed = measurement(record, 0.0)
+    assert observed.reason is Reason.CONFIGURATION and math.isinf(observed.seconds) and math.isnan(observed.start_s)
+
+
 def test_noise_is_the_standard_error_of_the_median() -> None:
     draw = np.random.default_rng(0)
     runs = [list(draw.normal(1.0, 0.05, 50)) for _ in range(300)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from launcher.backends.contract import BackendError
-from launcher.backends.slurm.errors import Refused, Silent, explain
+from launcher.backends.slurm.errors import Full, Refused, Silent, explain
 from launcher.backends.waiting import pause_unless
 from launcher.config.slurm import SlurmCluster
 from trainer.spec import ConfigError
@@ -118,11 +118,13 @@ class Client:
 
     def patiently(self, ask: Callable[[], T]) -> T:
         """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts, or nobody waits any
-        more."""
+        more. ``Full`` at once: that is no silence."""
         pause, begin = 1.0, time.monotonic()
         while True:
             try:
                 return ask()
+            except Full:
+                raise
             except Silent as error:
                 if self.hurried:
                     raise BackendError(str(error)) from None

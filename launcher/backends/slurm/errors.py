@@ -23,6 +23,10 @@ class Silent(RuntimeError):
     """Slurm cannot be asked just now, or takes no job just now. ``str(error)`` is one plain line."""
 
 
+class Full(Silent):
+    """Slurm plainly took no job, and takes one when there are fewer."""
+
+
 SILENCE = (
     # what Slurm says, the cause; the first that fits
     ("Problem talking to the database", "the accounting daemon (slurmdbd) does not answer"),
@@ -175,7 +179,7 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
             return Silent(f"Slurm cannot be reached: {cause} ({said})")
     for pattern, cause in FULL:
         if full := next((line for line in words.splitlines() if re.search(pattern, line)), None):
-            return Silent(f"Slurm takes no more jobs for now: {cause} ({plain(full)})")
+            return Full(f"Slurm takes no more jobs for now: {cause} ({plain(full)})")
     for pattern, cause, remedy in REFUSALS:
         if re.search(pattern, words):
             values = {name: "null" if value is None else value for name, value in vars(cluster).items()}

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -25,9 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from launcher.backends.contract import BackendError, Request
+from launcher.backends.contract import BackendError, NoRoom, Request
 from launcher.backends.slurm.client import ANSWER_SECONDS, Client, job_ids, submission_environment
-from launcher.backends.slurm.errors import Refused, Silent, explain, plain
+from launcher.backends.slurm.errors import Full, Refused, Silent, explain, plain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
@@ -90,14 +91,21 @@ class Submission:
     def submit(self, requests: Sequence[Request], code: str) -> list[Handle]:
         """One handle for each request, in order; those that were submitted before are adopted. ``code`` names what they run.
 
-        Waits while Slurm is silent. ``ConfigError`` when it refuses; arrays that were accepted before that are found by ``find``.
+        Waits while Slurm is silent. ``ConfigError`` when it refuses, ``NoRoom`` when it has as many jobs as it takes; arrays that were
+        accepted before that are found by ``find``.
         """
         handles = self.find([request.job for request in requests])
         fresh = [request for request in requests if request.job.name not in handles]
         for group in equal(fresh, lambda request: request.job):
             size = self.client.patiently(lambda: self.client.max_array_size)
-            for start in range(0, len(group), size):
-                handles |= self._submit_array(group[start : start + size], code)
+            while group:
+                try:
+                    handles |= self._submit_array(group[:size], code)
+                    group = group[size:]
+                except Full as error:  # a limit counts each trial of an array: there may be room for fewer
+                    if len(group[:size]) == 1:
+                        raise NoRoom(str(error)) from None
+                    size = len(group[:size]) // 2
         return [handles[request.job.name] for request in requests]
 
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
@@ -108,7 +116,7 @@ class Submission:
         return {job.name: _handle(job, intent, known) for job, intent in intents if (known := ids[intent["array"]]) is not None}
 
     def _submit_array(self, requests: Sequence[Request], code: str) -> dict[str, Handle]:
-        """Write down the intent, submit, write down the id."""
+        """Write down the intent, submit, write down the id. ``Full`` leaves nothing."""
         jobs = [request.job for request in requests]
         of_stage = f"-{jobs[0].trial}" if jobs[0].stage else ""
         name = f"trireme-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
@@ -123,10 +131,13 @@ class Submission:
         write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after))
         try:
             identifier = self.client.patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
-        except Refused as error:
+        except (Refused, Full) as error:
             for job in jobs:
                 _intent_path(job).unlink(missing_ok=True)
-            raise ConfigError(str(error)) from None
+            if isinstance(error, Refused):
+                raise ConfigError(str(error)) from None
+            shutil.rmtree(folder)  # there may be many of these
+            raise
         write_text(folder / "job_id", identifier)
         self._last_array = identifier
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}

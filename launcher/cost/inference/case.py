@@ -155,10 +155,14 @@ class InferenceCase:
 
 
 def group(case: InferenceCase, tokens: Array, batch: Array) -> np.ndarray:
-    """Requests of one of the groups that fill a pipeline, of ``tokens`` each: a stage's share of the batch if that is whole, halved while a
-    group has more than ``pipeline_tokens`` tokens and an even number of requests."""
+    """Requests of one of the groups that fill a pipeline, of ``tokens`` each. Static batches: a stage's share of the batch if that is
+    whole, halved while a group has more than ``pipeline_tokens`` tokens and an even number of requests. A scheduler of continuous batching
+    deals requests out one by one: a stage's share, rounded up."""
     size, most = np.asarray(batch), case.engine.pipeline_tokens
-    size = np.where(size % case.pipeline == 0, size / case.pipeline, size)
+    if case.engine.batching == "continuous":
+        size = np.ceil(size / case.pipeline)
+    else:
+        size = np.where(size % case.pipeline == 0, size / case.pipeline, size)
     while most and np.any(large := (size * tokens > most) & (size % 2 == 0) & (size > 1)):
         size = np.where(large, size / 2, size)
     return np.where((case.pipeline > 1) & case.engine.pipeline_groups, size, batch)

@@ -120,11 +120,11 @@ def closed(case: InferenceCase) -> InferenceEstimate:
     none wait, and spreads them out."""
     own = case.engine.own
     running = case.batch if own else np.clip(case.batch, 1.0, np.maximum(memory.room(case), 1.0))
-    prompt, step = _running(case, running, own)
+    prompt, step = _running(case, running, own, itself=True)
     light = case.at_light()
     prompt[QUEUE] = (case.batch / running - 1) * _stay(case, prompt, step)
     fits = memory.fits(case, running if own else 1.0)
-    return _estimate(case, (prompt, step), _running(light, running, own), running, case.batch, fits)
+    return _estimate(case, (prompt, step), _running(light, running, own, itself=True), running, case.batch, fits)
 
 
 def _stay(case: InferenceCase, prompt: Parts, step: Parts) -> np.ndarray:
@@ -156,9 +156,11 @@ def _held(case: InferenceCase, prompt: Parts, step: Parts) -> np.ndarray:
     return np.asarray(np.maximum(total(prompt), each) + (case.output - 1) * each)
 
 
-def _running(case: InferenceCase, running: np.ndarray, apart: bool) -> tuple[Parts, Parts]:
+def _running(case: InferenceCase, running: np.ndarray, apart: bool, itself: bool = False) -> tuple[Parts, Parts]:
     """The parts of a first and of a further token while ``running`` requests of a replica are decoded. ``apart``: they began at different
-    times, so that all prompts of a turn are waited for, and only they are read together; else as many together as a pass takes."""
+    times, so that all prompts of a turn are waited for, and only they are read together; else as many together as a pass takes.
+    ``itself``: a request is one of those that run, whose prompt it does not wait for a second time; one that arrives at random meets as
+    many as run in the mean (Sevcik & Mitrani 1981, and Wolff 1982)."""
     c, engine, p = case.constants, case.engine, case.pipeline
     each = np.maximum(running / np.minimum(p, np.maximum(running, 1.0)), 1.0)
     decoding = Load(running=each, context=case.context)
@@ -175,7 +177,7 @@ def _running(case: InferenceCase, running: np.ndarray, apart: bool) -> tuple[Par
     begun = running / together / case.output  # passes of prompts in a turn
     if apart:
         share = 1.0
-    else:
+    if itself:
         begun = begun * np.maximum(1 - together / np.maximum(running, 1.0), 0.0)
     host = telling(case, np.minimum(running / case.output, 1.0)) + turn(case, each, total(step))
     step |= {OTHERS: share * begun * further / p, SCHEDULING: host}

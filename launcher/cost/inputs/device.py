@@ -60,6 +60,13 @@ class Device:
                 f"cluster.hardware={hardware.name} has no peak_tflops; choose a file of conf/hardware (hardware=NAME), "
                 "or measure this machine with 'trireme doctor'"
             )
+        for name, rate in hardware.sustained_tflops.items():
+            if not hardware.host and rate > hardware.peak_tflops.get(name, np.inf):
+                raise ConfigError(
+                    f"cluster.hardware.sustained_tflops.{name}={rate:g} of {hardware.name} is above its peak of "
+                    f"{hardware.peak_tflops[name]:g}; give what large "
+                    "matrix products reach in training, in TFLOP/s, or leave it out: 70 % of the peak"
+                )
         bandwidth = (hardware.memory_bandwidth_gbs or 50.0) * 1e9
         link = (hardware.link_gbs or 5.0) * 1e9
         return cls(

@@ -256,8 +256,9 @@ class Cluster:
             ["add", "user", "root", "DefaultAccount=test"],
             ["add", "qos", "small", "MaxNodesPerJob=1", "Flags=DenyOnLimit"],
             ["add", "qos", "one", "MaxJobsPerUser=1"],
+            ["add", "qos", "few", "MaxSubmitJobsPerUser=3"],
             ["add", "qos", "brief", "MaxWall=1"],
-            ["modify", "user", "root", "set", "qos+=small,one,brief,normal"],
+            ["modify", "user", "root", "set", "qos+=small,one,few,brief,normal"],
         ):
             self.output("sacctmgr", "-i", "-Q", *arguments)
         marker.touch()
