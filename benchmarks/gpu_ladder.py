@@ -63,6 +63,7 @@ class Check:
     device: str
     gpus: int
     steps: int
+    models: list[str]
     peak_tflops: float | None
     lines: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -124,7 +125,7 @@ def layouts(check: Check) -> None:
 
 def ladder(check: Check) -> None:
     """Every rung for every model: one line and one row each."""
-    for name, model in ({"small": SMALL} if check.device == "cpu" else MODELS).items():
+    for name, model in ({"small": SMALL} if check.device == "cpu" else {name: MODELS[name] for name in check.models}).items():
         batch, micro_batch = BATCHES.get(name, (4, 2))
         for rung, change in RUNGS.items():
             run = {"steps": check.steps + 3, "warmup_steps": 3, "global_batch": batch} | change["run"]
@@ -188,6 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="of the ladder")
     parser.add_argument("--steps", type=int, default=10, help="measured steps of a rung")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of steps.csv and report.txt")
     arguments = parser.parse_args()
@@ -210,7 +212,7 @@ def main() -> int:
 def begun(farm: testing.Farm, arguments: argparse.Namespace) -> Check:
     """Of what machine. The parent never touches CUDA: its children are forked."""
     if arguments.device == "cpu":
-        return Check(farm, "cpu", 2, arguments.steps, None)
+        return Check(farm, "cpu", 2, arguments.steps, [], None)
     asked = "import torch; print(torch.cuda.device_count(), torch.cuda.is_available() and torch.cuda.get_device_name(0), torch.__version__)"
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
     if said[0] == "0":
@@ -220,7 +222,7 @@ def begun(farm: testing.Farm, arguments: argparse.Namespace) -> Check:
     from benchmarks.trainer import peak_tflops
 
     name = " ".join(said[1:-1])
-    check = Check(farm, "cuda", int(said[0]), arguments.steps, peak_tflops(name, "bf16"))
+    check = Check(farm, "cuda", int(said[0]), arguments.steps, arguments.models, peak_tflops(name, "bf16"))
     check.say(f"{said[0]} x {name}, torch {said[-1]}, bf16 peak {check.peak_tflops or 'unknown'} TFLOP/s")
     return check
 

@@ -3,12 +3,14 @@
     python benchmarks/trainer.py                       # CPU: tokens per CPU-second, summed over ranks
     python benchmarks/trainer.py --peers deepspeed olmo   # adds peers, if they are installed
     python benchmarks/trainer.py --device cuda            # GPUs, one per rank, bf16: tokens per second and MFU
+    python benchmarks/trainer.py --device cuda --model 1.3B --peers nanogpt --nanogpt FOLDER    # beside a checkout of nanoGPT
 
-On CPU the model is the one of issue and facts: 4 layers, hidden 256, sequence 256, vocabulary 50304, micro-batch 4, 4096 tokens a step,
-untied, fp32, AdamW with clipping, one thread per rank; on GPU it is GPT-3 126M with sequences of 2048, and contestants that need
-more GPUs than there are stay out. The plain loop is the same model, from ``trainer.models``, with torch's
-own loss and optimizer. Each contestant runs in fresh processes; the first steps are left out and the best step counts, because
-on a shared machine the others say how busy the neighbours are. Rounds alternate between contestants for the same reason.
+On CPU the model has 4 layers, hidden 256, sequence 256, vocabulary 50304, micro-batch 4, 4096 tokens a step,
+untied, fp32, AdamW with clipping, one thread per rank; on GPU it is GPT-3 126M with sequences of 2048 or another (``--model``), and
+contestants that need more GPUs than there are stay out. The plain loop is the same model, from ``trainer.models``, with torch's
+own loss and optimizer. Each contestant runs in fresh processes; the first steps are left out. On a CPU the best step counts, because
+on a shared machine the others say how busy the neighbours are; a GPU is given all steps at once, as in training, and their mean
+counts. Rounds alternate between contestants for the same reason.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ sys.path.insert(0, str(ROOT))
 
 MODELS: dict[str, dict[str, Any]] = {
     "cpu": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 50304, "seq": 256, "tied": False},
-    "cuda": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 2048, "tied": False},
+    "126M": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 2048, "tied": False},
+    "124M": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 1024, "tied": True},
+    "1.3B": {"family": "gpt", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 50304, "seq": 2048, "tied": True},
 }
-BATCHES = {"cpu": (16, 4), "cuda": (64, 8)}
+BATCHES = {"cpu": (16, 4), "126M": (64, 8), "124M": (32, 16), "1.3B": (8, 4)}
 """Sequences of a step and of a micro-batch."""
 WARMUP = {"cpu": 1, "cuda": 3}
 """First steps left out; on GPU blocks are compiled in them."""
@@ -44,7 +48,7 @@ class Contestant:
     """One line of the table. ``target`` is the least share of the plain loop's figure that it should reach."""
 
     name: str
-    kind: str  # ours, plain, deepspeed, olmo
+    kind: str  # ours, plain, nanogpt, deepspeed, olmo
     ranks: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
     target: float | None = None
@@ -59,6 +63,7 @@ OURS = [
 ]
 PLAIN = Contestant("plain PyTorch loop", "plain")
 PEERS = {
+    "nanogpt": [Contestant("nanoGPT, compiled", "nanogpt")],
     "deepspeed": [Contestant(f"deepspeed data=2 ZeRO-{stage}", "deepspeed", 2, {"stage": stage}) for stage in (0, 1, 2, 3)],
     "olmo": [Contestant(f"olmo-core data=2 {way}", "olmo", 2, {"way": way}) for way in ("ddp", "fsdp")],
 }
@@ -69,6 +74,7 @@ PACKAGES = {"deepspeed": ("deepspeed", "deepspeed"), "olmo": ("olmo_core", "ai2-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--model", choices=list(MODELS), help="default: cpu, or 126M on GPU")
     parser.add_argument("--steps", type=int, default=3, help="measured steps per round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="default: fp32 on CPU, bf16 on GPU")
@@ -76,12 +82,16 @@ def main() -> int:
         "--peak-tflops", type=float, help="of one GPU at this precision, for MFU (default: by its name, from conf/hardware)"
     )
     parser.add_argument("--peers", nargs="*", default=[], choices=sorted(PEERS))
+    parser.add_argument("--nanogpt", metavar="FOLDER", type=Path, help="a checkout of nanoGPT, for --peers nanogpt")
     parser.add_argument("--only", help="only contestants whose name contains this, and the plain loop")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return work(json.loads(arguments.worker))
+    arguments.model = arguments.model or {"cpu": "cpu", "cuda": "126M"}[arguments.device]
+    if "nanogpt" in arguments.peers and not (arguments.nanogpt and (arguments.nanogpt / "model.py").is_file()):
+        parser.error("--peers nanogpt needs --nanogpt=FOLDER with its model.py")
     arguments.precision = arguments.precision or {"cpu": "fp32", "cuda": "bf16"}[arguments.device]
     entered = contestants(arguments)
     if arguments.device == "cuda":
@@ -118,7 +128,7 @@ def peak_tflops(device: str, precision: str) -> float | None:
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     found = [PLAIN, *(c for c in OURS if not arguments.only or arguments.only in c.name)]
     for peer in arguments.peers:
-        module, package = PACKAGES[peer]
+        module, package = PACKAGES.get(peer, ("torch", "torch"))
         if importlib.util.find_spec(module) is None:
             print(f"{peer} is not installed: pip install {package}", file=sys.stderr)
         else:
@@ -145,13 +155,14 @@ def compete(entered: list[Contestant], arguments: argparse.Namespace) -> dict[st
 
 def measure(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, float]:
     """Start the ranks of a contestant, each in its own process; their best step together."""
-    device, warmup = arguments.device, WARMUP[arguments.device]
-    steps = warmup + arguments.steps
+    device = arguments.device
+    steps = WARMUP[device] + arguments.steps
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     order = json.dumps(
         {"kind": contestant.kind, "settings": contestant.settings, "steps": steps, "precision": arguments.precision, "device": device}
+        | {"model": arguments.model, "nanogpt": str(arguments.nanogpt)}
     )
     meeting = {"WORLD_SIZE": str(contestant.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common = os.environ | meeting | {"OMP_NUM_THREADS": "1"}
@@ -168,21 +179,22 @@ def measure(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, 
     if any(process.returncode for process in processes):
         raise SystemExit(f"{contestant.name} failed")
     ranks = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
-    tokens = BATCHES[device][0] * int(MODELS[device]["seq"])
-    cpu = min(sum(rank["cpu"][step] for rank in ranks) for step in range(warmup, steps))
-    wall = min(max(rank["wall"][step] for rank in ranks) for step in range(warmup, steps))
+    tokens = BATCHES[arguments.model][0] * int(MODELS[arguments.model]["seq"])
+    cpu = min(map(sum, zip(*(rank["cpu"] for rank in ranks))))
+    wall = min(map(max, zip(*(rank["wall"] for rank in ranks))))
     if device == "cpu":
         return {"tokens_per_cpu_s": tokens / cpu, "tokens_per_s": tokens / wall}
     rates = {"tokens_per_gpu_s": tokens / wall / contestant.ranks, "tokens_per_s": tokens / wall}
-    return rates | ({"mfu": flops_per_step() / wall / contestant.ranks / arguments.peak_tflops / 1e12} if arguments.peak_tflops else {})
+    tflops = flops_per_step(arguments.model) / wall / contestant.ranks / 1e12
+    return rates | ({"mfu": tflops / arguments.peak_tflops} if arguments.peak_tflops else {})
 
 
-def flops_per_step() -> float:
+def flops_per_step(model: str) -> float:
     """Model FLOPs of a step on GPU, as ``trainer.spec.flops`` counts them."""
     from trainer.spec import ModelConfig, from_dict, resolve_model
     from trainer.spec.flops import model_flops
 
-    return model_flops(resolve_model(from_dict(ModelConfig, MODELS["cuda"])), BATCHES["cuda"][0])
+    return model_flops(resolve_model(from_dict(ModelConfig, MODELS[model])), BATCHES[model][0])
 
 
 COLUMNS = {
@@ -210,22 +222,34 @@ BACKEND = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def work(order: dict[str, Any]) -> int:
-    """Time every step of one rank; seconds of CPU and of the clock, as JSON on the last line."""
+    """Time the steps of one rank after the first; seconds of CPU and of the clock, as JSON on the last line."""
     import torch
 
     torch.set_num_threads(1)
     device = device_of(order)
-    step = {"ours": ours, "plain": plain, "deepspeed": deepspeed, "olmo": olmo}[order["kind"]](order)
-    cpu, wall = [], []
-    for number in range(order["steps"]):
-        start_cpu, start_wall = time.process_time(), time.perf_counter()
+    step = {"ours": ours, "plain": plain, "nanogpt": nanogpt, "deepspeed": deepspeed, "olmo": olmo}[order["kind"]](order)
+    warmup = WARMUP[order["device"]]
+    for number in range(warmup):
         step(number)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        cpu.append(time.process_time() - start_cpu)
-        wall.append(time.perf_counter() - start_wall)
+    at_once = order["steps"] - warmup if device.type == "cuda" else 1
+    cpu, wall = [], []
+    for first in range(warmup, order["steps"], at_once):
+        synchronize(device)
+        start_cpu, start_wall = time.process_time(), time.perf_counter()
+        for number in range(first, first + at_once):
+            step(number)
+        synchronize(device)
+        cpu.append((time.process_time() - start_cpu) / at_once)
+        wall.append((time.perf_counter() - start_wall) / at_once)
     print(json.dumps({"cpu": cpu, "wall": wall}), flush=True)
     return 0
+
+
+def synchronize(device: Any) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def device_of(order: dict[str, Any]) -> Any:
@@ -237,10 +261,10 @@ def device_of(order: dict[str, Any]) -> Any:
 def run_config(order: dict[str, Any]) -> Any:
     from trainer.spec import TrainConfig, from_dict, resolve
 
-    device = order["device"]
-    global_batch, micro_batch = BATCHES[device]
+    device, model = order["device"], order["model"]
+    global_batch, micro_batch = BATCHES[model]
     data = {
-        "model": MODELS[device],
+        "model": MODELS[model],
         "layout": {"micro_batch": micro_batch} | order["settings"],
         "data": {"kind": "synthetic"},
         "run": {"steps": order["steps"], "warmup_steps": WARMUP[device], "global_batch": global_batch, "precision": order["precision"]},
@@ -257,7 +281,14 @@ def ours(order: dict[str, Any]) -> Callable[[int], Any]:
     config, place = run_config(order), discover(os.environ)
     world = World(place.rank, place.world_size, device_of(order), place.address, place.port, 300.0)
     engine = Engine(config, world, open_dataset(config.data, config.model, config.run.seed))
-    return engine.step
+    queued: list[Any] = []
+
+    def step(number: int) -> None:
+        queued.append(engine.queue(number))
+        if len(queued) > engine.reads_late:  # as trainer.loop does
+            engine.read(queued.pop(0))
+
+    return step
 
 
 def plain(order: dict[str, Any]) -> Callable[[int], Any]:
@@ -270,7 +301,7 @@ def plain(order: dict[str, Any]) -> Callable[[int], Any]:
     if order["device"] == "cuda":
         model = torch.compile(model)
     half = torch.autocast(order["device"], torch.bfloat16, enabled=order["precision"] == "bf16")
-    size = BATCHES[order["device"]][1]
+    size = BATCHES[order["model"]][1]
     parts = config.run.global_batch // size
 
     def step(number: int) -> None:
@@ -287,11 +318,48 @@ def plain(order: dict[str, Any]) -> Callable[[int], Any]:
     return step
 
 
+def nanogpt(order: dict[str, Any]) -> Callable[[int], Any]:
+    """nanoGPT's model and optimizer, compiled, with the steps of its ``train.py``."""
+    import torch
+
+    sys.path.insert(0, order["nanogpt"])
+    from model import GPT, GPTConfig
+
+    config, device = run_config(order), device_of(order)
+    shape, size = config.model, BATCHES[order["model"]][1]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    sizes = {"block_size": shape.seq, "vocab_size": shape.vocab, "n_layer": shape.layers, "n_head": shape.heads, "n_embd": shape.hidden}
+    network = GPT(GPTConfig(**sizes, dropout=0.0, bias=True)).to(device)
+    optimizer = network.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
+    compiled, dataset = torch.compile(network), plain_dataset(config)
+    half = torch.autocast(device.type, torch.bfloat16, enabled=order["precision"] == "bf16")
+    parts = config.run.global_batch // size
+
+    def step(number: int) -> None:
+        for micro_batch in range(parts):
+            rows = torch.from_numpy(dataset.batch(number * config.run.global_batch + micro_batch * size, size))
+            if device.type == "cuda":
+                rows = rows.pin_memory().to(device, non_blocking=True)
+            with half:
+                _, loss = compiled(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+            (loss / parts).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def plain_dataset(config: Any) -> Any:
+    from trainer.data import open_dataset
+
+    return open_dataset(config.data, config.model, config.run.seed)
+
+
 def plain_parts(order: dict[str, Any]) -> tuple[Any, Any, Callable[[int, int, int], Any]]:
     """Configuration, the plain model with initial weights, and rows [s + 1, b] of a step."""
     import torch
 
-    from trainer.data import open_dataset
     from trainer.models.layers import Part
     from trainer.models.transformer import Transformer
 
@@ -302,7 +370,7 @@ def plain_parts(order: dict[str, Any]) -> tuple[Any, Any, Callable[[int, int, in
         if isinstance(part, Part):
             for name, init in part.inits.items():
                 torch.nn.init.normal_(getattr(part, name), init.value, init.std)
-    dataset = open_dataset(config.data, config.model, config.run.seed)
+    dataset = plain_dataset(config)
 
     def rows(step: int, start: int, count: int) -> Any:
         first = step * config.run.global_batch + start
@@ -318,7 +386,7 @@ def deepspeed(order: dict[str, Any]) -> Callable[[int], Any]:
     import torch.nn.functional as F
 
     ds.init_distributed(dist_backend=BACKEND[order["device"]])
-    size = BATCHES[order["device"]][1]
+    size = BATCHES[order["model"]][1]
     config, model, batch = plain_parts(order | {"settings": {"data": int(os.environ["WORLD_SIZE"])}})
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     parts = config.run.global_batch // size // world
@@ -367,7 +435,7 @@ def olmo(order: dict[str, Any]) -> Callable[[int], Any]:
         name=DataParallelType(order["settings"]["way"]), param_dtype=parameters, reduce_dtype=DType.float32
     )
     module = TransformerTrainModuleConfig(
-        rank_microbatch_size=BATCHES[order["device"]][1] * config.model.seq,
+        rank_microbatch_size=BATCHES[order["model"]][1] * config.model.seq,
         max_sequence_length=config.model.seq,
         optim=AdamWConfig(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95)),
         max_grad_norm=1.0,

@@ -86,6 +86,7 @@ class TokenBatch:
     weight: float  # of one token in the loss, times the loss scale
     columns: int  # of this rank's logits, without padding
     chunk_mb: float  # logits at once
+    fused: bool  # the loss of them, by compiled kernels
     packed: bool  # rows hold several texts each
     shares: Tensor | None = None  # [micro-batches, b]: what a target of each row counts, where tasks are tuned at once
     tasks: int = 1  # in the global batch
@@ -108,7 +109,7 @@ class TokenBatch:
         """The head, and what its logits are compared with."""
         assert self.rows is not None and isinstance(head, ColumnLinear)
         weight = self.weight if self.shares is None else self.weight * self.shares[micro_batch]
-        return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb)
+        return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb, self.fused)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         texts = Texts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
@@ -299,7 +300,8 @@ class Engine:
         here = None if rows is None else rows.to(self.device, non_blocking=True)
         first, weight = self.groups.at.data * self.micro_batches * size, self.scale.value / self.tokens_per_step
         chunk = self.config.run.loss_chunk_mb or LOSS_CHUNK_MB[self.device.type]
-        return TokenBatch(here, step, first, size, weight, self._vocabulary_width(), chunk, self.config.data.pack)
+        fused = compiles(self.config.run.compile, self.device)
+        return TokenBatch(here, step, first, size, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack)
 
     def _with_task(self, rows: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """``rows`` [count, s + 1] behind the places of virtual tokens, where tokens name the task of each row: that which stands before it

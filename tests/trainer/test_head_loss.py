@@ -14,7 +14,7 @@ from trainer.data import open_dataset
 from trainer.engine import Engine
 from trainer.pipeline.runtime import PipelineRuntime
 from trainer.spec import Action, TrainConfig, from_dict, resolve
-from trainer.tensor.cross_entropy import chunk_height
+from trainer.tensor.cross_entropy import Targets, _cross_entropy, chunk_height
 from trainer.testing import Farm
 
 VOCAB, TOKENS = 101, 32
@@ -99,6 +99,25 @@ def test_losses_do_not_depend_on_the_chunks(farm: Farm, layout: dict[str, Any]) 
     )
     assert chunks["losses"] == pytest.approx(whole["losses"], rel=1e-12)
     assert chunks["grad_norms"] == pytest.approx(whole["grad_norms"], rel=1e-12)
+
+
+@pytest.mark.parametrize("present", [1, 13, 16])
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
+def test_compiled_kernels_have_the_losses_and_gradients_of_the_others(present: int, dtype: torch.dtype, off: float) -> None:
+    """Of logits whose last columns are padding; targets that are on another rank, or none. Chunks of two sizes."""
+    alone = World(0, 1, torch.device("cpu"), "", 0, 10.0).make_group("alone", [0])
+    for n in (5, 1):
+        rows = torch.randn(n, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).mul(30).to(dtype)
+        wanted = torch.tensor([0, -1, max(present - 1, 0), 40, 7 % max(present, 1)])[:n]
+        plain, fused = (_gradient(rows.clone(), wanted, present, alone, way) for way in (False, True))
+        torch.testing.assert_close(fused[0], plain[0], rtol=max(off, 1e-6) if dtype != torch.float64 else off, atol=0)
+        torch.testing.assert_close(fused[1], plain[1], rtol=0, atol=off)
+
+
+def _gradient(rows: torch.Tensor, wanted: torch.Tensor, present: int, group: Any, fused: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = (wanted >= 0).to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
+    loss = _cross_entropy(rows, wanted, weights, Targets(wanted, 1.0, present, 1.0, fused), group, gradient=True)
+    return loss, rows
 
 
 def test_gpipe_keeps_no_logits_of_its_micro_batches(farm: Farm) -> None:

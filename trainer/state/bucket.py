@@ -15,6 +15,7 @@ The arrival of a bucket's last gradient starts its collectives, in the same orde
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,9 +79,11 @@ class ParameterSlot:
 class FlatBucket:
     """The state of some parameters in flat buffers of ``numel`` elements, of which this rank keeps three nested ranges."""
 
-    def __init__(self, plan: Bucket, members: dict[str, Member], common: Common):
+    def __init__(self, plan: Bucket, members: dict[str, Member], common: Common, complete: Callable[[], None] = lambda: None):
+        """``complete`` adds gradients that have arrived and are not yet in their buffer."""
         self.plan, self.numel, self.levels, self.precision = plan, plan.numel, common.levels, common.precision
         self.pool, self.chain = common.pool, common.chain
+        self.complete = complete
         self.slots = [ParameterSlot(members[slot.name], slot.start) for slot in plan.slots]
         self.ranges = {s: common.factors.shard(s, common.data_index, plan.numel) for s in ("params", "grads", "optimizer")}
         self._make_parameters(sharded=common.factors.params > 1)
@@ -198,6 +201,7 @@ class FlatBucket:
             self.flushes += 1
             self.flushes_left -= 1
             self.missing = sum(slot.arrived < self._due(slot) for slot in self.slots)
+            self.complete()
             for _ in range(self.users):
                 self.reshard()
             self.chain.start(self._reduction(last=self.flushes_left == 0))

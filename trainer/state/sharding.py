@@ -41,6 +41,40 @@ def _add_product(view: Tensor, fresh: bool, left: Tensor, right: Tensor) -> None
         view.addmm_(left.t(), right)
 
 
+SMALL = 1 << 16
+"""Elements of a gradient that waits for others, to be added together with them: those of biases and norms, whose launch takes longer."""
+
+
+class Waiting:
+    """Small gradients that have arrived and are still to be added, all in a few launches."""
+
+    def __init__(self) -> None:
+        self.parts: dict[ParameterSlot, tuple[Tensor, bool, Tensor]] = {}  # where to, whether they overwrite it, and the gradient
+
+    def add(self) -> None:
+        """Add all that wait."""
+        for first in (True, False):
+            parts = [(view, gradient) for view, fresh, gradient in self.parts.values() if fresh is first]
+            for dtype in {gradient.dtype for _, gradient in parts}:
+                views = [view for view, gradient in parts if gradient.dtype == dtype]
+                gradients = [gradient for _, gradient in parts if gradient.dtype == dtype]
+                if first:
+                    torch._foreach_copy_(views, gradients)
+                else:
+                    torch._foreach_add_(views, _as(views, gradients))
+        self.parts.clear()
+
+
+def _as(views: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """``gradients`` in the type of ``views``: sums of two types are added one by one."""
+    if views[0].dtype == gradients[0].dtype:
+        return gradients
+    flat = views[0].new_empty(sum(view.numel() for view in views))
+    wide = [part.view(view.shape) for part, view in zip(flat.split([view.numel() for view in views]), views)]
+    torch._foreach_copy_(wide, gradients)
+    return wide
+
+
 Deferred = list[tuple[Callable[[], None], list[object]]]
 """Weight-gradient work that a schedule defers, with the trackers of the tensors that it keeps alive."""
 
@@ -55,6 +89,7 @@ class ShardedState:
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
         self.slots: dict[nn.Parameter, tuple[FlatBucket, ParameterSlot]] = {}
+        self.waiting = Waiting()
         self.deferred: Deferred | None = None
         self.arriving: Callable[[str, Tensor], object] | None = None  # called with (name, sum so far) for each gradient
         self.counted: Callable[[Tensor], object] | None = None  # tracks the bytes of a tensor that deferred work keeps alive
@@ -90,7 +125,7 @@ class ShardedState:
     def make(self) -> None:
         """Allocate what was planned."""
         for plan, members, common in self.plans:
-            self._add(FlatBucket(plan, members, common), members)
+            self._add(FlatBucket(plan, members, common, self.waiting.add), members)
 
     def _add(self, bucket: FlatBucket, members: dict[str, Member]) -> None:
         self.buckets.append(bucket)
@@ -126,13 +161,18 @@ class ShardedState:
             self.add(parameter, gradient)
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        bucket, slot = self.slots[parameter]
-        view, fresh = bucket.buffer(slot)
-        if fresh:
-            view.copy_(gradient)
-        else:
-            view.add_(gradient)
+        bucket, slot, view, fresh = self._place(parameter)
+        self.waiting.parts[slot] = view, fresh, gradient
+        if gradient.numel() > SMALL or self.arriving is not None:
+            self.waiting.add()
         self._arrived(bucket, slot, view)
+
+    def _place(self, parameter: nn.Parameter) -> tuple[FlatBucket, ParameterSlot, Tensor, bool]:
+        """Where a gradient goes, and whether it overwrites what is there."""
+        bucket, slot = self.slots[parameter]
+        if slot in self.waiting.parts:
+            self.waiting.add()
+        return bucket, slot, *bucket.buffer(slot)
 
     def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         self.add_products(parameter, [(left, right)])
@@ -140,13 +180,12 @@ class ShardedState:
     def add_products(self, parameter: nn.Parameter, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         bucket, slot = self.slots[parameter]
         for left, right in pairs:
-            view, fresh = bucket.buffer(slot)
+            _, _, view, fresh = self._place(parameter)
             _add_product(view.view(-1, right.shape[-1]), fresh, left, right)
         self._arrived(bucket, slot, view)
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
-        bucket, slot = self.slots[parameter]
-        view, fresh = bucket.buffer(slot)
+        bucket, slot, view, fresh = self._place(parameter)
         if fresh:
             view.zero_()
         view.index_add_(0, rows, gradient.to(view.dtype))

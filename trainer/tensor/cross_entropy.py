@@ -9,8 +9,9 @@ has its value once backward has begun.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Targets:
     weight: float | Tensor  # of each in the loss; [b] where rows differ
     present: int  # columns of this rank's logits that are not padding
     chunk_mb: float  # logits at once, in MiB of 4-byte numbers
+    fused: bool = False  # by compiled kernels
 
     def weights(self, dtype: torch.dtype) -> Tensor:
         """What each token counts in the loss, [s b]."""
@@ -127,7 +129,7 @@ def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> 
     for first in range(0, len(rows), height):
         part = slice(first, min(first + height, len(rows)))
         logits = torch.mm(rows[part], head.weight.t(), out=buffer[: part.stop - first])
-        loss = _cross_entropy(logits, wanted[part], weights[part], targets.present, head.region.group, gradient)
+        loss = _cross_entropy(logits, wanted[part], weights[part], targets, head.region.group, gradient)
         yield _Chunk(loss, part, rows[part], logits)
     del held
 
@@ -142,7 +144,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _cross_entropy(rows: Tensor, wanted: Tensor, weights: Tensor, present: int, group: Group, gradient: bool) -> Tensor:
+def _cross_entropy(rows: Tensor, wanted: Tensor, weights: Tensor, targets: Targets, group: Group, gradient: bool) -> Tensor:
     """The loss of logits [n, V_local] and targets [n] with weights [n]. The logits are overwritten, by their gradient if asked for.
 
     Each rank exponentiates relative to its own maximum, in one pass over its logits. Then a MAX and a SUM of two numbers per
@@ -151,17 +153,42 @@ def _cross_entropy(rows: Tensor, wanted: Tensor, weights: Tensor, present: int, 
     column, absent = _local_targets(wanted, rows.shape[1], group.index)
     wide = _wide(rows.dtype)
     target = rows.gather(1, column).squeeze(1).to(wide).masked_fill_(absent, 0)
-    top, total = _exponentiate(rows, present, wide)
+    if targets.fused:
+        top, total = _compiled(_reduced)(rows, targets.present, wide)
+    else:
+        top, total = _exponentiate(rows, targets.present, wide)
     highest = top.clone()
     group.all_reduce(highest, MAX).wait()
     share = torch.exp(top - highest)
     sums = torch.stack((total * share, target))
     group.all_reduce(sums).wait()
     total, target = sums
-    if gradient:
+    if gradient and targets.fused:
+        _compiled(_into_gradient)(rows, targets.present, highest, weights / total, column, weights.masked_fill(absent, 0))
+    elif gradient:
         _scale_rows(rows, share * weights / total)
         rows.scatter_add_(1, column, weights.masked_fill(absent, 0).neg().to(rows.dtype).unsqueeze(1))
     return ((torch.log(total) + highest - target) * weights).sum()
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, fullgraph=not torch._dynamo.config.suppress_errors)  # ``run.compile_fallback``, as in blocks
+
+
+def _reduced(rows: Tensor, present: int, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Maxima of rows [n, V] and sums of ``exp(row - max)``, [n] each, in ``wide``. Padding counts nothing."""
+    logits = rows.to(wide).masked_fill(torch.arange(rows.shape[1], device=rows.device) >= present, float("-inf"))
+    top = logits.amax(1).clamp_min(torch.finfo(wide).min)
+    return top, (logits - top.unsqueeze(1)).exp().sum(1)
+
+
+def _into_gradient(rows: Tensor, present: int, highest: Tensor, scale: Tensor, column: Tensor, weights: Tensor) -> None:
+    """Replace rows [n, V] by ``exp(row - highest) scale``, less ``weights`` [n] in ``column`` [n, 1]; padding by 0."""
+    columns = torch.arange(rows.shape[1], device=rows.device)
+    values = (rows.to(scale.dtype) - highest.unsqueeze(1)).exp() * scale.unsqueeze(1)
+    values = values - torch.where(columns == column, weights.unsqueeze(1), 0.0)
+    rows.copy_(values.masked_fill(columns >= present, 0.0))
 
 
 def _local_targets(targets: Tensor, width: int, index: int) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,15 @@ Eagerly a layer is an autograd function (``trainer.tensor.layers``). In a traced
 collectives and its gradient buffers are nothing that a compiler has to follow. An operation finds its layer by a number and its micro-batch
 by a stamp, both tensors on the CPU: so all blocks are one graph. Its backward runs for the sake of an empty tensor, ``due``: otherwise a
 layer whose input needs no gradient would be taken for one without effect.
+
+They are defined as plain operations: ``torch.library.custom_op`` would look at every call for what they promise not to do, which takes a
+host as long as to start three kernels.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -24,6 +28,22 @@ NO_STAMP = torch.zeros(2, dtype=torch.int64)
 """Of layers to which micro-batches are alike."""
 
 
+OPERATIONS = torch.library.Library("trireme", "FRAGMENT")
+
+
+def defined(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function the operation of that schema, which changes none of its inputs and returns none of them."""
+
+    def define(function: Callable[..., Any]) -> Callable[..., Any]:
+        OPERATIONS.define(schema)
+        name = schema.split("(")[0]
+        OPERATIONS.impl(name, function, "CompositeExplicitAutograd")
+        operation: Callable[..., Any] = getattr(torch.ops.trireme, name).default
+        return operation
+
+    return define
+
+
 def numbered(layer: object) -> Tensor:
     """A number for ``layer``, on the CPU whatever the default device is."""
     number = next(NUMBERS)
@@ -36,19 +56,19 @@ def due(layer: nn.Module) -> Tensor:
     return DUE[any(parameter.requires_grad for parameter in layer.parameters())]
 
 
-@torch.library.custom_op("trireme::multiply", mutates_args=())
+@defined("multiply(Tensor x, Tensor due, Tensor number, Tensor stamp, SymInt[] shape, SymInt[] inner) -> (Tensor, Tensor)")
 def multiply(x: Tensor, due: Tensor, number: Tensor, stamp: Tensor, shape: list[int], inner: list[int]) -> tuple[Tensor, Tensor]:
     """Output of the linear layer ``number``, and the inner activation of its low-rank product: of ``shape`` and ``inner`` ([0]: none)."""
     y, low = LAYERS[int(number)].compute(x)
     return y, x.new_empty(0) if low is None else low
 
 
-@multiply.register_fake
+@torch.library.register_fake("trireme::multiply", lib=OPERATIONS)
 def _(x: Tensor, due: Tensor, number: Tensor, stamp: Tensor, shape: list[int], inner: list[int]) -> tuple[Tensor, Tensor]:
     return x.new_empty(shape), x.new_empty(inner)
 
 
-@torch.library.custom_op("trireme::multiply_backward", mutates_args=())
+@defined("multiply_backward(Tensor dy, Tensor x, Tensor inner, Tensor number, Tensor stamp, SymInt[] shape) -> (Tensor, Tensor)")
 def multiply_backward(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
     """Gradient of the input, of ``shape`` ([0]: not wanted), and an empty one for ``due``. Weight gradients go where they belong."""
     layer = LAYERS[int(number)]
@@ -58,7 +78,7 @@ def multiply_backward(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stam
     return dy.new_empty(0) if dx is None else dx, torch.empty(0)
 
 
-@multiply_backward.register_fake
+@torch.library.register_fake("trireme::multiply_backward", lib=OPERATIONS)
 def _(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
     return dy.new_empty(shape), torch.empty(0)
 
@@ -79,10 +99,10 @@ def _differentiate(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]
     return dx if ctx.needs_input_grad[0] else None, nothing if ctx.needs_input_grad[1] else None, None, None, None, None
 
 
-torch.library.register_autograd("trireme::multiply", _differentiate, setup_context=_save)
+torch.library.register_autograd("trireme::multiply", _differentiate, setup_context=_save, lib=OPERATIONS)
 
 
-@torch.library.custom_op("trireme::kept", mutates_args=())
+@defined("kept(Tensor x, Tensor number, Tensor stamp) -> Tensor")
 def kept(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
     """The elements of x that the dropout layer ``number`` keeps in the micro-batch of ``stamp``."""
     layer = LAYERS[int(number)]
@@ -90,6 +110,6 @@ def kept(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
         return layer.kept(x).contiguous()  # type: ignore[no-any-return]
 
 
-@kept.register_fake
+@torch.library.register_fake("trireme::kept", lib=OPERATIONS)
 def _(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=torch.bool, device=x.device)
