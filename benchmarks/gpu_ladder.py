@@ -64,6 +64,7 @@ class Check:
     gpus: int
     steps: int
     models: list[str]
+    rungs: list[str]
     peak_tflops: float | None
     lines: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -127,7 +128,7 @@ def ladder(check: Check) -> None:
     """Every rung for every model: one line and one row each."""
     for name, model in ({"small": SMALL} if check.device == "cpu" else {name: MODELS[name] for name in check.models}).items():
         batch, micro_batch = BATCHES.get(name, (4, 2))
-        for rung, change in RUNGS.items():
+        for rung, change in ((rung, RUNGS[rung]) for rung in check.rungs):
             run = {"steps": check.steps + 3, "warmup_steps": 3, "global_batch": batch} | change["run"]
             try:
                 result = check.train(
@@ -190,6 +191,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="of the ladder")
+    parser.add_argument("--rungs", nargs="*", default=list(RUNGS), choices=list(RUNGS), help="of the ladder")
     parser.add_argument("--steps", type=int, default=10, help="measured steps of a rung")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of steps.csv and report.txt")
     arguments = parser.parse_args()
@@ -212,7 +214,7 @@ def main() -> int:
 def begun(farm: testing.Farm, arguments: argparse.Namespace) -> Check:
     """Of what machine. The parent never touches CUDA: its children are forked."""
     if arguments.device == "cpu":
-        return Check(farm, "cpu", 2, arguments.steps, [], None)
+        return Check(farm, "cpu", 2, arguments.steps, [], arguments.rungs, None)
     asked = "import torch; print(torch.cuda.device_count(), torch.cuda.is_available() and torch.cuda.get_device_name(0), torch.__version__)"
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
     if said[0] == "0":
@@ -222,7 +224,7 @@ def begun(farm: testing.Farm, arguments: argparse.Namespace) -> Check:
     from benchmarks.trainer import peak_tflops
 
     name = " ".join(said[1:-1])
-    check = Check(farm, "cuda", int(said[0]), arguments.steps, arguments.models, peak_tflops(name, "bf16"))
+    check = Check(farm, "cuda", int(said[0]), arguments.steps, arguments.models, arguments.rungs, peak_tflops(name, "bf16"))
     check.say(f"{said[0]} x {name}, torch {said[-1]}, bf16 peak {check.peak_tflops or 'unknown'} TFLOP/s")
     return check
 

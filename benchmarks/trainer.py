@@ -16,6 +16,7 @@ counts. Rounds alternate between contestants for the same reason.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -281,6 +282,7 @@ def ours(order: dict[str, Any]) -> Callable[[int], Any]:
     config, place = run_config(order), discover(os.environ)
     world = World(place.rank, place.world_size, device_of(order), place.address, place.port, 300.0)
     engine = Engine(config, world, open_dataset(config.data, config.model, config.run.seed))
+    gc.disable()  # between steps, as in trainer.loop
     queued: list[Any] = []
 
     def step(number: int) -> None:

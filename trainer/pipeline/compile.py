@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch._inductor.config
 from torch import nn
 
 from trainer.pipeline.recompute import Recomputed
@@ -22,6 +23,8 @@ def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool
     if not compiles(enabled, device):
         return
     torch._dynamo.config.suppress_errors = falls_back
+    # Compiled code would look at the sizes of each tensor that it gets: fifty times a block, as long as eight launches. A CPU's still does.
+    torch._inductor.config.size_asserts = device.type != "cuda"
     for block in blocks.values():
         for root in {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}:
             root.forward = torch.compile(root.forward, fullgraph=not falls_back, dynamic=False)  # type: ignore[method-assign]

@@ -71,6 +71,7 @@ class ParameterSlot:
         self.start, self.stop = start, start + member.record.local_numel
         self.arrived = 0
         self.fresh = True  # the next gradient overwrites the buffer
+        self.place: tuple[Tensor, Tensor] | None = None  # the buffer of its last gradient, and its view of it
 
     def view(self, buffer: Tensor) -> Tensor:
         return buffer[self.start : self.stop].view(self.record.local_shape)
@@ -189,8 +190,10 @@ class FlatBucket:
             self.partial = self.pool.take("gradients", self.numel, self.precision.master)
             for other in self.slots:
                 other.fresh = True
+        if slot.place is None or slot.place[0] is not self.partial:
+            slot.place = self.partial, slot.view(self.partial)
         fresh, slot.fresh = slot.fresh, False
-        return slot.view(self.partial), fresh
+        return slot.place[1], fresh
 
     def arrive(self, slot: ParameterSlot) -> None:
         """Count one gradient of ``slot``; start the reduction after the last one."""

@@ -225,7 +225,7 @@ class ColumnLinear(ShardedLinear):
         if self.low is not None:
             inner = self.low.inner(whole)
             self.low.add_to(y, inner)
-        return y.unflatten(-1, self.weight.shape[:-1]), inner
+        return y if self.weight.dim() == 2 else y.unflatten(-1, self.weight.shape[:-1]), inner
 
     def differentiate(
         self, dy: Tensor, x: Tensor | None, inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None
@@ -323,7 +323,7 @@ class ShardedPositionEmbedding(nn.Module):
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    return weight.flatten(0, -2)
+    return weight if weight.dim() == 2 else weight.flatten(0, -2)  # a view costs the host what a launch does
 
 
 class _Linear(torch.autograd.Function):
