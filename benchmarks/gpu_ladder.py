@@ -63,9 +63,9 @@ class Check:
     device: str
     gpus: int
     steps: int
-    models: list[str]
-    rungs: list[str]
     peak_tflops: float | None
+    models: list[str] = field(default_factory=lambda: list(MODELS))  # of the ladder
+    rungs: list[str] = field(default_factory=lambda: list(RUNGS))
     lines: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     failed: int = 0
@@ -214,7 +214,7 @@ def main() -> int:
 def begun(farm: testing.Farm, arguments: argparse.Namespace) -> Check:
     """Of what machine. The parent never touches CUDA: its children are forked."""
     if arguments.device == "cpu":
-        return Check(farm, "cpu", 2, arguments.steps, [], arguments.rungs, None)
+        return Check(farm, "cpu", 2, arguments.steps, None, [], arguments.rungs)
     asked = "import torch; print(torch.cuda.device_count(), torch.cuda.is_available() and torch.cuda.get_device_name(0), torch.__version__)"
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
     if said[0] == "0":
@@ -224,7 +224,7 @@ def begun(farm: testing.Farm, arguments: argparse.Namespace) -> Check:
     from benchmarks.trainer import peak_tflops
 
     name = " ".join(said[1:-1])
-    check = Check(farm, "cuda", int(said[0]), arguments.steps, arguments.models, arguments.rungs, peak_tflops(name, "bf16"))
+    check = Check(farm, "cuda", int(said[0]), arguments.steps, peak_tflops(name, "bf16"), arguments.models, arguments.rungs)
     check.say(f"{said[0]} x {name}, torch {said[-1]}, bf16 peak {check.peak_tflops or 'unknown'} TFLOP/s")
     return check
 

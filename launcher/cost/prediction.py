@@ -124,7 +124,7 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerPr
     if not trainer.embedded:
         return profile(trainer.on_newer_devices) if trainer.on_newer_devices and device.legacy_kernel_factor < 1 else trainer
     compiled = not device.host if run.compile is None else run.compile  # as trainer.pipeline.compile decides
-    kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager")
+    kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager", fused_loss=compiled)
     chunk = run.loss_chunk_mb or LOSS_CHUNK_MB["cpu" if device.host else "cuda"]
     memory = replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20, logit_chunk_bytes=chunk * 2**20)
     numbers = replace(trainer.numbers, optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0))
