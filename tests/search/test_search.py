@@ -396,14 +396,17 @@ def test_nothing_that_fits_is_a_plain_error(tmp_path: Path) -> None:
 
 
 def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Path) -> None:
+    """Of layouts that no trial resembles nothing is learnt, so here all are slower than predicted by the same factor."""
+
+    def even(config: TrainConfig) -> float:
+        return truth(config) / 1.3 ** float(np.log2(config.layout.tensor))
+
     candidates = prepared(tmp_path)
-    found: SearchOutcome = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
+    found: SearchOutcome = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", even)))
     report = json.loads(json.dumps(command.document("demo", candidates, found, 1000, None), allow_nan=False))
     assert report["trials"] == len(found.trials) and report["layouts"] == 1000
     assert [row["step_time_s"] for row in report["ranking"]] == sorted(row["step_time_s"] for row in report["ranking"])
-    grid = sum(
-        truth(resolve(candidates.trial_config(SearchTrial(i, True, None))).train_config()) for i in range(len(candidates.candidates))
-    )
+    grid = sum(even(resolve(candidates.trial_config(SearchTrial(i, True, None))).train_config()) for i in range(len(candidates.candidates)))
     assert report["grid_gpu_hours"] == pytest.approx(grid * BASE.run.steps * 8 / 3600, rel=0.3)
 
 
