@@ -129,8 +129,8 @@ def peak_tflops(device: str, precision: str) -> float | None:
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     found = [PLAIN, *(c for c in OURS if not arguments.only or arguments.only in c.name)]
     for peer in arguments.peers:
-        module, package = PACKAGES.get(peer, ("torch", "torch"))
-        if importlib.util.find_spec(module) is None:
+        module, package = PACKAGES.get(peer, ("", ""))
+        if module and importlib.util.find_spec(module) is None:
             print(f"{peer} is not installed: pip install {package}", file=sys.stderr)
         else:
             found += PEERS[peer]

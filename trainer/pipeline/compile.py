@@ -23,7 +23,7 @@ def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool
     if not compiles(enabled, device):
         return
     torch._dynamo.config.suppress_errors = falls_back
-    # Compiled code would look at the sizes of each tensor that it gets: fifty times a block, as long as eight launches. A CPU's still does.
+    # Compiled code would look at the sizes of each tensor that it gets: fifty times a block, a twelfth of its host's time. A CPU's does.
     torch._inductor.config.size_asserts = device.type != "cuda"
     for block in blocks.values():
         for root in {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}:

@@ -80,7 +80,7 @@ class ParameterSlot:
 class FlatBucket:
     """The state of some parameters in flat buffers of ``numel`` elements, of which this rank keeps three nested ranges."""
 
-    def __init__(self, plan: Bucket, members: dict[str, Member], common: Common, complete: Callable[[], None] = lambda: None):
+    def __init__(self, plan: Bucket, members: dict[str, Member], common: Common, complete: Callable[[], None]):
         """``complete`` adds gradients that have arrived and are not yet in their buffer."""
         self.plan, self.numel, self.levels, self.precision = plan, plan.numel, common.levels, common.precision
         self.pool, self.chain = common.pool, common.chain

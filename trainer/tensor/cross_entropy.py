@@ -4,6 +4,9 @@ Forward only keeps the head's input. Where backward starts, chunk after chunk of
 place, and from that the gradients of input and weight (the weight's later, if the schedule says so and one chunk has all tokens). So no
 product is computed twice, a schedule that runs many forwards first keeps no logits of them, and the head's input is gathered once. The loss
 has its value once backward has begun.
+
+Where blocks are compiled, two compiled kernels read the logits, of which one writes their gradient. Otherwise blocks of logits that fit
+into the cache are worked on.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ class ShardedPositionEmbedding(nn.Module):
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    return weight if weight.dim() == 2 else weight.flatten(0, -2)  # a view costs the host what a launch does
+    return weight if weight.dim() == 2 else weight.flatten(0, -2)  # no view where none is needed: it takes the host time
 
 
 class _Linear(torch.autograd.Function):

@@ -5,8 +5,8 @@ collectives and its gradient buffers are nothing that a compiler has to follow. 
 by a stamp, both tensors on the CPU: so all blocks are one graph. Its backward runs for the sake of an empty tensor, ``due``: otherwise a
 layer whose input needs no gradient would be taken for one without effect.
 
-They are defined as plain operations: ``torch.library.custom_op`` would look at every call for what they promise not to do, which takes a
-host as long as to start three kernels.
+They are defined as plain operations: ``torch.library.custom_op`` would look at every call for what they promise not to do, which took a
+tenth of a block's time on the host.
 """
 
 from __future__ import annotations
