@@ -128,7 +128,7 @@ def collectives_started(case: Case) -> ForwardBackward:
 COLLECTIVE_CALLS = 5
 """Calls of the driver by which PyTorch starts a collective: an event recorded and waited for before it, the kernel, and the same after it
 (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: syncStream, collective, WorkNCCL::synchronizeStream)."""
-MEASURED_LAUNCHES = 1.7 * 3 * 40
+MEASURED_LAUNCHES = 1.4 * 3 * 40
 """What a block of this project's trainer takes its host, both ways, in kernel launches of plain PyTorch (``benchmarks.host_work``): what
 ``trireme doctor`` times when it measures a block's operations."""
 
