@@ -35,10 +35,14 @@ CHECKS = {
 """What asks for a GPU, and for 16 bits, in which a host's products are slower."""
 TOKENS = 16
 """That products in 8 bits ask for at least."""
+_device = torch.device("cpu")
+"""Of what compiled functions make."""
 
 
-def install(folder: Path) -> None:
-    """Make ``transformer_engine.pytorch`` of an unpacked wheel importable."""
+def install(folder: Path, device: torch.device) -> None:
+    """Make ``transformer_engine.pytorch`` of an unpacked wheel importable, for tensors of ``device``."""
+    global _device
+    _device = device
     copy = Path(tempfile.mkdtemp(prefix="transformer-engine-"))
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     shutil.copytree(folder / "transformer_engine", copy / "transformer_engine")
@@ -48,7 +52,8 @@ def install(folder: Path) -> None:
             text = text.replace(check, passed)
         path.write_text(text)
     os.environ |= {"NVTE_PROJECT_BUILDING": "1", "NVTE_FLASH_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"}
-    _without_device()
+    if device.type != "cuda":
+        _without_device()
     sys.modules["transformer_engine_torch"] = _compiled()
     _without_kernels_of_triton(copy / "transformer_engine")
     package = types.ModuleType("transformer_engine")
@@ -154,11 +159,11 @@ def _compiled() -> types.ModuleType:
 def generic_gemm(a: Any, turned: bool, b: Any, b_turned: bool, out: Tensor | None, *more: Any, **_: Any) -> tuple[Any, ...]:
     """A product; ``more`` begins with quantizer, type, bias, its type, two of an activation, and whether it is of backward."""
     bias, backward = more[2], more[6]
-    bias_gradient = torch.empty(bias.shape) if backward and bias is not None else None
+    bias_gradient = torch.empty(bias.shape, device=_device) if backward and bias is not None else None
     if out is None:
         (rows, columns), others = _two(a), _shape(b)
         shape = (others[-1], columns) if b_turned else (*others[:-1], rows if turned else columns)
-        out = torch.empty(shape)
+        out = torch.empty(shape, device=_device)
     return out.mul_(1.0), bias_gradient, None, None
 
 
@@ -187,11 +192,11 @@ def bgrad_quantize(gradient: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
 def _cast(shape: Sequence[int], quantizer: Any, dtype: torch.dtype) -> Any:
     """An operand in 8 bits, as the compiled function makes it: bytes, their transpose, a scale, and one call of the class."""
     if not quantizer.internal:
-        return quantizer.make_empty(shape, dtype=dtype, device="cpu")
+        return quantizer.make_empty(shape, dtype=dtype, device=_device)
     kind = importlib.import_module("transformer_engine.pytorch.tensor._internal.float8_tensor_base").Float8TensorBase
-    data = torch.empty(tuple(shape), dtype=torch.uint8) if quantizer.rowwise_usage else None
-    turned = torch.empty((shape[-1], *shape[:-1]), dtype=torch.uint8) if quantizer.columnwise_usage else None
-    return kind(data=data, fp8_scale_inv=torch.empty(1), fp8_dtype=quantizer.dtype, data_transpose=turned, quantizer=quantizer)
+    data = torch.empty(tuple(shape), dtype=torch.uint8, device=_device) if quantizer.rowwise_usage else None
+    turned = torch.empty((shape[-1], *shape[:-1]), dtype=torch.uint8, device=_device) if quantizer.columnwise_usage else None
+    return kind(data=data, fp8_scale_inv=torch.empty(1, device=_device), fp8_dtype=quantizer.dtype, data_transpose=turned, quantizer=quantizer)
 
 
 def _shape(one: Any) -> tuple[int, ...]:
@@ -229,7 +234,7 @@ def rmsnorm_bwd(gradient: Tensor, x: Tensor, spread: Tensor, weight: Tensor, *_:
 
 def fused_attn_fwd(*given: Any) -> list[Tensor]:
     """Output, statistics and the random state; the queries are the fourteenth argument."""
-    return [torch.add(given[13], 0.0), torch.empty(1), torch.empty(2)]
+    return [torch.add(given[13], 0.0), torch.empty(1, device=_device), torch.empty(2, device=_device)]
 
 
 def fused_attn_bwd(*given: Any) -> list[Tensor]:

@@ -17,7 +17,8 @@ from trainer.spec import ConfigError
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 OLDEST = (8, 9)
 """Compute capability of the first GPUs that multiply such numbers."""
-Rounding = Callable[[Tensor], tuple[Tensor, Tensor]]
+SIZES = 64
+"""Shapes of factors for which a process compiles at most: those of a block's matrices, both ways, of two sizes of micro-batch."""
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,21 +27,30 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() / scale).to(torch.float8_e4m3fn).contiguous(), scale
 
 
+def multiplied(a: Tensor, b: Tensor, fast: bool) -> Tensor:
+    """``a b^T`` of rounded factors."""
+    (left, by_row), (right, by_column) = rounded(a), rounded(b)
+    return torch._scaled_mm(left, right.t(), by_row, by_column.t(), out_dtype=a.dtype, use_fast_accum=fast)
+
+
 class EightBitProduct:
     """``a b^T`` for a [n, k] and b [m, k], both in 16 bits, as the result. k and m are multiples of 16."""
 
-    def __init__(self, rounding: Rounding = rounded):
-        self.rounding = rounding
+    def __init__(self, product: Callable[[Tensor, Tensor, bool], Tensor] = multiplied):
+        self.product = product
 
     @classmethod
     def on(cls, device: torch.device, compiled: bool) -> EightBitProduct:
-        """For ``device``; ``compiled``: a factor is rounded by one kernel. ``ConfigError`` if the device has no such products."""
+        """For ``device``; ``compiled``: a factor is rounded by one kernel of its shape. ``ConfigError`` if the device has no such products."""
         if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < OLDEST:
             least, this = (".".join(map(str, each)) for each in (OLDEST, found))
             raise ConfigError(f"run.precision=fp8 needs a GPU of compute capability {least} or more, and this one has {this}; use bf16")
-        return cls(torch.compile(rounded, fullgraph=True, dynamic=True) if compiled else rounded)
+        if not compiled:
+            return cls()
+        # Code for any shape takes a GPU twice as long to round, and that of each factor apart the host as long as both.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SIZES)
+        return cls(torch.compile(multiplied, fullgraph=True, dynamic=False))
 
     def __call__(self, a: Tensor, b: Tensor, fast: bool) -> Tensor:
         """``fast``: sums of a GPU have fewer bits, as is usual for outputs and not for gradients."""
-        (left, by_row), (right, by_column) = (self.rounding(x.detach()) for x in (a, b))  # one code for weights and activations
-        return torch._scaled_mm(left, right.t(), by_row, by_column.t(), out_dtype=a.dtype, use_fast_accum=fast)
+        return self.product(a.detach(), b.detach(), fast)  # one code for weights and activations
