@@ -124,7 +124,9 @@ def own() -> float:
     """Seconds of a block of this project's trainer, both ways: its step has them together, so of ``LAYERS`` blocks more."""
     shape = {"hidden": HIDDEN, "heads": HEADS, "vocab": 64, "seq": SEQ}
     kind = _on.device.type
-    engines = [engine_of(configured(shape | {"layers": layers}, global_batch=1, device=kind), str(_on.device)) for layers in (2, 2 + LAYERS)]
+    engines = [
+        engine_of(configured(shape | {"layers": layers}, global_batch=1, device=kind), str(_on.device)) for layers in (2, 2 + LAYERS)
+    ]
     small, large = (_median(partial(each._gradients, each.batch_of(each.dataset, 0))) for each in engines)
     return (large - small) / LAYERS
 

@@ -196,7 +196,8 @@ def _cast(shape: Sequence[int], quantizer: Any, dtype: torch.dtype) -> Any:
     kind = importlib.import_module("transformer_engine.pytorch.tensor._internal.float8_tensor_base").Float8TensorBase
     data = torch.empty(tuple(shape), dtype=torch.uint8, device=_device) if quantizer.rowwise_usage else None
     turned = torch.empty((shape[-1], *shape[:-1]), dtype=torch.uint8, device=_device) if quantizer.columnwise_usage else None
-    return kind(data=data, fp8_scale_inv=torch.empty(1, device=_device), fp8_dtype=quantizer.dtype, data_transpose=turned, quantizer=quantizer)
+    scale = torch.empty(1, device=_device)
+    return kind(data=data, fp8_scale_inv=scale, fp8_dtype=quantizer.dtype, data_transpose=turned, quantizer=quantizer)
 
 
 def _shape(one: Any) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ class EightBitProduct:
 
     @classmethod
     def on(cls, device: torch.device, compiled: bool) -> EightBitProduct:
-        """For ``device``; ``compiled``: a factor is rounded by one kernel of its shape. ``ConfigError`` if the device has no such products."""
+        """For ``device``; ``compiled``: each factor is rounded by one kernel. ``ConfigError`` if the device has no such products."""
         if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < OLDEST:
             least, this = (".".join(map(str, each)) for each in (OLDEST, found))
             raise ConfigError(f"run.precision=fp8 needs a GPU of compute capability {least} or more, and this one has {this}; use bf16")
