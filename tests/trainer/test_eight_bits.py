@@ -52,6 +52,18 @@ def test_widths_that_such_products_cannot_have_are_refused(changes: dict[str, An
         resolve(from_dict(TrainConfig, small(precision="fp8", **changes)), ranks(changes))
 
 
+def test_a_compiled_product_is_the_eager_one_for_more_shapes_than_torch_compiles_by_itself() -> None:
+    """Torch gives up after eight versions of a function; a block has more shapes than that, both ways."""
+    compiled, eager = EightBitProduct.on(torch.device("cpu"), compiled=True), EightBitProduct()
+    draws = torch.Generator().manual_seed(0)
+    for rows in (5, 16, 17):
+        for k, m in ((16, 32), (32, 16), (32, 48), (48, 64)):
+            a, b = (torch.randn(*size, generator=draws).bfloat16() for size in ((rows, k), (m, k)))
+            assert torch.equal(compiled(a, b, fast=True), eager(a, b, fast=True))
+            turned = b.t().contiguous().t()  # as the weight of an input's gradient is
+            assert torch.equal(compiled(a, turned, fast=False), eager(a, turned, fast=False))
+
+
 def test_a_gpu_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(ConfigError, match=r"needs a GPU of compute capability 8\.9 or more, and this one has 8\.0"):
