@@ -59,6 +59,10 @@ ENGINES = (
 )  # fmt: skip
 TOKENS = r"(generated |output |out )?tok(en)?s?( ?/ ?| per )s(ec(ond)?)?"
 """Units of a rate of generated tokens."""
+OF_MODEL_OPTIMIZER = ("fp8", "nvfp4")
+"""Products of quantised checkpoints that TensorRT-LLM runs: NVIDIA's Model Optimizer writes them, unless told otherwise, with keys and
+values of 8 bits (``examples/llm_ptq/hf_ptq.py``, ``--kv_cache_qformat``), and the engine follows the checkpoint. Checkpoints with scales of
+blocks come from the models' makers and say nothing of keys and values."""
 DOUBTED = r"superseded|inconsistent|do not agree|suspiciously|misprint"
 """Words of notes that take a measurement back."""
 
@@ -117,12 +121,14 @@ def of_served(row: RawRow) -> dict[str, Any]:
         "input": row.number_of("isl"),
         "output": row.number_of("osl"),
         "weights": (precision or "bf16") if precision in ("", *RATED) else None,
-        "kv": "bf16",
     }
     cells["engine"] = _engine_of(row.text("backend"))
+    quantised = cells["engine"] == "tensorrt_llm" and row.text("gemm_quant_mode") in OF_MODEL_OPTIMIZER
+    cells["kv"] = "fp8" if quantised else "bf16"
     cells |= {"ttft_ms": row.number_of("silicon_ttft_ms"), "tpot_ms": row.number_of("silicon_tpot_ms"), "oom": False}
     cards = ("family", "layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "tied")
-    assumed = dict.fromkeys(cards if card else (), "model card") | {"kv": "usual of the engine", "gpus_per_node": "usual"}
+    assumed = dict.fromkeys(cards if card else (), "model card") | {"gpus_per_node": "usual"}
+    assumed["kv"] = "usual of the engine's checkpoints" if quantised else "usual of the engine"
     return _done(cells, assumed | ({} if precision else {"weights": "usual where blank"}))
 
 
