@@ -12,8 +12,8 @@ import pytest
 from benchmarks import published
 from benchmarks.published.__main__ import main
 from benchmarks.published.convert import converted
-from benchmarks.published.inference import BATCHES
-from benchmarks.published.raw import NUMBERS
+from benchmarks.published.inference import BATCHES, of_served
+from benchmarks.published.raw import NUMBERS, RawRow
 
 ROW = dict(zip(BATCHES, ("GPT-1.3B", "24", "2048", "A100-80GB", "1", "1", "8", "60", "20", "250")))
 RAW = f"{','.join(ROW)}\n{','.join(ROW.values())}\n"
@@ -80,3 +80,20 @@ def test_every_table_that_ships_is_taken_and_no_column_that_is_read_as_a_number_
     assert len(tables) > 10 and all(converted(path)[0] for path in tables)
     code = "".join(path.read_text() for path in folder.glob("*.py"))
     assert set(re.findall(r"\.(?:number_of|whole)\(\"(\w+)\"\)", code)) - {"year"} <= set(NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("backend", "products", "kv"),
+    [
+        ("trtllm", "fp8", "fp8"),
+        ("trtllm", "nvfp4", "fp8"),
+        ("trtllm", "fp8_block", "bf16"),
+        ("trtllm", "", "bf16"),
+        ("vllm", "fp8", "bf16"),
+    ],
+)
+def test_quantised_checkpoints_of_served_load_hold_what_is_written_by_default(backend: str, products: str, kv: str) -> None:
+    """Model Optimizer writes 8-bit keys and values, TensorRT-LLM follows the checkpoint; of all others nothing is known."""
+    served = {"model_path": "Qwen3-32B", "system": "b200_sxm", "precision": "fp8", "backend": backend}
+    served |= {"isl": "1024", "osl": "128", "batch_size": "8", "tp_size": "2", "gemm_quant_mode": products, "silicon_tpot_ms": "9"}
+    assert of_served(RawRow(1, served))["kv"] == kv
