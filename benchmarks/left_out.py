@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from launcher.tables.cases import TableCase
 from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import Judged, judge
 
+Each = Literal["source", "machine", "size"]
+"""Of what so many runs are given: of a source, of each of its machines with a trainer, or of each number of devices."""
 DRAWS = 40
 """Random choices of the runs that are given."""
 
@@ -53,11 +56,11 @@ class Unseen:
         return replace(case, device=device, constants=constants)
 
 
-def after_runs(judged: Sequence[Judged], count: int, sizes: bool = False) -> float | None:
-    """Median error of the rows that are left when ``count`` random runs of their source are given, with ``sizes`` of every number of
-    devices; the mean over draws. What the runs teach is what a search learns from its trials (``launcher.cost.uncertainty``)."""
+def after_runs(judged: Sequence[Judged], count: int, each: Each = "source") -> float | None:
+    """Median error of the rows that are left when ``count`` random runs of ``each`` are given; the mean over draws. What the runs teach is
+    what a search learns from its trials (``launcher.cost.uncertainty``)."""
     chance, totals = np.random.default_rng(0), []
-    learners = learners_of(judged, sizes)
+    learners = learners_of(judged, each)
     for _ in range(DRAWS):
         errors = [error for learner in learners for error in learner.errors(learner.drawn(count, chance))]
         if errors:
@@ -65,19 +68,19 @@ def after_runs(judged: Sequence[Judged], count: int, sizes: bool = False) -> flo
     return statistics.fmean(totals) if totals else None
 
 
-def after_chosen(judged: Sequence[Judged], count: int, sizes: bool = False) -> float | None:
+def after_chosen(judged: Sequence[Judged], count: int, each: Each = "source") -> float | None:
     """The same where the runs are those that tell most of all others."""
-    errors = [error for learner in learners_of(judged, sizes) for error in learner.errors(learner.chosen(count))]
+    errors = [error for learner in learners_of(judged, each) for error in learner.errors(learner.chosen(count))]
     return statistics.median(errors) if errors else None
 
 
-def learners_of(judged: Sequence[Judged], sizes: bool) -> list[Learner]:
+def learners_of(judged: Sequence[Judged], each: Each) -> list[Learner]:
     """One for each source."""
     sources: dict[str, list[Judged]] = defaultdict(list)
     for one in judged:
         if one.prediction and one.case and one.step_seconds:
             sources[one.row["source"]].append(one)
-    return [Learner.of(rows, sizes) for rows in sources.values()]
+    return [Learner.of(rows, each) for rows in sources.values()]
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ class Learner:
     believed: TimeSurrogate
     parts: np.ndarray  # (n, k) predicted seconds
     measured: np.ndarray  # (n,) seconds
-    group: list[object]  # of each row: every group has runs given
+    group: Sequence[object]  # of each row: every group has runs given
     machine: np.ndarray  # (n,) number of the machine and trainer: only their own runs teach anything of them
 
     @classmethod
-    def of(cls, rows: Sequence[Judged], sizes: bool) -> Learner:
+    def of(cls, rows: Sequence[Judged], each: Each) -> Learner:
         cases = [one.case for one in rows if one.case]
         parts = np.array([one.prediction.causes for one in rows if one.prediction])
         layouts = np.array([case.layout for case in cases], dtype=cases[0].layout.dtype)
@@ -99,8 +102,12 @@ class Learner:
         believed = TimeSurrogate(parts.sum(axis=1), Traits(parts / parts.sum(axis=1, keepdims=True), place), shipped_widths())
         measured = np.array([one.step_seconds for one in rows], dtype=float)
         machines = [(one.row["hardware"], one.row["trainer"]) for one in rows]
-        machine = np.array([machines.index(one) for one in machines])
-        return cls(believed, parts, measured, [one.row["gpus"] if sizes else None for one in rows], machine)
+        groups: dict[Each, Sequence[object]] = {
+            "source": [None] * len(rows),
+            "machine": machines,
+            "size": [one.row["gpus"] for one in rows],
+        }
+        return cls(believed, parts, measured, groups[each], np.array([machines.index(one) for one in machines]))
 
     def drawn(self, count: int, chance: np.random.Generator) -> list[int]:
         """Random rows, so many of each group."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.console import answered
 from benchmarks.fit import with_parameters
-from benchmarks.spreads import LeftOut, left_out, likeliest
+from benchmarks.spreads import LeftOut, left_out, likeliest, runs_of
 from benchmarks.step_scatter import Drawn, logs
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
@@ -31,7 +31,6 @@ from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.named_files import check_file, write_named
 from launcher.search.replay import LAYOUTS, MIN_ROWS, MeasuredSweep, Replay, replay, tables
 from launcher.search.steps import OWN_STEPS
-from launcher.tables.canonical import read
 from trainer.spec import ConfigError
 
 PROMISES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
@@ -43,7 +42,7 @@ def searches(paths: Sequence[str], found: LeftOut, least: int = MIN_ROWS) -> lis
     missed = found.missed()
     whole = likeliest(missed, shipped_widths())
     made, widths = [], dict[str, Widths]()
-    for sweep in (each for path in paths for each in tables(read(path), hardware_files(), least=least)):
+    for sweep in tables(runs_of(paths), hardware_files(), least=least):
         source = sweep.cases[0].row["source"]
         if source not in widths:
             widths[source] = likeliest([one for one in missed if one.source != source], whole)

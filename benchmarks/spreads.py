@@ -35,7 +35,7 @@ from launcher.cost.model import estimate
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.uncertainty import Traits, between, columns, coordinates, own_variance, squared_distance
-from launcher.tables.canonical import Unanswerable, read
+from launcher.tables.canonical import MeasuredRun, Unanswerable, read
 from launcher.tables.cases import TableCase, asked_cells, table_case
 from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import short
@@ -140,9 +140,24 @@ class LeftOut:
         return found
 
 
+def runs_of(tables: Sequence[str]) -> list[MeasuredRun]:
+    """The rows of some tables. What an earlier table has is left out of later ones: one may be a part of another, and its rows would count
+    twice, or their source would be known when it is left out under one of its names."""
+    found: list[MeasuredRun] = []
+    for table in tables:
+        had = {_cells(row) for row in found}
+        found += [row for row in read(table) if _cells(row) not in had]
+    return found
+
+
+def _cells(row: MeasuredRun) -> frozenset[tuple[str, Any]]:
+    """What was measured, and of what: not who says so, nor what is assumed."""
+    return frozenset((name, value) for name, value in row.cells.items() if name not in ("source", "assumed"))
+
+
 def left_out(tables: Sequence[str]) -> LeftOut:
     """Fit the constants without each source, and predict it. ``ConfigError`` where there is none to leave out."""
-    asked, measured = timed_cases([row for table in tables for row in read(table)])
+    asked, measured = timed_cases(runs_of(tables))
     if len({case.row["source"] for case in asked}) < 2:
         raise ConfigError(f"{' '.join(tables)} have step times of fewer than two sources, so that none can be predicted without its own")
     problem = FitProblem.of_cases(asked, measured)
@@ -178,7 +193,7 @@ def unlikely(missed: Sequence[Missed], widths: Widths) -> float:
 
 def memory_widths(tables: Sequence[str], start: Widths) -> Widths:
     """The same for peaks of memory: one error of a machine and its trainer, and one of each layout."""
-    cases = [case for table in tables for case in _peaks(table)]
+    cases = _peaks(runs_of(tables))
     if not cases:
         return start
     ratios = np.log([case.row.peak_bytes / one.reported_bytes for case, one in zip(cases, predict_rows(cases)) if case.row.peak_bytes])
@@ -193,9 +208,9 @@ def memory_widths(tables: Sequence[str], start: Widths) -> Widths:
     return replace(start, memory=float(common), memory_layout=float(own))
 
 
-def _peaks(table: str) -> list[TableCase]:
+def _peaks(rows: Sequence[MeasuredRun]) -> list[TableCase]:
     files, found = hardware_files(), []
-    for row in read(table):
+    for row in rows:
         try:
             found += [table_case(row, files)] if row.peak_bytes and not row["oom"] else []
         except Unanswerable:

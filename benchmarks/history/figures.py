@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fit import FitProblem, fit
-from benchmarks.left_out import Unseen, after_chosen, after_runs
+from benchmarks.left_out import Each, Unseen, after_chosen, after_runs
 from benchmarks.published.convert import canonical
 from benchmarks.published.raw import read as read_raw
 from launcher.config.hardware import shipped_hardware
@@ -22,8 +22,18 @@ from launcher.tables.validation import Judged, judge, short, summary
 FOLDER = Path(__file__).parent
 ROWS = {"all": "all rows", "dense": "dense rows with full configuration"}
 MARKS = ("<!-- figures: python -m benchmarks.history -->\n", "<!-- end of figures -->\n")
-GIVEN = ("after_1", "after_3", "chosen_1", "chosen_3")
-"""Runs of a source that are given: random ones, and those that tell most of the others."""
+GIVEN = {
+    "after_1": "one run",
+    "after_3": "three",
+    "chosen_1": "one chosen",
+    "chosen_3": "three chosen",
+    "chosen_1_each_machine": "one of each machine",
+    "chosen_3_each_machine": "three of each",
+    "chosen_1_each_size": "one of each size",
+}
+"""Runs of a source that are given, in words: random ones, and those that tell most of the others."""
+EACH: dict[Each, tuple[int, ...]] = {"machine": (1, 3), "size": (1,)}
+"""So many runs are given also of each machine with a trainer, of which a source may have several, and of each number of devices."""
 Figures = dict[str, Any]
 
 
@@ -68,9 +78,10 @@ def _selections(judged: Sequence[Judged], figures: Callable[[Sequence[Judged]], 
 def _left_out(judged: Sequence[Judged]) -> Figures:
     """Figures of rows whose source was left out, and what a few of its runs make of them."""
     calibrated = {f"after_{count}": after_runs(judged, count) for count in (1, 3)}
-    calibrated["after_1_each_size"] = after_runs(judged, 1, sizes=True)
     calibrated |= {f"chosen_{count}": after_chosen(judged, count) for count in (1, 3)}
-    calibrated["chosen_1_each_size"] = after_chosen(judged, 1, sizes=True)
+    for each, counts in EACH.items():
+        calibrated |= {f"after_{count}_each_{each}": after_runs(judged, count, each) for count in counts}
+        calibrated |= {f"chosen_{count}_each_{each}": after_chosen(judged, count, each) for count in counts}
     return _figures(judged) | {name: None if value is None else round(value, 6) for name, value in calibrated.items()}
 
 
@@ -105,8 +116,8 @@ def block(record: Mapping[str, Any]) -> str:
     """The figures of a record as the table that the documentation shows: left out first, in-sample beside it."""
     lines = [
         "| table | timed | fit | median error | p90 | bias | correlation | regret | F1 of memory | AUC of shares | peak "
-        "memory | one run | three | one chosen | three chosen |",
-        "|---" * 15 + "|",
+        f"memory | {' | '.join(GIVEN.values())} |",
+        "|---" * (11 + len(GIVEN)) + "|",
     ]
     for table in record["tables"]:
         for key, words in ROWS.items():
@@ -120,15 +131,14 @@ def block(record: Mapping[str, Any]) -> str:
 
 def sources_block(record: Mapping[str, Any]) -> str:
     """The figures of each source, left out and in sample, for the terminal."""
-    lines = ["timed  left out  in sample  bias  after 1  after 3  1 chosen  3 chosen  source"]
+    lines = [f"timed  left out  in sample  bias  {'  '.join(GIVEN.values())}  source"]
     for table in record["tables"]:
         lines.append(f"{table['table']} {table['sha256'][:8]}")
         for name, found in table["sources"].items():
             left = found.get("left_out", dict.fromkeys((*found, *GIVEN)))
             bias = "" if left["bias"] is None else f"{left['bias']:.2f}"
             cells = [_percent(value) for value in (left["median"], found["median"])]
-            after = [_percent(left.get(key)) for key in GIVEN]
-            given = "  ".join(f"{cell:>{width}s}" for cell, width in zip(after, (7, 7, 8, 8)))
+            given = "  ".join(f"{_percent(left.get(key)):>{len(words)}s}" for key, words in GIVEN.items())
             lines.append(f"{found['timed']:5d}  {cells[0]:>8s}  {cells[1]:>9s}  {bias:>4s}  {given}  {name}")
     return "\n".join(lines) + "\n"
 

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 from benchmarks import replay, spreads
-from benchmarks.spreads import FINE, LEARNT, Missed, likeliest
+from benchmarks.left_out import Learner
+from benchmarks.spreads import FINE, LEARNT, Missed, likeliest, runs_of
+from launcher.config.hardware import shipped_hardware
 from launcher.config.uncertainty import shipped_widths
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.uncertainty import Traits, between
 from launcher.tables.canonical import read, write
+from launcher.tables.validation import judge
 
 
 def planted(source: str, count: int, size: float, seed: int) -> Missed:
@@ -41,6 +44,31 @@ def test_the_evidence_is_the_integral_over_all_sizes() -> None:
         quadratic = missed.ratios @ np.linalg.inv(covariance) @ missed.ratios
         summed += weight * np.exp(-0.5 * quadratic) / np.sqrt(np.linalg.det(covariance))
     assert missed.evidence(widths) == pytest.approx(np.log(summed))
+
+
+def test_a_run_that_two_tables_have_counts_once_under_whichever_name(tmp_path: Path) -> None:
+    """Under the other name it would be fitted to when its source is left out."""
+    rows = read(Path(__file__).parent.parent / "search" / "layouts_13b.csv")
+    paths = [str(tmp_path / name) for name in ("part.csv", "whole.csv")]
+    write(paths[0], [row.cells for row in rows[:20]])
+    write(paths[1], [{**row.cells, "source": "the same elsewhere", "assumed": "tied (usual)"} for row in rows])
+    for tables in (paths, paths[::-1]):
+        assert len(runs_of(tables)) == len(rows)
+    assert len(runs_of(paths[1:])) == len(rows)  # repeats in one table are repeats
+
+
+def test_a_run_given_of_each_machine_is_one_of_each_device_and_trainer() -> None:
+    judged = [
+        one
+        for one in judge(read(Path(__file__).parent / "data" / "training.csv"), shipped_hardware())
+        if one.prediction and one.case and one.step_seconds and one.row["source"].startswith("MosaicML")
+    ]
+    learner = Learner.of(judged, "machine")
+    for told in (learner.drawn(1, np.random.default_rng(0)), learner.chosen(1)):
+        machines = [(judged[i].row["hardware"], judged[i].row["trainer"]) for i in told]
+        assert len(machines) == len(set(machines)) > 1
+        assert set(machines) == {(one.row["hardware"], one.row["trainer"]) for one in judged}
+    assert len(Learner.of(judged, "source").chosen(1)) == 1
 
 
 @pytest.mark.parametrize("program", [spreads, replay])
