@@ -220,13 +220,20 @@ def test_a_full_queue_refuses_and_sigterm_finishes_what_runs_and_takes_nothing_n
     assert server.ask(body) == (429, {"error": {"message": "3 requests wait or run already; ask again later"}})
     server.process.send_signal(signal.SIGTERM)
     late = []
-    with pytest.raises(OSError):  # refused in words as long as it is there
+    with pytest.raises(OSError):  # refused in whole answers as long as it is there
         while True:
             late.append(server.ask(body)[0])
     for thread in threads:
         thread.join()
     assert server.process.wait(300) == 0 and late and set(late) <= {429, 503}
     assert [(status, answer["usage"]["completion_tokens"]) for status, answer in answers] == [(200, 120)] * 3
+
+
+def test_a_short_answer_is_sent_at_once_so_that_no_client_gets_half_of_one_from_a_server_that_ends(server: Server) -> None:
+    for _ in range(200):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+            assert client.recv(1 << 16).endswith(b'\r\n\r\n{"status": "ok"}')
 
 
 def test_a_token_is_asked_for_and_an_open_address_needs_one(folder: Path, tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def serve(
     while desk.open and time.monotonic() < deadline:
         time.sleep(0.01)
     server.shutdown()
+    while server.answering and time.monotonic() < deadline:  # those that are refused
+        time.sleep(0.01)
     server.server_close()
     print(desk.stats(), file=file, flush=True)
 

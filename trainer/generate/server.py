@@ -23,8 +23,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +184,28 @@ def percentiles(values: tuple[float, ...]) -> dict[str, float]:
 
 
 class HttpServer(ThreadingHTTPServer):
-    """``open_server`` makes one; ``desk`` is set before it serves."""
+    """``open_server`` makes one; ``desk`` is set before it serves. ``answering``: requests that were heard and have no whole answer yet."""
 
     request_queue_size = 512
     daemon_threads = True
     desk: Desk
     model = ""
     secret: str | None = None
+    answering = 0
+
+    def __init__(self, address: tuple[str, int]):
+        super().__init__(address, Handler)
+        self.counted = threading.Lock()
+
+    @contextlib.contextmanager
+    def answer(self) -> Iterator[None]:
+        with self.counted:
+            self.answering += 1
+        try:
+            yield
+        finally:
+            with self.counted:
+                self.answering -= 1
 
 
 def open_server(host: str, port: int, model: str, secret: str | None) -> HttpServer:
@@ -197,7 +213,7 @@ def open_server(host: str, port: int, model: str, secret: str | None) -> HttpSer
     if secret is None and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(f"--host={host} can be reached by others; give --token-file FILE with a secret that clients send as bearer token")
     try:
-        server = HttpServer((host, port), Handler)
+        server = HttpServer((host, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--host={host} --port={port} cannot be served: {reason}; choose another port, or 0 for any") from None
@@ -251,7 +267,7 @@ class Handler(BaseHTTPRequestHandler):
     def _guarded(self, act: Callable[[], object]) -> None:
         self.close_connection = True
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        with contextlib.suppress(OSError):  # the client is gone
+        with self.server.answer(), contextlib.suppress(OSError):  # the client is gone
             self._answered(act, given)
 
     def _answered(self, act: Callable[[], object], given: str) -> None:
@@ -293,7 +309,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _stream(self, asked: Asked, body: Mapping[str, Any]) -> None:
         piece, ended = self._event(asked)
-        self._head(200, "text/event-stream")
+        self._send(200, "Content-Type: text/event-stream")
         sent = []
         while True:
             if piece or ended:
@@ -329,18 +345,15 @@ class Handler(BaseHTTPRequestHandler):
     def _choice(text: str, ended: str) -> dict[str, Any]:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": ended or None}
 
-    def _head(self, status: int, kind: str, length: int | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Connection", "close")
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        self.end_headers()
-
     def _json(self, status: int, data: Mapping[str, Any]) -> None:
         content = json.dumps(data).encode()
-        self._head(status, "application/json", len(content))
-        self.wfile.write(content)
+        self._send(status, f"Content-Type: application/json\r\nContent-Length: {len(content)}", content)
+
+    def _send(self, status: int, headers: str, content: bytes = b"") -> None:
+        """Head and content at once: a server that is killed sends a short answer whole, or nothing of it."""
+        first = f"{self.protocol_version} {status} {HTTPStatus(status).phrase}"
+        own = f"Server: {self.version_string()}\r\nDate: {self.date_time_string()}\r\nConnection: close"
+        self.wfile.write(f"{first}\r\n{own}\r\n{headers}\r\n\r\n".encode("ascii") + content)
 
     def log_message(self, *_: Any) -> None:
         """Requests are counted, not logged."""
