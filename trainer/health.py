@@ -1,8 +1,8 @@
-"""``python -m trainer.health NAMES NODE...``: every rank of a job tests its device, its memory and its network.
+"""``python -m trainer.health NAMES RANKS NODE...``: every rank of a job tests its device, its memory and its network.
 
 Run before a trial on the same nodes: it finds and names a bad device or node in seconds, where a training would hang or be slow.
-Rank 0 writes the names of the bad nodes among NODE... (in the order of their ranks) to the file NAMES. Exit code 0 if there are
-none, else 1.
+Rank 0 writes the names of the bad nodes among NODE... (in the order of their ranks, RANKS on each that is full) to the file NAMES.
+Exit code 0 if there are none, else 1.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check this rank; rank 0 collects the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m trainer.health", description="Prove the nodes of a job.")
     parser.add_argument("names", type=Path, help="file for the names of bad nodes")
+    parser.add_argument("ranks", type=int, help="ranks of a full node")
     parser.add_argument("nodes", nargs="+", help="all nodes of the job, in the order of their ranks")
     arguments = parser.parse_args(argv)
     env = discover(os.environ)
     problem = check_device(env)
     print(f"rank {env.rank}: {problem or 'device and memory are good'}", flush=True)
-    bad = confer(env, problem, arguments.nodes)
+    bad = confer(env, problem, arguments.ranks, arguments.nodes)
     if bad is None:
         return 1
     if env.rank == 0 and bad:
@@ -87,7 +88,7 @@ def _check_arithmetic(device: torch.device) -> str | None:
     return None if torch.equal(product, expected) else f"{device} multiplies matrices wrongly"
 
 
-def confer(env: RankEnv, problem: str | None, nodes: Sequence[str]) -> list[str] | None:
+def confer(env: RankEnv, problem: str | None, per_node: int, nodes: Sequence[str]) -> list[str] | None:
     """Bad nodes as rank 0 sees them: those with a rank that has a problem or does not arrive. None: rank 0 cannot be reached."""
     from torch.distributed import DistError, TCPStore
 
@@ -102,7 +103,7 @@ def confer(env: RankEnv, problem: str | None, nodes: Sequence[str]) -> list[str]
         )
         store.set(f"rank {env.rank}", problem or "good")
         if env.rank == 0:
-            verdict = bad_nodes(_gather(store, env.world_size), env.world_size, nodes)
+            verdict = bad_nodes(_gather(store, env.world_size), env.world_size, per_node, nodes)
             store.set("bad", " ".join(verdict))
             _wait_for_readers(store, env.world_size - 1)
             return verdict
@@ -134,9 +135,8 @@ def _wait_for_readers(store: TCPStore, readers: int, patience_s: float = 5.0) ->
         time.sleep(0.02)
 
 
-def bad_nodes(said: Mapping[int, str], world_size: int, nodes: Sequence[str]) -> list[str]:
-    """Names of nodes with a rank that has a problem or said nothing, in order. Ranks fill nodes from the first on."""
-    per_node = -(-world_size // len(nodes))
+def bad_nodes(said: Mapping[int, str], world_size: int, per_node: int, nodes: Sequence[str]) -> list[str]:
+    """Names of nodes with a rank that has a problem or said nothing, in order. Ranks fill nodes from the first on, ``per_node`` on each."""
     bad = {rank // per_node for rank in range(world_size) if said.get(rank) != "good"}
     return [nodes[index] for index in sorted(bad)]
 

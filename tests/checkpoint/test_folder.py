@@ -12,6 +12,7 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import write_rank
 from trainer.launch.failure import classify
 from trainer.spec import ConfigError, Reason
+from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.manifest import CheckpointError, read_manifest
 
 
@@ -49,6 +50,21 @@ def test_the_newest_comes_first_and_the_later_start_counts(tmp_path: Path) -> No
     save(entered(tmp_path, 0), 12)
     save(entered(tmp_path, 1), 12)
     assert [(f.step, f.start) for f in entered(tmp_path, 1).found()] == [(12, 2), (12, 1), (5, 0)]
+
+
+def test_a_start_from_scratch_in_a_used_folder_is_newer_for_all_who_ask(tmp_path: Path) -> None:
+    save(entered(tmp_path), 20)
+    for _ in range(9):
+        entered(tmp_path)
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-00000020-start-0"
+    folder = entered(tmp_path)
+    for step in (2, 4):
+        save(folder, step)
+        folder.keep(2)
+        assert newest_checkpoint(tmp_path) == folder.found()[0].path == tmp_path / f"step-{step:08d}-start-10"
+    assert steps(folder) == [4, 2]
+    save(entered(tmp_path), 4)
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-00000004-start-11"
 
 
 def test_only_the_newest_are_kept_and_removal_leaves_nothing_behind(tmp_path: Path) -> None:

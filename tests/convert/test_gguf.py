@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -85,6 +86,31 @@ def test_folder_and_file_carry_the_tokenizer(corpus: Path, tmp_path: Path) -> No
     for place in ("d", "e"):
         again = Tokenizer.from_file(str(tmp_path / place / "tokenizer.json"))
         assert again.encode(TEXT).ids == known.encode(TEXT).ids and again.decode(again.encode(text).ids) == text
+
+
+def test_named_and_added_tokens_come_back_from_a_folder_and_a_file(corpus: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    model = resolve_model(ModelConfig(family="llama", **(SMALL | {"vocab": 304})))  # type: ignore[arg-type]
+    root = checkpoint(ours(model, seed=1), model, tmp_path / "c")
+    known = Tokenizer.from_file(str(corpus / "tokenizer.json"))
+    known.add_special_tokens(["<s>", "</s>"])
+    known.add_tokens(["<tool>"])
+    known.save(str(root / "tokenizer.json"))
+    named = {"eos_token_id": known.token_to_id("</s>"), "bos_token_id": known.token_to_id("<s>"), "pad_token_id": 0}
+    (root / "generation_config.json").write_text(json.dumps(named))
+    export_weights(root, tmp_path / "hf")
+    (tmp_path / "hf" / "generation_config.json").unlink()  # as older models, which say it in config.json alone
+    import_weights(tmp_path / "hf", tmp_path / "d")
+    export_gguf(tmp_path / "d", tmp_path / "m.gguf")
+    import_weights(tmp_path / "m.gguf", tmp_path / "e")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert (theirs.eos_token, theirs.bos_token) == ("</s>", "<s>")
+    text = "is <tool> a word"
+    for place in ("d", "e"):
+        again = Tokenizer.from_file(str(tmp_path / place / "tokenizer.json"))
+        assert again.encode(text).ids == known.encode(text).ids and again.decode(again.encode(text).ids) == text
+        assert named.items() <= json.loads((tmp_path / place / "generation_config.json").read_text()).items()
 
 
 @pytest.fixture

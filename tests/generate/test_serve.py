@@ -117,12 +117,16 @@ def test_each_of_many_clients_gets_the_text_of_its_own_prompt_streamed_or_not(se
     assert server.stats()["running"] == server.stats()["waiting"] == 0
 
 
-def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(server: Server, stream: bool) -> None:
     before = server.stats()["dropped"]
-    gone = [server.send({"prompt": "the", "max_tokens": 500, "ignore_eos": True, "stream": True}) for _ in range(4)]
+    body = json.dumps({"prompt": "the", "max_tokens": 500, "ignore_eos": True, "stream": stream}).encode()
+    gone = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(4)]
+    for client in gone:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     server.until(lambda stats: stats["running"] == 4)
-    for answer in gone:
-        answer.close()
+    for client in gone:
+        client.close()
     server.until(lambda stats: stats["dropped"] == before + 4 and stats["running"] == 0)
     assert server.ask({"prompt": "fox", "max_tokens": 3})[0] == 200
 
@@ -160,6 +164,14 @@ def test_log_probabilities_are_those_of_the_tokens(server: Server) -> None:
     assert all(value < 0 for value in choice["logprobs"]["token_logprobs"]) and "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
 
+def test_streamed_pieces_have_the_log_probabilities_of_the_whole_answer(server: Server) -> None:
+    body = {"prompt": "the", "max_tokens": 9, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+    (whole,) = server.ask(body)[1]["choices"]
+    events = server.send(body | {"stream": True}).read().decode().split("\n\n")
+    pieces = [json.loads(event[6:])["choices"][0]["logprobs"] for event in events if event[6:7] == "{"]
+    assert {name: [each for piece in pieces for each in piece[name]] for name in whole["logprobs"]} == whole["logprobs"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -176,6 +188,8 @@ def test_log_probabilities_are_those_of_the_tokens(server: Server) -> None:
         ({"prompt": "a", "stop": "\ud800"}, 400, "is no text in UTF-8"),
         ({"prompt": "a", "stream": "no"}, 400, "stream='no' is no truth value"),
         ({"prompt": "a", "stream": True, "stream_options": 3}, 400, "stream_options=3 is no JSON object"),
+        ({"prompt": "a", "stop": ["x"] * 17}, 400, "stop has too much; give 16 texts at most, of 1000 characters at most"),
+        ({"prompt": "a", "stop": "x" * 1001}, 400, "stop has too much; give 16 texts at most, of 1000 characters at most"),
         ({"prompt": "a", "task": 1}, 400, "task=1: the model was not tuned for several tasks; leave it out"),
         ({"prompt": "a", "task": ["x" * 500]}, 400, "the model was not tuned for several tasks; leave it out"),
     ],

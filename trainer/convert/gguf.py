@@ -10,7 +10,7 @@ The package ``gguf`` (extra ``gguf``) knows the file, the names of tensors, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,15 @@ def library() -> Any:
     return gguf
 
 
-def write_file(path: Path, model: ResolvedModelConfig, tensors: Iterable[tuple[str, Tensor]], dtype: str, tokenizer: Path | None) -> None:
-    """``tensors`` by their Hugging Face names. ``OSError`` if it cannot be written."""
+def write_file(
+    path: Path,
+    model: ResolvedModelConfig,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: str,
+    tokenizer: Path | None,
+    named: Mapping[str, Any],
+) -> None:
+    """``tensors`` by their Hugging Face names; ``named``: as ``named_beside`` says. ``OSError`` if it cannot be written."""
     gguf = library()
     architecture, kind = ARCHITECTURES[model.family], gguf.GGMLQuantizationType[DTYPES[dtype]]
     if model.activation == "squared_relu":
@@ -53,7 +60,7 @@ def write_file(path: Path, model: ResolvedModelConfig, tensors: Iterable[tuple[s
             writer.add_rope_dimension_count(model.hidden // model.heads)
             writer.add_rope_freq_base(model.rope_theta)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{DTYPES[dtype]}"])
-        for add, value in gguf_fields(tokenizer, model.vocab) if tokenizer is not None else ():
+        for add, value in gguf_fields(tokenizer, model.vocab, named) if tokenizer is not None else ():
             getattr(writer, add)(value)
         for name, tensor in tensors:
             values = arranged(name, tensor, model).float().numpy()

@@ -26,7 +26,7 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import Merged, open_reader
 from trainer.convert import gguf
 from trainer.convert.rules import rules
-from trainer.convert.tokenizer import GENERATION, ends_beside, find_tokenizer, from_gguf, write_files
+from trainer.convert.tokenizer import GENERATION, find_tokenizer, from_gguf, named_beside, named_in_gguf, write_files
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
 from trainer.spec.artifacts import newest_checkpoint
@@ -52,7 +52,7 @@ def export_weights(
     with _made(checkpoint, target) as (work, model, reader):
         work.mkdir()
         tokenizer = tokenizer or find_tokenizer(checkpoint)
-        write_files(work, tokenizer, model.seq, ends_beside(checkpoint))
+        write_files(work, tokenizer, model.seq, named_beside(checkpoint))
         ends = json.loads((work / GENERATION).read_text())
         write_json(work / "config.json", to_config(model) | ends | {"torch_dtype": str(dtype).removeprefix("torch.")})
         _write_tensors(work, _exported(reader, model, dtype))
@@ -62,7 +62,8 @@ def export_weights(
 def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenizer: Path | None = None) -> ResolvedModelConfig:
     """Write the file ``target`` with matrices as ``dtype`` (float16 or q8_0) and the tokenizer; otherwise as ``export_weights``."""
     with _made(checkpoint, target) as (work, model, reader):
-        gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer or find_tokenizer(checkpoint))
+        named = named_beside(checkpoint)
+        gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer or find_tokenizer(checkpoint), named)
     return model
 
 
@@ -136,15 +137,15 @@ def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, _Tensors
 def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path, model: ResolvedModelConfig) -> None:
     """Put tokenizer and generation settings next to the checkpoint."""
     if isinstance(tensors, gguf.File):
-        known, ends = from_gguf(tensors.fields), tensors.fields.get("tokenizer.ggml.eos_token_id")
+        known, named = from_gguf(tensors.fields), named_in_gguf(tensors.fields)
         if known is not None:
             write_json(target / TOKENIZER, known)
     else:
-        found, ends = find_tokenizer(tensors.source), ends_beside(tensors.source)
+        found, named = find_tokenizer(tensors.source), named_beside(tensors.source)
         if found is not None:
             shutil.copyfile(found, target / TOKENIZER)
-    if ends is not None:
-        write_files(target, None, model.seq, ends)
+    if named:
+        write_files(target, None, model.seq, named)
 
 
 def read_weights(source: Path) -> tuple[ResolvedModelConfig, Iterator[tuple[str, Tensor]]]:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer.spec import ConfigError
+from trainer.spec.artifacts import MODEL_CONFIG
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import write_json
 
 SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
-NORMAL, CONTROL = 1, 3
-"""Types of a token in GGUF: as others, and special."""
+NAMED = ("eos_token_id", "bos_token_id", "pad_token_id")
+NORMAL, CONTROL, ADDED = 1, 3, 4
+"""Types of a token in GGUF: as others, special, and added but not special (llama.cpp: normal, control, user defined)."""
 SPLITS = {"gpt-2": [], "smollm": [{"type": "Digits", "individual_digits": True}]}
 """What comes before GPT-2's byte-level split, by GGUF's name of the whole (llama.cpp, ``llama-vocab.cpp``)."""
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -24,28 +26,48 @@ def find_tokenizer(weights: Path) -> Path | None:
     return next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
 
 
-def write_files(folder: Path, tokenizer: Path | None, seq: int, ends: int | list[int] | None) -> None:
-    """Tokenizer and generation settings, so that ``AutoTokenizer`` and ``generate`` take ``folder`` as it is."""
-    ends = end_of(tokenizer) if ends is None and tokenizer is not None else ends
-    first = ends[0] if isinstance(ends, list) else ends
-    write_json(folder / GENERATION, {"eos_token_id": ends, "bos_token_id": first, "pad_token_id": first, "do_sample": False})
+def write_files(folder: Path, tokenizer: Path | None, seq: int, named: Mapping[str, Any]) -> None:
+    """Tokenizer and generation settings, so that ``AutoTokenizer`` and ``generate`` take ``folder`` as it is. ``named``: as
+    ``named_beside`` says; the token that begins or fills a text is the one that ends it where nothing else is known."""
+    named = _whole(named, tokenizer)
+    write_json(folder / GENERATION, named | {"do_sample": False})
     if tokenizer is None:
         return
     known = _read(tokenizer)
     write_json(folder / TOKENIZER, known)
     words = {token["id"]: token["content"] for token in known.get("added_tokens", ())}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": seq, "clean_up_tokenization_spaces": False}
-    special = {} if first not in words else dict.fromkeys(("bos_token", "eos_token", "unk_token"), words[first])
+    special = {name.removesuffix("_id"): words[token] for name, token in _first(named).items() if token in words}
+    if "eos_token" in special:
+        special["unk_token"] = known["model"].get("unk_token") or special["eos_token"]
     write_json(folder / SETTINGS, settings | special)
 
 
-def ends_beside(weights: Path) -> int | list[int] | None:
-    """The end tokens that an imported folder's generation settings name."""
-    for place in (weights, weights.parent):
-        if (place / GENERATION).is_file():
-            ends: int | list[int] | None = _read(place / GENERATION).get("eos_token_id")
-            return ends
-    return None
+def named_beside(weights: Path) -> dict[str, Any]:
+    """Which tokens end, begin and fill a text (``NAMED``; an end may be a list), as far as the files of an imported folder say so: its
+    generation settings, else its configuration, which older models have alone."""
+    for file in (weights / GENERATION, weights.parent / GENERATION, weights / MODEL_CONFIG):
+        said = _read(file) if file.is_file() else {}
+        named = {name: said[name] for name in NAMED if _are_tokens(said.get(name))}
+        if "eos_token_id" in named:
+            return named
+    return {}
+
+
+def _are_tokens(value: object) -> bool:
+    tokens = value if isinstance(value, list) else [value]
+    return bool(tokens) and all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
+
+
+def _whole(named: Mapping[str, Any], tokenizer: Path | None) -> dict[str, Any]:
+    """All of ``NAMED``."""
+    if "eos_token_id" not in named:
+        named = {**named, "eos_token_id": None if tokenizer is None else end_of(tokenizer)}
+    return {**dict.fromkeys(NAMED, _first(named)["eos_token_id"]), **named}
+
+
+def _first(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[0] if isinstance(value, list) else value for name, value in named.items()}
 
 
 def end_of(tokenizer: Path) -> int | None:
@@ -53,10 +75,11 @@ def end_of(tokenizer: Path) -> int | None:
     return min((token["id"] for token in _read(tokenizer).get("added_tokens", ()) if token["special"]), default=None)
 
 
-def gguf_fields(tokenizer: Path, vocab: int) -> list[tuple[str, Any]]:
-    """Calls of a ``GGUFWriter`` and their values. ``ConfigError`` for a tokenizer that GGUF has no name for."""
+def gguf_fields(tokenizer: Path, vocab: int, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Calls of a ``GGUFWriter`` and their values; ``named``: as ``named_beside`` says. ``ConfigError`` for a tokenizer that GGUF has no
+    name for."""
     known = _read(tokenizer)
-    model, end = known["model"], end_of(tokenizer)
+    model = known["model"]
     split = known.get("pre_tokenizer") or {}
     parts = split.get("pretokenizers", [split])
     name = next((name for name, before in SPLITS.items() if [*before, BYTES] == [_plain(part) for part in parts]), None)
@@ -64,14 +87,20 @@ def gguf_fields(tokenizer: Path, vocab: int) -> list[tuple[str, Any]]:
         raise ConfigError(
             f"{tokenizer} splits text in a way that GGUF has no name for; it has names for byte-level BPE as 'prepare' trains it"
         )
-    special = {token["id"]: token["content"] for token in known.get("added_tokens", ())}
-    words = {number: word for word, number in model["vocab"].items()} | special
+    added = {token["id"]: token for token in known.get("added_tokens", ())}
+    words = {number: word for word, number in model["vocab"].items()} | {number: token["content"] for number, token in added.items()}
     tokens = [words.get(number, f"[UNUSED{number}]") for number in range(vocab)]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     fields = [("add_tokenizer_model", "gpt2"), ("add_tokenizer_pre", name), ("add_token_list", tokens), ("add_token_merges", merges)]
-    types = [CONTROL if number in special else NORMAL for number in range(vocab)]
-    ends = [("add_bos_token_id", end), ("add_eos_token_id", end)] if end is not None else []
-    return [*fields, ("add_token_types", types), *ends, ("add_add_bos_token", False)]
+    types = [NORMAL if number not in added else CONTROL if added[number]["special"] else ADDED for number in range(vocab)]
+    tokens_named = [(f"add_{name}", token) for name, token in _first(_whole(named, tokenizer)).items() if token is not None]
+    return [*fields, ("add_token_types", types), *tokens_named, ("add_add_bos_token", False)]
+
+
+def named_in_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``named_beside``, of a GGUF file's fields."""
+    keys = ("eos_token_id", "bos_token_id", "padding_token_id")
+    return {name: int(fields[at]) for name, key in zip(NAMED, keys) if (at := f"tokenizer.ggml.{key}") in fields}
 
 
 def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -81,8 +110,11 @@ def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     words = fields["tokenizer.ggml.tokens"]
     types = fields.get("tokenizer.ggml.token_type", [NORMAL] * len(words))
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": number, "content": word, **plain} for number, (word, kind) in enumerate(zip(words, types)) if kind == CONTROL]
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    kinds = {CONTROL: {"special": True}, ADDED: {"special": False}}
+    added = [
+        {"id": number, "content": word, **plain, **kinds[kind]} for number, (word, kind) in enumerate(zip(words, types)) if kind in kinds
+    ]
     merges = [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]]
     model = {"type": "BPE", "vocab": {word: number for number, word in enumerate(words)}, "merges": merges, "dropout": None}
     parts = [*SPLITS[name], BYTES]

@@ -160,6 +160,8 @@ def _tokenizer(data: DataConfig, vocab: int) -> tuple[Tokenizer, int]:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"data.path={data.path}: {TOKENIZER} cannot be read: {error}; give the folder of a prepared corpus") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     if tokenizer.get_vocab_size() > vocab:
         raise ConfigError(
             f"model.vocab={vocab} is smaller than the {tokenizer.get_vocab_size()} tokens of the tokenizer in data.path={data.path}"

@@ -58,7 +58,7 @@ def texts_of(arguments: argparse.Namespace) -> list[str]:
     texts = list(arguments.prompt)
     if arguments.prompts is not None:
         try:
-            texts += [line for line in arguments.prompts.read_text(encoding="utf-8-sig").splitlines() if line]
+            texts += [line for line in arguments.prompts.read_text(encoding="utf-8-sig").split("\n") if line]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"--prompts={arguments.prompts} cannot be read as text: {error}; give a file with a prompt on each line"

@@ -81,7 +81,9 @@ def complete(
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     check_prompts(prompts, [arguments.tokens] * len(prompts), weights.seq)
     requests = [PromptRequest(number, prompt, arguments.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
-    front = Front(requests, [Telling(tokenizer, arguments.stop) for _ in texts], None if file is None else Printer(file, texts))
+    front = Front(
+        requests, [Telling(tokenizer, arguments.stop, prompt) for prompt in prompts], None if file is None else Printer(file, texts)
+    )
     session = Session(config, world, weights.load, weights.tune, arguments.task)
     Decoder(session, arguments.batch).run(front.hear, front.tell)
     return [front.plain(number, text) for number, text in enumerate(texts)] if world.rank == 0 else []

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 20
 """The longest body of a request."""
+MOST_STOPS, LONGEST_STOP = 16, 1000
+"""Texts to stop at, and characters of one: they are looked for at every token, while all clients wait."""
 REMEMBERED = 4096
 """Requests whose times the percentiles are of."""
 LAST_RECEIVED = 52
@@ -48,6 +50,10 @@ IDLE_SECONDS = 0.5
 """How long a turn waits for requests when there are none, and a thread until it looks whether its client is still there."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
 KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "task", "stream_options", "n", "user")
+
+
+Event = tuple[str, str, int]
+"""A piece of text, how the text ended (empty: it goes on), and of how many tokens it is so far."""
 
 
 @dataclass
@@ -60,7 +66,7 @@ class Asked:
     arrived: float = field(default_factory=time.monotonic)
     first: float = 0.0
     last: float = 0.0
-    events: queue.SimpleQueue[tuple[str, str]] = field(default_factory=queue.SimpleQueue)  # a piece of text, and how it ended
+    events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
 
@@ -112,7 +118,7 @@ class Desk:
         if ended and not row.made.ended:
             with self.changed:
                 self.left.add(row.request.name)
-        asked.events.put((piece, ended))
+        asked.events.put((piece, ended, len(asked.tokens)))
 
     # of the clients
 
@@ -125,7 +131,7 @@ class Desk:
             if len(self.open) >= self.room:
                 self.counts["refused"] += 1
                 raise HttpRefusal(429, f"{self.room} requests wait or run already; ask again later")
-            asked = self.open[request.name] = Asked(request, Telling(self.tokenizer, stops))
+            asked = self.open[request.name] = Asked(request, Telling(self.tokenizer, stops, request.prompt))
             self.new.append(request)
             self.changed.notify()
         return asked
@@ -159,7 +165,9 @@ class Desk:
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
             raise ConfigError(f"max_tokens={tokens!r} must be a whole number of 1 or more")
         if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-            raise ConfigError(f"stop={stops!r} must be a text, or a list of texts")
+            raise ConfigError(f"stop={repr(stops)[:60]} must be a text, or a list of texts")
+        if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
+            raise ConfigError(f"stop has too much; give {MOST_STOPS} texts at most, of {LONGEST_STOP} characters at most")
         if (task := body.get("task")) is not None:
             check_task(task, self.tasks, "task")
         given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
@@ -245,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
     server: HttpServer
     protocol_version = "HTTP/1.1"
     timeout = 60
-    heard = 0.0
+    heard = looked = 0.0
 
     def parse_request(self) -> bool:
         self.heard = time.monotonic() - since_data(self.connection)
@@ -300,37 +308,40 @@ class Handler(BaseHTTPRequestHandler):
     def _whole(self, asked: Asked, body: Mapping[str, Any]) -> None:
         ended = ""
         while not ended:
-            _, ended = self._event(asked)
-        choice = self._choice(asked.telling.text, ended)
-        if body.get("logprobs"):
-            words = [self.server.desk.tokenizer.decode([token]) for token in asked.tokens]
-            choice["logprobs"] = {"tokens": words, "token_ids": asked.tokens, "token_logprobs": asked.log_probabilities}
+            _, ended, _ = self._event(asked)
+        choice = self._choice(asked, body, asked.telling.text, ended)
         self._json(200, self._answer(asked, [choice], usage=True))
 
     def _stream(self, asked: Asked, body: Mapping[str, Any]) -> None:
-        piece, ended = self._event(asked)
+        piece, ended, count = self._event(asked)
         self._send(200, "Content-Type: text/event-stream")
-        sent = []
+        sent, before = [], 0
         while True:
             if piece or ended:
-                self._say(self._answer(asked, [self._choice(piece, ended)]))
+                self._say(self._answer(asked, [self._choice(asked, body, piece, ended, before, count)]))
                 sent.append(time.monotonic())
+                before = count
             if ended:
                 break
-            piece, ended = self._event(asked)
+            piece, ended, count = self._event(asked)
         asked.first, asked.last = sent[0], sent[-1]
         if (body.get("stream_options") or {}).get("include_usage"):
             self._say(self._answer(asked, [], usage=True))
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def _event(self, asked: Asked) -> tuple[str, str]:
+    def _event(self, asked: Asked) -> Event:
         """The next event; ``ConnectionError`` when the client has gone meanwhile."""
         while True:
-            try:
+            if time.monotonic() > self.looked + IDLE_SECONDS:
+                self._look()
+            with contextlib.suppress(queue.Empty):
                 return asked.events.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                if select.select([self.connection], [], [], 0)[0] and not self.connection.recv(1, socket.MSG_PEEK):
-                    raise ConnectionAbortedError from None
+
+    def _look(self) -> None:
+        self.looked, there = time.monotonic(), select.poll()  # select() takes no descriptor above 1023
+        there.register(self.connection, select.POLLIN)
+        if there.poll(0) and not self.connection.recv(1, socket.MSG_PEEK):
+            raise ConnectionAbortedError
 
     def _say(self, data: Mapping[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(data)}\n\n".encode())
@@ -341,9 +352,16 @@ class Handler(BaseHTTPRequestHandler):
         counts = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
         return data | {"choices": choices} | ({"usage": counts} if usage else {})
 
-    @staticmethod
-    def _choice(text: str, ended: str) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": ended or None}
+    def _choice(
+        self, asked: Asked, body: Mapping[str, Any], text: str, ended: str, first: int = 0, end: int | None = None
+    ) -> dict[str, Any]:
+        """A text, which tokens ``first`` to ``end`` are of."""
+        told = None
+        if body.get("logprobs"):
+            tokens = asked.tokens[first:end]
+            words = [self.server.desk.tokenizer.decode([token]) for token in tokens]
+            told = {"tokens": words, "token_ids": tokens, "token_logprobs": asked.log_probabilities[first:end]}
+        return {"index": 0, "text": text, "logprobs": told, "finish_reason": ended or None}
 
     def _json(self, status: int, data: Mapping[str, Any]) -> None:
         content = json.dumps(data).encode()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from trainer.convert.tokenizer import named_beside
 from trainer.spec import ConfigError
 from trainer.spec.corpus import TOKENIZER, other_words
 
@@ -15,21 +15,25 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-GENERATION = "generation_config.json"
+SPELLING = 8
+"""Last tokens of a prompt that say how the first one behind it is spelled: many tokenizers leave out a space at the start of a text."""
 HALF = "\ufffd"
 """What the first bytes of a character are decoded to."""
 
 
 class Telling:
-    """One completion's text. A piece is told when its characters are whole and can be no part of a text in ``stops``, at which it ends."""
+    """One completion's text, as it follows its prompt. A piece is told when its characters are whole and can be no part of a text in
+    ``stops``, at which it ends."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]):
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int] = ()):
         self.tokenizer, self.stops = tokenizer, stops
-        self.before = self.read = 0  # tokens whose text is told; some of them, from ``before`` on, say how the next ones are spelled
+        self.prompt = list(prompt[-SPELLING:])
+        self.before, self.read = 0, len(self.prompt)  # tokens that are told; some of them, from ``before`` on, say how others are spelled
         self.text, self.told, self.stopped = "", 0, False
 
-    def hear(self, tokens: Sequence[int], ended: bool) -> str:
-        """What can be told of ``tokens``, all so far, and was not yet."""
+    def hear(self, made: Sequence[int], ended: bool) -> str:
+        """What can be told of the tokens ``made`` so far, and was not yet."""
+        tokens = [*self.prompt, *made]
         known = self.tokenizer.decode(list(tokens[self.before : self.read]))
         new = self.tokenizer.decode(list(tokens[self.before :]))[len(known) :]
         if ended or not new.endswith(HALF):
@@ -43,7 +47,15 @@ class Telling:
 
     def _held(self) -> int:
         """Characters at the end with which a stop may begin."""
-        return max((n for stop in self.stops for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0)
+        return max((_begun(self.text, stop) for stop in self.stops), default=0)
+
+
+def _begun(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` that may become ``stop``."""
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 class Printer:
@@ -80,6 +92,8 @@ def read_tokenizer(path: Path | None, model: Path, vocab: int) -> Tokenizer:
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # what the library raises for a damaged file has no type of its own
         raise ConfigError(f"the tokenizer {file} cannot be read: {error}; give a tokenizer.json with --tokenizer") from None
+    tokenizer.no_truncation()  # a file keeps what its last use was set to; prompts are neither cut nor padded here
+    tokenizer.no_padding()
     if tokenizer.get_vocab_size() > vocab:
         raise ConfigError(
             f"the tokenizer has {tokenizer.get_vocab_size()} tokens, and model.vocab={vocab}; give the model's own with --tokenizer"
@@ -90,12 +104,9 @@ def read_tokenizer(path: Path | None, model: Path, vocab: int) -> Tokenizer:
 
 
 def end_tokens(model: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens at which a text ends: those of generation_config.json, else the first special one of the vocabulary."""
-    try:
-        said = json.loads(next(p for p in (model / GENERATION, model.parent / GENERATION) if p.is_file()).read_text()).get("eos_token_id")
-    except (StopIteration, OSError, ValueError, AttributeError):
-        said = None
-    if isinstance(said, (int, list)):
+    """Tokens at which a text ends: those that the model's files name, else the first special one of the vocabulary."""
+    said = named_beside(model).get("eos_token_id")
+    if said is not None:
         return frozenset([said] if isinstance(said, int) else said)
     special = [token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special]
     return frozenset(sorted(special)[:1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -33,6 +34,7 @@ METRICS_FILE = "metrics.json"
 FETCHED = "tasks.json"
 """File of a folder of fetched tasks: their names."""
 CHECKPOINTS = "checkpoints"
+CHECKPOINT_NAME = re.compile(r"step-(?P<step>\d+)-start-(?P<start>\d+)")
 """Folder of an artifact's checkpoints, as of a trial's."""
 BLOCK = 1 << 20
 NOT_SHAPE = ("dropout", "attention", "init_std")
@@ -101,12 +103,20 @@ def find_artifact(folder: Path) -> Artifact | None:
     return None
 
 
+def checkpoint_order(path: Path) -> tuple[int, int] | None:
+    """By which the newest of a run's checkpoints is the largest: its start, then its step. A start from scratch in a used folder is newer
+    than what lies there, though of fewer steps. None for another name."""
+    named = CHECKPOINT_NAME.fullmatch(path.name)
+    return named and (int(named["start"]), int(named["step"]))
+
+
 def newest_checkpoint(folder: Path) -> Path | None:
-    """A checkpoint by its own folder, that of a run's checkpoints, the run's (a trial's), or an artifact: the one of the most steps."""
+    """A checkpoint by its own folder, that of a run's checkpoints, the run's (a trial's), or an artifact: of the last start that saved one,
+    that of the most steps."""
     found = [path for place in (folder, folder / CHECKPOINTS) for path in sorted(place.glob(f"step-*/{CHECKPOINT_MANIFEST}"))]
     if not found and read_json(folder / CHECKPOINT_MANIFEST) is not None:
         return folder
-    return max((path.parent for path in found), key=lambda path: path.name, default=None)
+    return max((path.parent for path in found), key=lambda path: (checkpoint_order(path) or (-1, -1), path.name), default=None)
 
 
 def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -44,8 +44,8 @@ class CheckpointError(RuntimeError):
 class FoundCheckpoint:
     """A committed checkpoint. The newest is the largest."""
 
-    step: int
     start: int
+    step: int
     path: Path
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.spec.artifacts import check_model_of, newest_checkpoint
+from trainer.spec.artifacts import check_model_of, checkpoint_order, newest_checkpoint
 from trainer.spec.errors import ConfigError
 from trainer.spec.manifest import MANIFEST, CheckpointError, FoundCheckpoint, read_manifest
 from trainer.spec.read import to_dict
@@ -19,7 +18,6 @@ from trainer.spec.schema import ModelConfig, TrainConfig, TuneConfig
 
 T = TypeVar("T")
 
-NAME = re.compile(r"step-(\d+)-start-(\d+)")
 REMEDY = "give another run.checkpoint.dir, or start from scratch with run.checkpoint.resume=false"
 FREE = ("base", "dropout")
 """Fields of a tuning that may change when it is resumed: where its base lies, and dropout."""
@@ -82,8 +80,8 @@ def found_in(root: Path) -> list[FoundCheckpoint]:
     """The committed checkpoints of a run's folder, newest first."""
     if not root.is_dir():
         return []
-    names = [(m, path) for path in root.iterdir() if (m := NAME.fullmatch(path.name))]
-    return sorted((FoundCheckpoint(int(m[1]), int(m[2]), path) for m, path in names), reverse=True)
+    named = [(order, path) for path in root.iterdir() if (order := checkpoint_order(path))]
+    return sorted((FoundCheckpoint(*order, path) for order, path in named), reverse=True)
 
 
 def check_folder(root: Path) -> None:
