@@ -70,6 +70,8 @@ def check_folder(path: str | Path, what: str, named: str | Path | None = None) -
     ``what`` is the option or key that names it as ``named`` (``path`` itself, if not given).
     """
     named = path if named is None else named
+    if not str(named):
+        raise ConfigError(f"{what}= names no folder; give the name of one (is a variable of a script not set?)")
     folder = Path(path).absolute()
     try:
         folder = _there(folder)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.overrides import NamedOption, add_folder, key_of, typed
+from launcher.cli.overrides import NamedOption, add_folder, key_of
 from launcher.named_files import check_folder
 from trainer.spec import ConfigError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from launcher.stages.plan import PlannedStage
     from launcher.stages.runner import Outcome
 
+TIME = re.compile(r"\d+(:\d+)+")
 DESCRIPTION = """\
 Runs the graph of conf/pipeline/NAME.yaml: prepare, train, evaluate, convert, generate. Everything is checked before the
 first stage starts. A stage that was run already with the same configuration and inputs is not run again: after a failure or a kill the
@@ -128,8 +130,20 @@ def _words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
     if len(names) != 1:
         raise ConfigError("say which pipeline with pipeline=NAME, once; conf/pipeline/ has them")
     with plain_errors():  # a value that is no YAML
-        changes = {key_of(word).removeprefix("stages."): typed(word.partition("=")[2]) for word in words if word.startswith("stages.")}
+        changes = {key_of(word).removeprefix("stages."): _value(word) for word in words if word.startswith("stages.")}
     return names[0], changes, [word for word in words if key_of(word) != "pipeline" and not word.startswith("stages.")]
+
+
+def _value(word: str) -> Any:
+    """The value of an override as the file would have it; a time that stands alone is text, as in Hydra's grammar."""
+    from launcher.config.base60 import refuse_base60_in
+    from launcher.config.yaml_text import read_config_yaml
+
+    key, _, text = word.partition("=")
+    if TIME.fullmatch(text):
+        return text
+    refuse_base60_in(text, key)
+    return read_config_yaml(text)
 
 
 def _state(item: PlannedStage, wanted: list[PlannedStage]) -> str:

@@ -43,16 +43,26 @@ def _read(path: Path, group: str, name: str) -> Any:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
+    _refuse(root, str(path))
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"{group}={name} names {path}, which is no mapping of keys to values; write lines such as 'name: NAME'")
+    return content
+
+
+def refuse_base60_in(text: str, where: str) -> None:
+    """``ConfigError`` on the first value in ``text`` that would become a number in base 60; ``where`` it stands. ``yaml.YAMLError`` for
+    what is no YAML."""
+    _refuse(yaml.compose(text, Loader=LOADER), where)
+
+
+def _refuse(root: yaml.Node | None, where: str) -> None:
     for key, node in _scalars(root, ""):
         if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in node.value:
             number = read_yaml(node.value)
             raise ConfigError(
-                f"{path}, line {node.start_mark.line + 1}: YAML reads {key}: {node.value} as the number {number}; "
+                f"{where}, line {node.start_mark.line + 1}: YAML reads {key}: {node.value} as the number {number}; "
                 f"write it in quotes, {key}: '{node.value}'"
             )
-    if content is not None and not isinstance(content, dict):
-        raise ConfigError(f"{group}={name} names {path}, which is no mapping of keys to values; write lines such as 'name: NAME'")
-    return content
 
 
 def _included(content: Any, group: str) -> Iterator[tuple[str, str]]:

@@ -232,10 +232,12 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def _check_group_value(override: Any, options: list[str], own: Path | None) -> None:
-    from hydra.core.override_parser.types import Sweep
+    from hydra.core.override_parser.types import Glob, Sweep
 
     value, group = override.value(), override.key_or_group
-    values = getattr(value, "list", []) if isinstance(value, Sweep) else [value]  # glob and the like name options that exist
+    values = value.filter(options) if isinstance(value, Glob) else getattr(value, "list", []) if isinstance(value, Sweep) else [value]
+    if isinstance(value, Glob) and not values:
+        raise ConfigError(f"{override.input_line} stands for nothing; conf/{group}/ has {listed(options)}")
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")

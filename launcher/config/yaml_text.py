@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -12,3 +13,17 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml(text: str) -> Any:
     """The content of one document. ``yaml.YAMLError`` for what is none."""
     return yaml.load(text, Loader=LOADER)
+
+
+class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
+    """Reads numbers as OmegaConf does: ``1e-3``, which YAML 1.1 takes for text, is one."""
+
+
+ConfigLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+\Z"), list("-+.0123456789")
+)
+
+
+def read_config_yaml(text: str) -> Any:
+    """The content of a document that is to be a configuration. ``yaml.YAMLError`` for what is none."""
+    return yaml.load(text, Loader=ConfigLoader)

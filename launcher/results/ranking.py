@@ -6,6 +6,7 @@ stopped, failed, pruned, each with its reason.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -204,9 +205,10 @@ def _measured_times(step_times: Any, warmup: int) -> list[float]:
 
 
 def _first_losses(losses: Any) -> tuple[float, ...]:
-    """Of the first steps; empty where one of them is no number, as in logs that tell of no loss."""
+    """Of the first steps, up to one whose loss is not finite; empty where one of them is no number, as in logs that tell of no loss."""
     found = [number(value) for value in losses[:COMPARED]] if isinstance(losses, list) else []
-    return tuple(loss for loss in found if loss is not None and math.isfinite(loss)) if all(loss is not None for loss in found) else ()
+    known = [loss for loss in found if loss is not None]
+    return tuple(itertools.takewhile(math.isfinite, known)) if len(known) == len(found) else ()
 
 
 def _is_timed(m: Measurement) -> bool:

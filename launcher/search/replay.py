@@ -29,7 +29,7 @@ from launcher.cost.uncertainty import coordinates
 from launcher.search.policy import Policy, Price, Stop, TrialObservation
 from launcher.search.steps import USUAL_SCATTER, ending, enough_of, expected_steps, noise_of, scatter_of
 from launcher.search.surrogate import Candidates
-from launcher.tables.canonical import MeasuredRun, Unanswerable
+from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import short
@@ -240,7 +240,7 @@ def _candidates(table: MeasuredSweep) -> Candidates:
     ]
     memory = np.array([a.memory_bytes for a in predicted])
     features = np.concatenate([coordinates(layouts), np.array(kernels)], axis=1)
-    trainers = np.unique([case.row["trainer"] for case in table.cases], return_inverse=True)[1]
+    trainers = np.unique([case.row["trainer"] or UNKNOWN for case in table.cases], return_inverse=True)[1]
     rest = np.unique([repr((case.global_batch, case.trainer, case.constants)) for case in table.cases], return_inverse=True)[1]
     return Candidates(parts / table.tokens[:, None], memory, features, table.cases[0].device.memory, plain(layouts, rest), trainers)
 

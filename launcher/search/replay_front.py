@@ -16,6 +16,7 @@ from launcher.cost.inference.constants import INFERENCE
 from launcher.search.front import FrontSearch, behind_front
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.inference import judge
+from launcher.tables.validation import short
 
 MIN_ROWS = 8
 """Rows of one model, device, engine and pair of lengths that make a grid worth searching."""
@@ -52,12 +53,12 @@ def grids(rows: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
     groups: dict[tuple[Any, ...], list[MeasuredRun]] = defaultdict(list)
     for row in rows:
         measured = row["latency_ms"] if row["mode"] == "static" else row["tpot_ms"]
-        if measured and row["engine"] and row["family"] and row["batch"] and not row["oom"]:
+        if measured and row["engine"] and row["family"] and row["batch"] and row["input"] and row["output"] and not row["oom"]:
             groups[tuple(row[key] for key in ("source", "model", "hardware", "engine", "mode", "weights", "input", "output"))].append(row)
     found = {}
     for (source, model, hardware, name, mode, weights, read, made), group in groups.items():
         if len(group) >= MIN_ROWS and len({(row["tensor"], row["pipeline"]) for row in group}) > 1:
-            found[f"{source.split(' (')[0]}: {model} {weights} {read:g}/{made:g} on {hardware}, {name}, {mode}"] = group
+            found[f"{short(source)}: {model or '(no model)'} {weights} {read:g}/{made:g} on {hardware}, {name}, {mode}"] = group
     return found
 
 

@@ -12,13 +12,17 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from launcher.config.base60 import refuse_base60_in
 from launcher.config.folders import group_folders
+from launcher.config.yaml_text import read_config_yaml
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.artifacts import ArtifactKind
 from trainer.spec.errors import listed, nearest
 from trainer.spec.stages import TRAININGS, ChooseSettings, ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_PLAIN, _NOT_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*"), ("null", "true", "false", "inf", "nan")
+"""What Hydra reads back as the same text without quotes, but for these words."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,9 @@ def read_pipeline(name: str, changes: Mapping[str, Any], own: Path | None = None
     if name not in known:
         raise ConfigError(f"pipeline={name} does not exist{nearest(name, known)}; conf/pipeline/ has {listed(known)}")
     try:
-        data = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+        text = known[name].read_text(encoding="utf-8")
+        data = read_config_yaml(text)
+        refuse_base60_in(text, str(known[name]))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{known[name]} is not valid YAML: {str(error).splitlines()[0]}") from None
     return parse(data, changes)
@@ -209,12 +215,12 @@ def _table(name: Any, keys: Any) -> dict[str, Any]:
 
 def _stage(name: str, table: Mapping[str, Any]) -> Stage:
     verb = table.get("stage")
-    if verb not in KINDS:
+    if not isinstance(verb, str) or verb not in KINDS:
         raise ConfigError(f"stages.{name}.stage={verb} is not one of {listed(KINDS)}{nearest(str(verb), KINDS)}")
     inputs = table.get("inputs") or {}
     if not isinstance(inputs, dict) or not all(isinstance(source, str) for source in inputs.values()):
         raise ConfigError(f"stages.{name}.inputs={inputs!r} is not a mapping of an input to a stage or a folder")
-    stage = Stage(name, str(verb), inputs, {key: value for key, value in table.items() if key not in ("stage", "inputs")})
+    stage = Stage(name, verb, inputs, {key: value for key, value in table.items() if key not in ("stage", "inputs")})
     if stage.kind.settings is not None:
         stage.typed()
     if extra := [key for key in ("tasks_folder", "limit") if stage.verb == "evaluate" and not stage.asks_tasks and stage.settings.get(key)]:
@@ -310,7 +316,8 @@ def _word(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     text = str(value)
-    return text if re.fullmatch(r"[A-Za-z0-9_./-]+", text) else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
+    return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def settings_of(typed: Any) -> dict[str, Any]:

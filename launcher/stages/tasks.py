@@ -32,6 +32,10 @@ def check_tasks(names: Sequence[str], folder: str | Path | None, planned: Sequen
 
 def _check_files(name: str, path: Path) -> None:
     """The data files that a task's YAML names, by word: its functions are not read here."""
-    for found in re.findall(r"[^\s'\"\[\],{}]+\.(?:jsonl|json|csv|parquet)\b", path.read_text(encoding="utf-8")):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tasks: {name} ({path}) cannot be read: {error}; give a file in UTF-8") from None
+    for found in re.findall(r"[^\s'\"\[\],{}]+\.(?:jsonl|json|csv|parquet)\b", text):
         if not Path(found).is_file():
             raise ConfigError(f"tasks: {name} ({path}) reads {found}, which is not there; put it there, or correct its path")

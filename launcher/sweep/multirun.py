@@ -55,6 +55,8 @@ class Multirun:
 
     def run(self, jobs: Sequence[tuple[Sequence[str], Config]]) -> list[float]:
         """Run composed jobs as one sweep; the step time of each in seconds, infinite where none was measured."""
+        if not jobs:
+            raise ConfigError("there is nothing to run: range() or glob() in an override stands for no value; give it some")
         points = [_point(overrides, config) for overrides, config in jobs]
         if all(point.config is None for point in points):
             raise ConfigError(points[0].error or "nothing to run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -72,6 +73,15 @@ def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:
         raise Unanswerable("more expert ranks than experts or replicas")
     if shape.heads % shape.kv_heads:
         raise Unanswerable("kv_heads do not divide the heads")
+    if shape.experts is not None and not 1 <= shape.experts.active <= shape.experts.count:
+        raise Unanswerable("tokens visit more experts than there are, or none")
+    if shape.experts is not None and shape.experts.dense_layers > shape.layers:
+        raise Unanswerable("more dense layers than layers")
+    if shape.text > shape.seq:
+        raise Unanswerable("texts are longer than the sequence")
+    shards = [*(int(layout[name]) for name in SHARDS), int(layout["data"]) * int(layout["context"])]
+    if any(after % before for before, after in itertools.pairwise(shards)):
+        raise Unanswerable("shards of parameters, gradients, optimizer state and replicas do not divide each other, in this order")
 
 
 def shape_of(row: MeasuredRun) -> Shape:

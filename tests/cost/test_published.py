@@ -126,6 +126,9 @@ def test_the_table_itself_is_never_overwritten(tmp_path: Path) -> None:
     assert table.read_bytes() == before
 
 
+MIXTURE = {"family": "llama", "experts": "8", "experts_active": "2", "experts_ffn": "4096", "dense_layers": "0"}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -133,6 +136,12 @@ def test_the_table_itself_is_never_overwritten(tmp_path: Path) -> None:
         ({"heads": "16", "tensor": "3", "pipeline": "1", "gpus": "3", "data": "1", "assumed": "none"}, "tensor degree does not divide"),
         ({"heads": "8", "kv_heads": "16"}, "kv_heads do not divide the heads"),
         ({"gpus": "7"}, "degrees do not multiply"),
+        (MIXTURE | {"dense_layers": "1000"}, "more dense layers than layers"),
+        (MIXTURE | {"experts_active": "9"}, "tokens visit more experts than there are, or none"),
+        (MIXTURE | {"experts_active": "0"}, "tokens visit more experts than there are, or none"),
+        ({"text": "100000"}, "texts are longer than the sequence"),
+        ({"shard_params": "1000000"}, "do not divide each other"),
+        ({"shard_grads": "2", "shard_optimizer": "1"}, "do not divide each other"),
     ],
 )
 def test_what_no_trainer_could_run_is_not_predicted(changes: dict[str, str], reason: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launcher.cli import rank as rank_verb
 from launcher.results.interval import CONFIDENCE, median_interval
 from launcher.results.measurements import measure
-from launcher.results.ranking import Measurement, leaders, measurement, problem, rank, tied
+from launcher.results.ranking import Measurement, _first_losses, leaders, measurement, problem, rank, tied
 from launcher.trials.store import Point, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
 from trainer.spec import Reason, Status
@@ -204,6 +204,16 @@ def test_a_trial_that_does_not_train_the_same_model_never_wins(precision: str, g
     ranked = rank([of("wrong", 0.1, 1 + gap), of("right", 0.2, 1.0), of("also", 0.3, 1.0), of("third", 0.4, 1.0)])
     assert [m.trial for m in ranked if m.other_model] == ["wrong"] * marked
     assert ranked[0].trial == ("right" if marked else "wrong") and ranked[-1].place == 4
+
+
+@pytest.mark.parametrize("odd", [math.inf, math.nan])
+def test_a_loss_that_is_not_finite_shifts_no_other_loss(odd: float) -> None:
+    curves = [[9, 8, 7, 6, 5], [9, 8, 7, 6, 5], [9, odd, 7, 6, 5]]
+    same = problem({"model": {"layers": 2}, "run": {"precision": "fp16", "global_batch": 8, "seed": 1}})
+    ranked = rank(
+        Measurement(str(i), Status.DONE, step_time_s=3.0 - i, losses=_first_losses(curve), problem=same) for i, curve in enumerate(curves)
+    )
+    assert not any(m.other_model for m in ranked) and ranked[0].trial == "2"
 
 
 def test_losses_are_compared_only_between_trials_of_one_problem_and_one_trainer() -> None:

@@ -12,7 +12,7 @@ from launcher.config.hardware import shipped_hardware
 from launcher.planning.inference import front
 from launcher.search.front import FrontSearch, behind_front
 from launcher.search.replay_front import grids, replay_front
-from launcher.tables.canonical import write
+from launcher.tables.canonical import MeasuredRun, write
 from launcher.tables.inference import read
 
 RAW = Path(__file__).parents[2] / "benchmarks" / "published" / "inference_data" / "inference.csv"
@@ -110,3 +110,16 @@ def test_published_fronts_are_found_within_five_measurements(tmp_path: Path, mod
     assert len(found) >= 3
     for each in found:
         assert each.behind[-1] <= 0.03 and each.random_order > 2 * each.measured, each.name
+
+
+def test_a_grid_of_which_little_is_said_is_named_or_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    write(path, *converted(RAW))
+    rows = [row for row in read(path) if row["model"] == "GPT-20B"]
+
+    def without(column: str) -> list[str]:
+        return [*grids([MeasuredRun(row.number, {**row.cells, column: None}) for row in rows])]
+
+    assert all(name.startswith("(no source): GPT-20B ") for name in without("source")) and without("source")
+    assert all(": (no model) " in name for name in without("model")) and without("model")
+    assert not without("input") and not without("output")

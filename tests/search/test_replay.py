@@ -52,6 +52,14 @@ def test_a_trial_that_cannot_win_and_one_that_runs_out_of_memory_are_cheap(repla
         assert all(step.gpu_hours < whole for step in each.steps if step.stopped or step.measured_s is None)
 
 
+def test_a_table_that_does_not_say_who_trained_is_searched() -> None:
+    rows = read(CSV)[:60]
+    for unknown in (rows[:1], rows):
+        numbers = [row.number for row in unknown]
+        told = [MeasuredRun(row.number, {**row.cells, "trainer": None}) if row.number in numbers else row for row in rows]
+        assert [replay(table, SETTINGS).steps for table in tables(told, hardware_files())]
+
+
 def test_a_table_in_other_units_is_not_searched(tmp_path: Path) -> None:
     rows = [{**row.cells, "step_time_s": 1000 * row.step_seconds if row.step_seconds else None} for row in read(CSV)[:40]]
     write(tmp_path / "milliseconds.csv", rows)

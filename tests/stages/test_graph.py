@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.cli.main import main
+from launcher.cli.run import _value
+from launcher.config import compose
+from launcher.config.slurm import SlurmCluster
 from launcher.stages.graph import KINDS, choose, parse, read_pipeline
 from launcher.stages.plan import plan
 from launcher.stages.predicted import ENCODED_PER_S, LEARNT_PER_S, of_preparation
@@ -341,3 +344,38 @@ def test_every_stage_is_predicted_where_something_is_known_of_its_hardware(folde
     assert "million weights/s" in said and "hardware=mine after" in said
     longer = of_preparation(size + 44_000_000) - predicted["data"]
     assert longer == pytest.approx(44e6 / LEARNT_PER_S + 44e6 / ENCODED_PER_S)
+
+
+def test_values_reach_hydra_as_the_file_has_them(tmp_path: Path) -> None:
+    """Quoted text stays text, and numbers are those of other configuration files."""
+    (tmp_path / "pipeline").mkdir()
+    texts = ["1e3", "1.10", "1_000", "null", "true", "NaN", "-1", "0x10", "1:30:00", "a/b.c", "/abs/path", "it's", "a,b"]
+    for number, text in enumerate(texts):
+        file = f"stages: {{base: {{stage: train, inputs: {{data: ./corpus}}, cluster.account: {json.dumps(text)}, optimizer.lr: 1e-3}}}}\n"
+        (tmp_path / "pipeline" / f"p{number}.yaml").write_text(file)
+        (stage,) = read_pipeline(f"p{number}", {}, tmp_path)
+        config = compose(["cluster=slurm", *stage.overrides])
+        assert isinstance(config.cluster, SlurmCluster) and (config.cluster.account, config.optimizer.lr) == (text, 1e-3)
+
+
+def test_times_in_base_60_are_refused_in_a_file_and_are_text_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "conf" / "pipeline" / "timed.yaml").write_text(yaml.safe_dump({"stages": GRAPH}))
+    words = ["run", "pipeline=timed", "--config-dir", "conf", "cluster=slurm", "--until", "data", "--dry-run", "data.source=text.txt"]
+    assert main([*words, "stages.data.cluster.time=1:30:00", f"sweep.dir={folder}/runs"]) == 0
+    read = read_pipeline("timed", {"data.cluster.time": _value("stages.data.cluster.time=1:30:00")}, Path("conf"))
+    assert "cluster.time='1:30:00'" in read[0].overrides
+    capsys.readouterr()
+    assert main([*words, "stages.data.cluster={time: 1:30:00}"]) == 2
+    assert "YAML reads time: 1:30:00 as the number 5400; write it in quotes, time: '1:30:00'" in capsys.readouterr().err
+    file = folder / "conf" / "pipeline" / "timed.yaml"
+    file.write_text(file.read_text() + "    cluster.time: 1:30:00\n")
+    assert main(words) == 2
+    assert "as the number 5400; write it in quotes" in capsys.readouterr().err
+
+
+def test_a_stage_of_a_wrong_type_and_a_task_in_another_encoding_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["train"], {"a": 1}, None):
+        assert "is not one of prepare, train" in refused(folder, capsys, {"stages": GRAPH | {"base": GRAPH["base"] | {"stage": verb}}})
+    (folder / "tasks" / "own.yaml").write_bytes(b"task: own # caf\xe9\n")
+    ask = {"stage": "evaluate", "inputs": {"model": "hf"}, "tasks": ["own"], "tasks_folder": "tasks"}
+    assert "cannot be read: 'utf-8' codec" in refused(folder, capsys, {"stages": GRAPH | {"ask": ask}}, "data.source=text.txt")

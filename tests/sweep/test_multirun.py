@@ -14,6 +14,7 @@ import pytest
 
 from launcher.cli.arguments import sweep_parser
 from launcher.cli.main import main
+from launcher.config.folders import conf_dir
 from launcher.sweep.multirun import dir_option
 
 TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
@@ -129,6 +130,29 @@ def test_dry_run_prints_every_trial_and_starts_nothing(tmp_path: Path) -> None:
     assert out.count("# trial ") == 2 and "pruned: layout.tensor=4" in out
     assert "-m trainer" in out
     assert not (tmp_path / "runs" / "trials").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["layout.tensor=range(1,0)"], "there is nothing to run"),
+        (["layout.tensor=glob(*)"], "there is nothing to run"),
+        (["model=glob(none*)"], "model=glob(none*) stands for nothing; conf/model/ has"),
+        (["sweep.dir="], "sweep.dir= names no folder; give the name of one"),
+    ],
+)
+def test_what_stands_for_nothing_is_one_line_and_makes_nothing(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "-m", *TINY, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("error: ") == 1 and not list(tmp_path.iterdir())
+
+
+def test_options_of_a_group_are_named_by_a_pattern_too(tmp_path: Path) -> None:
+    out = trireme(tmp_path, "train", "-m", "model=glob(gpt*)", "data=synthetic", "cluster.gpus_per_node=1", "--dry-run")
+    assert out.count("# trial ") == len(list((conf_dir() / "model").glob("gpt*.yaml"))) > 1
 
 
 @pytest.mark.parametrize("name", ["a/b", "***", "x" * 300, "a\nb"])
