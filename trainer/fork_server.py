@@ -10,14 +10,17 @@ line, requests on standard input and replies on standard output:
     end of input    everything is killed and the server ends
 
 A request that cannot be served is answered with {"error": text, "start": key}. When one rank fails, its peers are
-killed after a short grace, since they can only wait for it.
+killed after a short grace, since they can only wait for it. What the ranks of a key have started (another trainer's command, its
+workers) is killed when the last of them has ended; Linux only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import selectors
@@ -33,6 +36,7 @@ from trainer.spec.records import EXIT_STOPPED
 GRACE_S = 3.0  # after a peer's failure, and between SIGTERM and SIGKILL
 STOP_GRACE_S = 30.0  # after a request to kill: a running step and a checkpoint may be finished
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 @dataclass
@@ -40,6 +44,7 @@ class RunningRanks:
     """The live ranks of one key."""
 
     key: str
+    mark: str  # what the environment of all that these ranks start says
     alive: dict[int, int] = field(default_factory=dict)  # pid -> rank
     kill_at: float | None = None
 
@@ -55,6 +60,8 @@ class ForkServer:
         self.entry = entry  # main(argv) -> exit code, run in the forked rank
         self.groups: dict[str, RunningRanks] = {}
         self.buffer = b""
+        self.marker = f"TRIREME_RANKS_OF_{os.getpid()}"  # the variable that holds a group's mark
+        self.marks = map(str, itertools.count())
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -63,6 +70,7 @@ class ForkServer:
         """Serve requests until standard input ends."""
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        adopt_orphans()
         with selectors.DefaultSelector() as selector:
             selector.register(0, selectors.EVENT_READ)
             selector.register(self.wake_read, selectors.EVENT_READ)
@@ -72,11 +80,12 @@ class ForkServer:
                     os.read(self.wake_read, 4096)
                 if 0 in ready and not self._read():
                     break
-                self._reap()
+                if self._reap():
+                    self._kill_orphans()
                 self._kill_overdue()
         for group in self.groups.values():
             group.signal(signal.SIGKILL)
-        while self.groups:
+        while self.groups or self._kill_orphans():
             self._reap(wait=True)
 
     def _patience(self) -> float | None:
@@ -109,12 +118,12 @@ class ForkServer:
             raise ValueError(f"{key} is running already")
         for rank in request["ranks"]:
             Path(request["log"].format(rank=rank)).parent.mkdir(parents=True, exist_ok=True)
-        group = self.groups.setdefault(key, RunningRanks(key))
+        group = self.groups.setdefault(key, RunningRanks(key, next(self.marks)))
         pids = {}
         for local, rank in enumerate(request["ranks"]):
             pid = os.fork()
             if pid == 0:
-                self._become_rank(request, rank, local)
+                self._become_rank(request, rank, local, group.mark)
             group.alive[pid] = rank
             pids[str(rank)] = pid
         reply({"started": key, "pids": pids})
@@ -125,18 +134,36 @@ class ForkServer:
             group.signal(signal.SIGTERM)
             group.kill_at = time.monotonic() + STOP_GRACE_S
 
-    def _reap(self, wait: bool = False) -> None:
-        while self.groups:
-            pid, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
-            if pid == 0:
-                return
-            group = next(g for g in self.groups.values() if pid in g.alive)
+    def _reap(self, wait: bool = False) -> bool:
+        """Report the ranks that have ended; whether a child has, rank or orphan. ``wait`` for one that does."""
+        any_ended = False
+        while (child := ended_child(wait and not any_ended)) is not None:
+            any_ended, (pid, status) = True, child
+            group = next((g for g in self.groups.values() if pid in g.alive), None)
+            if group is None:
+                continue  # an orphan
             rank, code = group.alive.pop(pid), os.waitstatus_to_exitcode(status)
             if not group.alive:
                 del self.groups[group.key]
             elif code not in (0, EXIT_STOPPED):
                 group.kill_at = min(group.kill_at or float("inf"), time.monotonic() + GRACE_S)
             reply({"exited": group.key, "rank": rank, "code": code})
+        return any_ended
+
+    def _kill_orphans(self) -> bool:
+        """Kill what ranks that are gone have left; whether there was any. Its parents are gone, so it has become this process's child; its
+        own children become that when it has ended, which calls for another look. What bears no mark may be of any group, and stays while
+        one runs."""
+        running = {group.mark for group in self.groups.values()}
+        ranks = {pid for group in self.groups.values() for pid in group.alive}
+        killed = False
+        for pid in children() - ranks:
+            mark = variable(pid, self.marker)
+            if not running or (mark is not None and mark not in running):
+                with contextlib.suppress(PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed = True
+        return killed
 
     def _kill_overdue(self) -> None:
         for group in self.groups.values():
@@ -144,7 +171,7 @@ class ForkServer:
                 group.signal(signal.SIGKILL)
                 group.kill_at = None
 
-    def _become_rank(self, request: dict[str, Any], rank: int, local: int) -> None:
+    def _become_rank(self, request: dict[str, Any], rank: int, local: int, mark: str) -> None:
         """In the forked child: never returns."""
         code = 1
         try:
@@ -154,7 +181,7 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self.wake_read)
             os.close(self.wake_write)
-            os.environ.update({k: str(v) for k, v in request.get("env", {}).items()})
+            os.environ.update({k: str(v) for k, v in request.get("env", {}).items()} | {self.marker: mark})
             place = {"RANK": rank, "WORLD_SIZE": request["world_size"], "LOCAL_RANK": local, "MASTER_PORT": request["master_port"]}
             os.environ.update({k: str(v) for k, v in place.items()} | {"MASTER_ADDR": request.get("master_addr", "127.0.0.1")})
             code = self.entry([request["config"], "--out", request["out"], "--attempt", str(request.get("attempt", 0))])
@@ -190,6 +217,40 @@ def die_with_parent() -> None:
     """Linux: a rank whose fork server is killed is killed as well."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Linux: a process below this one whose parent ends becomes this one's child."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def ended_child(wait: bool) -> tuple[int, int] | None:
+    """Process id and status of a child that has ended, which is then forgotten; None if there is none (now)."""
+    try:
+        pid, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def children() -> set[int]:
+    """Process ids of this process's children, those that have ended included; none where there is no ``/proc``."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.add(int(path.parent.name))
+    return found
+
+
+def variable(pid: int, name: str) -> str | None:
+    """A variable of the environment that a process was started with; None if it has none, has ended or is another user's."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((entry.decode().partition("=")[2] for entry in entries if entry.startswith(f"{name}=".encode())), None)
 
 
 def main() -> int:

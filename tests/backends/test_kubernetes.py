@@ -10,16 +10,17 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import yaml
 
 from launcher.backends import backend_for
+from launcher.backends.kubernetes.manifests import ENTRY
 from launcher.cli.main import main
 from launcher.config.kubernetes import KubernetesCluster
-from launcher.config.kubernetes_volumes import VolumeConfig
+from launcher.config.kubernetes_volumes import CONFIG_DIR, VolumeConfig
 from launcher.tracking.mirror import MlflowSweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
@@ -82,6 +83,11 @@ def patched(**container: Any) -> dict[str, Any]:
     return {"patch": {"Pod": {"spec": {"containers": [{"name": "node", **container}]}}}}
 
 
+def instead_of_ranks(ground: Ground, script: str) -> dict[str, Any]:
+    """Python that runs in place of the launcher's program, which is now an argument that it does not look at."""
+    return patched(command=[ground.cluster.python, "-u", "-c", script, str(PurePosixPath(CONFIG_DIR) / ENTRY.name)])  # type: ignore[attr-defined]
+
+
 NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "key": "level"}}}
 
 
@@ -109,8 +115,7 @@ def test_every_line_of_a_log_arrives_once_though_the_api_server_dies_meanwhile(g
     control = played_nodes.own.control  # type: ignore[union-attr]
     count = 400
     script = f"import time\nfor n in range({count}): print(f'[0] line {{n}}', flush=True); time.sleep(0.03)"
-    container = {"name": "node", "command": [ground.cluster.python, "-c", script]}  # type: ignore[attr-defined]
-    job = ground.job(ranks=1, patch={"Pod": {"spec": {"containers": [container]}}})
+    job = ground.job(ranks=1, **instead_of_ranks(ground, script))
     (handle,) = ground.submit(job)
     ground.until(job, handle, lambda _: job.log_path(0).exists())
     control.api_server.kill()
@@ -131,8 +136,7 @@ def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_ar
     count = 400
     line = "print(f'[0] line {n}\\n#trireme metrics.jsonl + {n}', flush=True)"
     script = f"import time\nfor n in range({count}): {line}; time.sleep(0.05)"
-    container = {"name": "node", "command": [ground.cluster.python, "-c", script]}  # type: ignore[attr-defined]
-    job = ground.job(ranks=1, patch={"Pod": {"spec": {"containers": [container]}}})
+    job = ground.job(ranks=1, **instead_of_ranks(ground, script))
     metrics = job.directory / "metrics.jsonl"
     metrics.write_text("of an earlier attempt\n")
     (handle,) = ground.submit(job)

@@ -210,6 +210,55 @@ def test_a_stranger_that_connects_is_not_taken_for_a_pod(tmp_path: Path, free_po
     assert sorted(pod.lines()) == [b"[0] started", b"[1] started"] and peer.lines() == []
 
 
+def test_who_connects_and_says_nothing_does_not_keep_the_pods_waiting(tmp_path: Path, free_port: int) -> None:
+    pod = Pod(tmp_path, 'print("started")', index=0, pods=2, port=free_port).start()
+    wait_for(lambda: _connects(free_port - 1), "pod 0 to listen")
+    with socket.create_connection(("localhost", free_port - 1)) as silent:
+        peer = Pod(tmp_path, "pass", index=1, pods=2, port=free_port).start()
+        try:
+            assert pod.process.wait(entry.GREETING + 60.0) == peer.process.wait(60.0) == 0
+        finally:
+            pod.process.kill()
+            peer.process.kill()
+        silent.settimeout(10.0)
+        assert silent.recv(16) == b"", "it is dropped, not released"
+    assert sorted(pod.lines()) == [b"[0] started", b"[1] started"] and peer.lines() == []
+
+
+def test_a_pod_that_has_joined_may_wait_longer_than_a_greeting_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "GREETING", 0.1)
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(b"here\n")
+        assert entry.greets(here) and here.gettimeout() is None
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(b"he")
+        assert not entry.greets(here), "which has said the half in time"
+
+
+def test_a_stranger_that_says_much_and_ends_no_line_is_dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "GREETING", 1000.0)
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(b"x" * 50)
+        assert not entry.greets(here)
+
+
+def test_a_silent_stranger_does_not_keep_pod_0_from_ending(tmp_path: Path, free_port: int) -> None:
+    pod = Pod(tmp_path, "pass", index=0, pods=2, port=free_port).start()
+    wait_for(lambda: _connects(free_port - 1), "pod 0 to listen")
+    with socket.create_connection(("localhost", free_port - 1)):
+        with pytest.raises(subprocess.TimeoutExpired):
+            pod.process.wait(2.0)  # it listens to the stranger meanwhile
+        pod.process.terminate()
+        try:
+            assert pod.process.wait(entry.GREETING + 60.0) == 75
+        finally:
+            pod.process.kill()
+    pod.lines()
+
+
 # -- last words -----------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Manifests: golden files of every workload, strict schemas, and what each setting does. No cluster.
+"""Manifests: golden files of every workload, strict schemas, and what each setting does. No cluster, but for one test.
 
 After a wanted change: python -m tests.backends.test_kubernetes_manifests
 """
@@ -14,6 +14,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.backends.kubernetes.errors import dropped
 from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, launcher_job, merge, pods_of
@@ -23,6 +25,7 @@ from launcher.config.kubernetes import KubernetesCluster, check_cluster
 from launcher.config.kubernetes_volumes import VolumeConfig
 from launcher.config.schema import Config, ContainerConfig
 from launcher.trials.job import Job
+from tests.clusters.kubernetes.fixture import Kubernetes
 from trainer.spec import ConfigError, from_dict, to_dict
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -88,7 +91,7 @@ def golden_text(workload: str, full: bool) -> str:
     for program in PROGRAMS:
         objects[1]["data"][program.name] = f"(launcher/backends/kubernetes/{program.name})"
     objects[1]["binaryData"]["trainer.tar.gz"] = "(trainer)"
-    # Before it is YAML, which quotes a digest that has digits alone.
+    # Before it is YAML, which quotes a digest that begins with a digit.
     return to_text(json.loads(json.dumps(objects).replace(digest(PROJECT / "trainer"), "(its digest)")))
 
 
@@ -212,6 +215,14 @@ def test_every_pod_of_a_trial_gets_a_node_of_its_own_unless_told_otherwise(workl
     assert both[REQUIRED] == [{"topologyKey": "rack"}, apart] and len(both) == 2, "a site's own demands stay"
 
 
+@pytest.mark.parametrize("kind", ["podAntiAffinity", "podAffinity", "nodeAffinity"])
+def test_null_in_an_affinity_says_the_same_as_no_value(kind: str) -> None:
+    cluster = dataclasses.replace(PLAIN, topology="rack")
+    for empty in (None, {}, {REQUIRED: None}, {PREFERRED: None, REQUIRED: None}):
+        given = dataclasses.replace(cluster, affinity={kind: empty})
+        assert pod_of(rendered(given, avoid=("n3",)))["affinity"] == pod_of(rendered(cluster, avoid=("n3",)))["affinity"]
+
+
 @pytest.mark.parametrize("workload", KINDS)
 def test_the_cluster_itself_ends_and_removes_a_trial_that_nobody_comes_back_for(workload: str) -> None:
     cluster = dataclasses.replace(PLAIN, workload=workload, deadline_seconds=61, ttl_seconds=3601)
@@ -294,6 +305,70 @@ def test_no_path_is_mounted_twice_in_a_pod_of_the_launcher() -> None:
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
 
 
+# -- text that YAML might take for something else ------------------------------------------------------------------------------
+
+
+AMBIGUOUS = [
+    *("y", "Y", "n", "N", "yes", "No", "ON", "off", "true", "False", "null", "NULL", "~", ""),
+    *("1", "-1", "+1", "007", "089", "1_000", "-_1", "1e3", "1E3", "1.e+3", "-.5e-1", ".5", "12345678e901", "1e400", "0x1F", "0o17", "0b11", "-0b1"),
+    *("1:30", "190:20:30.15", "2026-11-20", "2026-11-20T10:00:05Z", "2026-1-2 3:4:5", ".inf", "-.INF", "+.Inf", ".nan", ".NaN", "inf", "-Infinity", "nan"),
+    *("=", "<<", "-", "?", "- a", "a: b", "a #b", "#a", "{a}", "[a]", "*a", "&a", "!a", "%a", "@a", "`a", "|", ">", "'", '"', " a", "a ", ":"),
+]  # fmt: skip
+PLAIN_WORDS = [
+    *("trireme", "node", "-u", "/trireme/entry.py", "registry.example/trireme:1", "None", "yesterday", "info", "nano", "e3", "a1e3"),
+    *("8Gi", "100m", "10.0.0.1/x", "x" * 200),
+]
+
+
+TIME = re.compile(r"[-+]?\d+(:\d+)+(\.\d*)?|\d{4}-\d\d?-\d\d?([t\s][-+.:z\s\d]*)?")
+
+
+def other_than_text(text: str) -> bool:
+    """Whether some reader of YAML takes ``text``, without quotes, for a number, a truth value or nothing."""
+    digits = text.replace("_", "").lower()
+    for number in (float, lambda word: int(word, 0), lambda word: float(word.replace(".inf", "inf").replace(".nan", "nan"))):
+        try:
+            number(digits)
+        except ValueError:
+            continue
+        return True
+    return text.lower() in ("", "~", "null", "true", "false", "yes", "no", "on", "off", "y", "n") or bool(TIME.fullmatch(digits))
+
+
+ids = st.from_regex(r"[0-9a-f]{8,12}|[0-9]{4,8}e[0-9]{1,7}", fullmatch=True)
+odd = st.text("0123456789abefoxinyENY_+-.:~", max_size=12)
+
+
+@given(st.one_of(st.sampled_from(AMBIGUOUS), ids, odd))
+def test_text_that_a_reader_of_yaml_could_take_for_something_else_is_quoted(text: str) -> None:
+    assert from_text(to_text([{text: [text]}])) == [{text: [text]}]
+    written = to_text([{"key": text}]).removeprefix("---\nkey: ").removesuffix("\n")
+    assert written[0] in "'\"" if other_than_text(text) else written in (text, f"'{text}'")
+
+
+@pytest.mark.parametrize("text", PLAIN_WORDS)
+def test_words_are_written_as_they_are(text: str) -> None:
+    assert to_text([{"key": text}]) == f"---\nkey: {text}\n"
+
+
+def test_what_is_printed_is_to_the_parser_of_kubernetes_what_is_sent(kubernetes: Kubernetes) -> None:
+    """The server reads YAML as kubectl does. Names of keys are read as values are."""
+    texts = dict.fromkeys(
+        [*AMBIGUOUS, *PLAIN_WORDS, *(f"{number:x}e{number % 1000}" for number in range(10**7, 10**7 + 300)), "a\nb\n", "\n a \n\n"]
+    )
+    head = {"name": "odd", "namespace": "default", "labels": {"y": "y", "1e3": "12345678e901"}}
+    sent = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": {f"key-{number}": text for number, text in enumerate(texts)}}
+    api = kubernetes.core().api_client
+    _, url, headers, _, _ = api.param_serialize(
+        "POST", "/api/v1/namespaces/default/configmaps", [], [("dryRun", "All")], auth_settings=["BearerToken"]
+    )
+    answer = api.call_api("POST", url, {**headers, "Content-Type": "application/yaml"}, to_text([sent]))
+    answer.read()
+    assert answer.status == 201, answer.data
+    stored = json.loads(answer.data)
+    assert stored["data"] == sent["data"] and stored["metadata"]["labels"] == head["labels"]
+
+
 # -- patches ----------------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +402,34 @@ def test_a_patch_can_reach_every_object() -> None:
     assert objects[2]["spec"]["ttlSecondsAfterFinished"] == 60 and objects[0]["metadata"]["labels"]["x"] == "y"
 
 
+@pytest.mark.parametrize("workload", KINDS)
+def test_a_patch_may_add_to_the_lists_that_the_launcher_needs_and_change_what_their_items_say(workload: str) -> None:
+    command = ["sh", "-c", 'ulimit -c 0; exec "$@"', "--", "python", "-u", "/trireme/entry.py"]
+    node = {
+        "name": "node",
+        "command": command,
+        "env": [{"name": "LEVEL", "value": "1"}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    }
+    scratch = [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]
+    objects = rendered(dataclasses.replace(variant(workload, False), patch={"Pod": {"spec": {"containers": [node], "volumes": scratch}}}))
+    before = rendered(variant(workload, False))
+    names = [
+        [{item["name"] for item in max(found(part, made), key=len)} for made in (before, objects)]
+        for part in ("env", "volumes", "volumeMounts")
+    ]
+    assert [after - own for own, after in names] == [{"LEVEL"}, {"scratch"}, {"scratch"}] and all(own < after for own, after in names)
+    assert found("command", objects)[0] == command and {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}} in found("volumes", objects)[0]
+
+
 SET = "[{name: node, template: null}]"
+
+
+def of_node(change: str) -> str:
+    """A patch of the container that the ranks run in."""
+    return f"{{Pod: {{spec: {{containers: [{{name: node, {change}}}]}}}}}}"
+
+
 NEEDED = {
     "Pod.metadata=null": ("job", "{Pod: {metadata: null}}"),
     'Pod.metadata.name="x"': ("job", "{Pod: {metadata: {name: x}}}"),
@@ -345,13 +447,53 @@ NEEDED = {
     "Job.spec.template=null": ("job", "{Job: {spec: {template: null}}}"),
     "Job.spec.tasks=null": ("volcano", "{Job: {spec: {tasks: null}}}"),
     "JobSet.spec.replicatedJobs=[]": ("jobset", "{JobSet: {spec: {replicatedJobs: []}}}"),
-    "JobSet.spec.replicatedJobs leaves no template": ("jobset", f"{{JobSet: {{spec: {{replicatedJobs: {SET}}}}}}}"),
+    "JobSet.spec.replicatedJobs.node.template=null": ("jobset", f"{{JobSet: {{spec: {{replicatedJobs: {SET}}}}}}}"),
     "TrainJob.spec.trainer=null": ("trainjob", "{TrainJob: {spec: {trainer: null}}}"),
     "Service.spec=null": ("pods", "{Service: {spec: null}}"),
     'Service.metadata.labels.trireme/job="q"': ("job", "{Service: {metadata: {labels: {trireme/job: q}}}}"),
     "Service.metadata.annotations=null": ("job", "{Service: {metadata: {annotations: null}}}"),
     'ConfigMap.data.config.yaml="x"': ("job", "{ConfigMap: {data: {config.yaml: x}}}"),
     "ConfigMap.data=null": ("job", "{ConfigMap: {data: null}}"),
+    "Pod.spec.containers.node.env=null": ("pods", of_node("env: null")),
+    'Pod.spec.containers.node.env=[{"value": "1"}]': ("trainjob", of_node('env: [{value: "1"}]')),
+    'Pod.spec.containers.node.env.MASTER_ADDR={"name": "MASTER_ADDR", "value": null}': (
+        "job",
+        of_node("env: [{name: MASTER_ADDR, value: null}]"),
+    ),
+    "Pod.spec.containers.node.command=null": ("volcano", of_node("command: null")),
+    'Pod.spec.containers.node.command="python"': ("job", of_node("command: python")),
+    'Pod.spec.containers.node.command=["sleep", "1"]': ("job", of_node('command: [sleep, "1"]')),
+    "Pod.spec.containers.node.volumeMounts=null": ("jobset", of_node("volumeMounts: null")),
+    'Pod.spec.containers.node.volumeMounts.trials={"name": "trials", "mountPath": "/other"}': (
+        "job",
+        of_node("volumeMounts: [{name: trials, mountPath: /other}]"),
+    ),
+    "Pod.spec.volumes=null": ("pods", "{Pod: {spec: {volumes: null}}}"),
+    "Pod.spec.volumes.trireme.configMap=null": ("job", "{Pod: {spec: {volumes: [{name: trireme, configMap: null, emptyDir: {}}]}}}"),
+    'Pod.spec.volumes.trials={"name": "trials", "emptyDir": null}': ("job", "{Pod: {spec: {volumes: [{name: trials, emptyDir: null}]}}}"),
+    "Service.spec.selector=null": ("pods", "{Service: {spec: {selector: null}}}"),
+    'Service.spec.selector.trireme/job="q"': ("job", "{Service: {spec: {selector: {trireme/job: q}}}}"),
+    'Job.spec.completionMode="NonIndexed"': ("job", "{Job: {spec: {completionMode: NonIndexed}}}"),
+    "Job.spec.completions=3": ("job", "{Job: {spec: {completions: 3}}}"),
+    "Job.spec.parallelism=1": ("job", "{Job: {spec: {parallelism: 1}}}"),
+    "Job.spec.template.spec.containers.node.env=null": (
+        "job",
+        "{Job: {spec: {template: {spec: {containers: [{name: node, env: null}]}}}}}",
+    ),
+    "Job.spec.tasks.node.template.spec.volumes=null": (
+        "volcano",
+        "{Job: {spec: {tasks: [{name: node, template: {spec: {volumes: null}}}]}}}",
+    ),
+    "JobSet.spec.replicatedJobs.node.template.spec.parallelism=1": (
+        "jobset",
+        "{JobSet: {spec: {replicatedJobs: [{name: node, template: {spec: {parallelism: 1}}}]}}}",
+    ),
+    "JobSet.spec.replicatedJobs.node.replicas=2": ("jobset", "{JobSet: {spec: {replicatedJobs: [{name: node, replicas: 2}]}}}"),
+    "Job.spec.tasks.node.replicas=1": ("volcano", "{Job: {spec: {tasks: [{name: node, replicas: 1}]}}}"),
+    "TrainJob.spec.trainer.numNodes=1": ("trainjob", "{TrainJob: {spec: {trainer: {numNodes: 1}}}}"),
+    "TrainJob.spec.trainer.env=[]": ("trainjob", "{TrainJob: {spec: {trainer: {env: []}}}}"),
+    "TrainJob.spec.trainer.command=null": ("trainjob", "{TrainJob: {spec: {trainer: {command: null}}}}"),
+    "TrainJob.spec.runtimePatches=null": ("trainjob", "{TrainJob: {spec: {runtimePatches: null}}}"),
 }
 
 
@@ -387,7 +529,15 @@ def test_merging(base: Any, patch: Any, merged: Any) -> None:
         ({"patch": {"Pod": {"spec": {"hostNetwrk": True}}}}, "spec.hostNetwrk is not a field of Kubernetes; correct it in cluster.patch"),
         ({"patch": {"Deployment": {}}}, "cluster.patch.Deployment names no kind of this workload; it has Pod, Service, ConfigMap or Job"),
         ({"tolerations": [{"key": 3}]}, "tolerations.0.key is wrong: input should be a valid string"),
-        ({"affinity": {"nodeAffinitee": {}}}, "spec.affinity.nodeAffinitee is not a field"),
+        ({"affinity": {"nodeAffinitee": {}}}, "cluster.affinity.nodeAffinitee={} is not a field of Kubernetes; give what 'kubectl"),
+        ({"affinity": {"podAntiAffinity": []}}, "cluster.affinity.podAntiAffinity=[] is wrong: input should be a valid mapping; give what"),
+        ({"affinity": {"podAntiAffinity": "abc"}}, 'cluster.affinity.podAntiAffinity="abc" is wrong: input should be a valid mapping;'),
+        ({"affinity": {"podAntiAffinity": {REQUIRED: "abc"}}}, f'podAntiAffinity.{REQUIRED}="abc" is wrong: input should be a valid list'),
+        (
+            {"affinity": {"podAntiAffinity": {REQUIRED: [{}]}}},
+            f"cluster.affinity.podAntiAffinity.{REQUIRED}.0.topologyKey is missing; give",
+        ),
+        ({"affinity": {"nodeAffinity": {PREFERRED: 3}}, "spread": False}, f"cluster.affinity.nodeAffinity.{PREFERRED}=3 is wrong"),
         ({"volumes": [{"mount": "/x"}]}, "has 0 sources; give exactly one of claim, host_path, nfs, config_map or secret"),
         ({"volumes": [{"mount": "/x", "claim": "a", "nfs": "s:/p"}]}, "has 2 sources"),
         ({"volumes": [{"mount": "x", "claim": "a"}]}, "'x' is not an absolute path"),

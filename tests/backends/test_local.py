@@ -176,6 +176,19 @@ def test_an_image_is_refused_and_the_remedy_named() -> None:
         backend_for(LocalCluster(container=ContainerConfig(image="x"))).check()
 
 
+@pytest.mark.parametrize(("name", "words"), [
+    ("A=B", "cannot name an environment variable"), ("", "cannot name an environment variable"),
+    *((name, "is the launcher's own") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")),
+])  # fmt: skip
+def test_a_variable_that_ranks_cannot_be_given_is_refused_before_anything_starts(tmp_path: Path, name: str, words: str) -> None:
+    cluster = LocalCluster(gpus_per_node=2, env={"GREETING": "hello", name: "x"})
+    with pytest.raises(ConfigError, match=rf"^cluster\.env has '?{name}'?, which {words}"):
+        backend_for(cluster).check()
+    ground = Ground(lambda: backend_for(cluster), cluster, tmp_path)
+    with pytest.raises(ConfigError, match=r"^cluster\.env has "):  # a dry run asks no more than this
+        ground.backend.render(ground.job())
+
+
 @pytest.mark.parametrize(("limit", "capacity"), [(None, 6), (4, 4)])
 def test_the_processes_of_all_trials_are_limited_by_the_cluster(limit: int | None, capacity: int) -> None:
     assert backend_for(LocalCluster(nodes=2, gpus_per_node=3, max_processes=limit)).capacity() == capacity

@@ -142,9 +142,15 @@ def test_a_job_that_waits_may_use_a_bad_node_again_after_a_while(
 
 
 def test_a_node_is_bad_when_one_of_its_ranks_is() -> None:
-    assert bad_nodes({0: "good", 1: "good", 2: "good"}, 3, ["n1", "n2"]) == []
-    assert bad_nodes({0: "good", 1: "broken", 2: "good"}, 3, ["n1", "n2"]) == ["n1"]
-    assert bad_nodes({0: "good", 1: "good"}, 3, ["n1", "n2"]) == ["n2"], "a rank that does not arrive"
+    assert bad_nodes({0: "good", 1: "good", 2: "good"}, 3, 2, ["n1", "n2"]) == []
+    assert bad_nodes({0: "good", 1: "broken", 2: "good"}, 3, 2, ["n1", "n2"]) == ["n1"]
+    assert bad_nodes({0: "good", 1: "good"}, 3, 2, ["n1", "n2"]) == ["n2"], "a rank that does not arrive"
+
+
+@pytest.mark.parametrize(("rank", "node"), [(0, "n1"), (7, "n1"), (8, "n2"), (11, "n2")])
+def test_a_bad_node_is_the_one_that_its_rank_runs_on_where_ranks_do_not_fill_the_last(rank: int, node: str) -> None:
+    said = {number: "broken" if number == rank else "good" for number in range(12)}
+    assert bad_nodes(said, 12, 8, ["n1", "n2"]) == [node]
 
 
 # ---------------------------------------------------------------- errors
@@ -339,9 +345,14 @@ def test_a_secret_in_clear_is_refused_and_stands_in_no_file(slurm: Slurm, tmp_pa
     assert _holders(tmp_path / "here", "planted") == [] and "planted" not in refused.stdout + refused.stderr
 
 
-def test_a_variable_that_is_not_there_to_be_inherited_is_named(slurm: Slurm, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cluster\.env_inherit names NO_SUCH_TOKEN, which is not set here"):
-        run(tmp_path, trial(env_inherit=["NO_SUCH_TOKEN"]))
+@pytest.mark.parametrize(("name", "words"), [
+    ("NO_SUCH_TOKEN", "names NO_SUCH_TOKEN, which is not set here"), ("SLURM_CPU_BIND", "has SLURM_CPU_BIND, which no job takes along"),
+    ("x; rm y", "has 'x; rm y', which cannot name an environment variable"),
+])  # fmt: skip
+def test_a_variable_that_cannot_be_inherited_is_named(slurm: Slurm, tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^cluster\.env_inherit {words}"):
+        run(tmp_path, trial(env_inherit=[name]))
+    assert not list(tmp_path.iterdir()), "nothing is written"
 
 
 # ---------------------------------------------------------------- code

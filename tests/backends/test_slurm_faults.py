@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,27 @@ def test_a_training_that_was_put_back_into_the_queue_goes_on_under_another_layou
     (record,) = run(tmp_path, dataclasses.replace(second, run=dataclasses.replace(second.run, checkpoint=checkpoint)))
     assert record.status is Status.DONE, record.detail
     assert [line["step"] for line in metrics(record)] == list(range(saved + 1, saved + 5))
+
+
+_WARN = 'scancel --batch --signal=USR1 "$SLURM_JOB_ID"; sleep 2'
+
+
+@pytest.mark.parametrize("check", [None, _WARN, f"{_WARN}; exit 9"], ids=["setup", "health check", "health check that ends with it"])
+def test_a_job_that_is_warned_before_its_ranks_begin_puts_itself_back_into_the_queue(
+    slurm: Slurm, tmp_path: Path, check: str | None
+) -> None:
+    slurm.breakable()
+    either, seen = tmp_path / "either", tmp_path / "seen"
+    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {sys.executable} "$@"\n')
+    either.chmod(0o755)
+    setup = [] if check else ["[ $attempt -gt 0 ] || kill -USR1 $$"]
+    (record,) = run(tmp_path / "runs", trial(every=1, setup=setup, python=str(either), health_check=bool(check)))
+    assert record.status is Status.DONE, record.detail
+    restarts = dict(squeue("JobArrayID", "RestartCnt"))
+    assert record.handle is not None and record.handle["attempt"] == 0 and int(restarts[record.handle["job_id"]]) == 1
+    logs = record.directory / "logs"
+    assert "stopped on request (code 75)" in (logs / "attempt0.slurm.log").read_text()
+    assert not (logs / "attempt0.rank0.log").exists() and (logs / "attempt1.rank0.log").exists()
 
 
 def _lines(directory: Path) -> list[dict[str, Any]]:

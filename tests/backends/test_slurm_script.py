@@ -104,6 +104,7 @@ def test_a_run_without_checkpoints_is_not_told_of_its_end() -> None:
 
 def test_a_short_time_limit_leaves_half_of_it_to_the_ranks() -> None:
     assert options(job(PLAIN), dataclasses.replace(PLAIN, time=1))["signal"] == "B:USR1@30"
+    assert options(job(PLAIN), dataclasses.replace(PLAIN, time="0:0:01"))["signal"] == "B:USR1@1", "at least one second"
 
 
 def test_bad_nodes_of_earlier_attempts_are_excluded_beside_those_of_the_configuration() -> None:
@@ -257,6 +258,33 @@ def test_a_name_of_the_launchers_own_is_refused_whichever_key_gives_it(name: str
             script(dataclasses.replace(PLAIN, **{key: value}))
 
 
+@pytest.mark.parametrize("name", ["x; rm y", "A=B", "A-B", "1A", "", "Ä"])
+def test_what_no_variable_can_be_called_is_refused_whichever_key_gives_it(name: str) -> None:
+    for key, value in {"env": {name: "x"}, "env_inherit": [name]}.items():
+        with pytest.raises(ConfigError, match=rf"^cluster\.{key} has '{re.escape(name)}', which cannot name an environment variable; use"):
+            script(dataclasses.replace(PLAIN, **{key: value}))
+
+
+@pytest.mark.parametrize("name", ["SLURM_CPU_BIND", "SBATCH_ACCOUNT", "SRUN_CPUS_PER_TASK", "SQUEUE_FORMAT", "PMI_RANK", "PMIX_MCA_x"])
+def test_what_sbatch_is_not_given_is_refused_to_be_inherited(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^cluster\.env_inherit has {name}, which no job takes along: .*; remove it, or rename it$"):
+        script(dataclasses.replace(PLAIN, env_inherit=[name]))
+    with pytest.raises(ConfigError, match=r"^cluster\.env_inherit has TOKEN, and cluster\.env too; leave one of them out$"):
+        script(dataclasses.replace(PLAIN, env_inherit=["TOKEN"], env={"TOKEN": "x"}))
+
+
+@pytest.mark.parametrize("code", [CODE, None], ids=["snapshot", "image"])
+@pytest.mark.parametrize("name", ["PYTHONPATH", "OMP_NUM_THREADS", "SLURM_CONF", "SLURM_JWT", "MY_TOKEN"])
+def test_what_is_inherited_is_left_as_it_is_on_its_way_to_the_ranks(name: str, code: Path | None) -> None:
+    """The lines of the script before the ranks are run by a real bash, in the environment that sbatch gets."""
+    cluster = dataclasses.replace(PLAIN, env_inherit=[name])
+    lines = job_script(job(cluster), cluster, code)
+    before = lines[lines.index("\nfi\n") + 4 : lines.index("# The ranks meet")]
+    given = submission_environment({"PATH": os.environ["PATH"], name: "as it was"}, options(job(cluster), cluster))
+    program = f'{before}\nprintf %s "${{{name}-lost}}"'
+    assert subprocess.run(["bash", "-c", program], env=given, capture_output=True, check=True, text=True).stdout == "as it was"
+
+
 # ---------------------------------------------------------------- values are data
 
 
@@ -315,7 +343,7 @@ def test_nothing_of_an_outer_job_reaches_the_submitted_one() -> None:
         "MASTER_ADDR": "n1",
         "PMI_RANK": "0",
     }
-    kept = {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "HOME": "/root", "MY_SLURM_NOTES": "1", "PRANK": "1"}
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "a.b.c", "PATH": "/bin", "HOME": "/root", "MY_SLURM_NOTES": "1", "PRANK": "1"}
     assert clean_environment(outer | kept) == kept
 
 

@@ -17,6 +17,16 @@ import pytest
 from tests.small_runs import small
 from trainer.testing import Farm, free_port
 
+LINE = r"it (?P<step>\d+) took (?P<milliseconds>[\d.]+) ms"
+LEAVES = """
+import os, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL, start_new_session=True)
+parentless = subprocess.run(["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True).stdout.strip()
+for step in range(9): print(f"it {step} took {step}.5 ms", flush=True)
+print("left", worker.pid, parentless, flush=True)
+"""
+"""Another trainer's program, which starts a process in a session of its own, as torchrun does its workers, and one without a parent."""
+
 
 class Conversation:
     """A fork server of its own, spoken to line by line."""
@@ -34,12 +44,15 @@ class Conversation:
     def hear(self) -> dict[str, Any]:
         return json.loads(self.process.stdout.readline())
 
-    def start(self, out: Path, ranks: int, steps: int = 100000, **layout: Any) -> list[int]:
-        Farm.write(out / "config.yaml", small(steps=steps, **layout))
+    def start(self, out: Path, ranks: int, steps: int = 100000, key: str = "trial", command: str = "", **layout: Any) -> list[int]:
+        """``command``: the Python program of another trainer."""
+        out.mkdir(exist_ok=True)
+        other = {"command": {"trainer": "fake", "words": [sys.executable, "-c", command], "log": [LINE]}} if command else {}
+        Farm.write(out / "config.yaml", small(steps=steps, **layout) | other)
         self.say(
             json.dumps(
                 {
-                    "start": "trial",
+                    "start": key,
                     "config": str(out / "config.yaml"),
                     "out": str(out),
                     "attempt": 0,
@@ -52,7 +65,7 @@ class Conversation:
             )
         )
         reply = self.hear()
-        assert reply["started"] == "trial"
+        assert reply["started"] == key
         return [reply["pids"][str(rank)] for rank in range(ranks)]
 
 
@@ -154,3 +167,49 @@ def test_a_key_cannot_run_twice_at_once(server: Conversation, tmp_path: Path) ->
     assert "running already" in server.hear()["error"]
     os.kill(pids[0], signal.SIGKILL)
     assert server.hear() == {"exited": "trial", "rank": 0, "code": -signal.SIGKILL}
+
+
+def left(out: Path, rank: int = 0) -> list[int]:
+    """The processes that a rank's command has started."""
+    log = out / "logs" / f"rank{rank}.log"
+    until(lambda: "left" in log.read_text())
+    pids = [int(word) for line in log.read_text().splitlines() if line.startswith("left") for word in line.split()[1:]]
+    assert len(pids) == 2
+    return pids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to the fork server")
+@pytest.mark.parametrize("end", ["done", "one fails", "killed", "end of input"])
+def test_nothing_that_a_command_started_outlives_its_trial(mortal: Conversation, tmp_path: Path, end: str) -> None:
+    last = {
+        "done": "time.sleep(1)",
+        "one fails": "time.sleep(1000 if os.environ['RANK'] == '0' else 1); sys.exit(3)",
+    }
+    pids = mortal.start(tmp_path, 2, command=LEAVES + last.get(end, "time.sleep(1000)"), data=2)
+    started = left(tmp_path, 0) + left(tmp_path, 1)
+    if end == "end of input":
+        assert all(alive(pid) for pid in started)
+        mortal.process.stdin.close()
+        assert mortal.process.wait(300) == 0
+        assert not any(alive(pid) for pid in started)
+        return
+    for pid in pids if end == "killed" else []:
+        os.kill(pid, signal.SIGKILL)
+    assert {mortal.hear()["rank"], mortal.hear()["rank"]} == {0, 1}
+    until(lambda: not any(alive(pid) for pid in started), 60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to the fork server")
+def test_the_end_of_a_trial_ends_nothing_of_another(mortal: Conversation, tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    pids = [mortal.start(folder, 1, key=folder.name, command=LEAVES + "time.sleep(1000)")[0] for folder in folders]
+    first, second = map(left, folders)
+    os.kill(pids[1], signal.SIGKILL)
+    assert mortal.hear()["exited"] == "second"
+    until(lambda: not any(alive(pid) for pid in second), 60)
+    mortal.start(tmp_path / "third", 1, steps=2, key="third")
+    assert mortal.hear()["exited"] == "third"
+    assert all(alive(pid) for pid in [pids[0], *first])
+    os.kill(pids[0], signal.SIGKILL)
+    assert mortal.hear()["exited"] == "first"
+    until(lambda: not any(alive(pid) for pid in first), 60)

@@ -30,6 +30,8 @@ PIECE = 6000
 """Characters of a line: container runtimes cut lines at 16 KiB."""
 PEER_GRACE = 10.0
 """Seconds that ranks get to say why, after the first of them has failed."""
+GREETING = 5.0
+"""Seconds in which who has connected to pod 0 has to say that it is another pod."""
 FORMAT = 1
 METRICS, RESULT, TIMELINE, FAILURE = "metrics.jsonl", "result.json", "timeline.json", "failure-{rank}.json"
 REFUSED, STOPPED = 2, 75
@@ -68,11 +70,24 @@ def receive(port: int, others: int, node: Node) -> None:
                 peer = server.accept()[0]
             except TimeoutError:
                 continue
-            if read_line(peer) == b"here\n":
+            if greets(peer):
                 peers.append(peer)
+            else:
+                peer.close()
     for peer in peers:
         peer.sendall(b"go\n")
         peer.close()
+
+
+def greets(peer: socket.socket) -> bool:
+    """Whether it is another pod. What connects and then says nothing, such as a probe or a scan of ports, may not keep the pods waiting."""
+    peer.settimeout(GREETING)
+    try:
+        said = read_line(peer)
+    except OSError:
+        return False
+    peer.settimeout(None)
+    return said == b"here\n"
 
 
 def join(address: str, port: int, node: Node) -> None:
@@ -93,8 +108,9 @@ def join(address: str, port: int, node: Node) -> None:
 
 
 def read_line(peer: socket.socket) -> bytes:
+    """To its end, or as much of it as is longer than any line that pods say to each other."""
     data = b""
-    while not data.endswith(b"\n"):
+    while not data.endswith(b"\n") and len(data) < 16:
         more = peer.recv(16)
         if not more:
             return data

@@ -11,6 +11,7 @@ import base64
 import functools
 import hashlib
 import importlib.util
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,10 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 ENTRY = Path(__file__).with_name("entry.py")
 PROGRAMS = (ENTRY, ENTRY.with_name("provision.py"))
 """What runs in the pods before the ranks, by the image's Python."""
+PROGRAMS_VOLUME = "trireme"
+"""Volume of every pod that brings them and the run."""
+_LONGEST = 60
+"""Characters of a value in an error."""
 _LARGEST = 1_000_000
 """Bytes of a ConfigMap (the server's limit, 1 MiB, counts names as well)."""
 
@@ -273,7 +278,7 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
     def add(name: str, source: Manifest, mount: Manifest) -> None:
         pairs.append(({"name": name, **source}, {"name": name, **mount}))
 
-    add("trireme", {"configMap": {"name": job.name, "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
+    add(PROGRAMS_VOLUME, {"configMap": {"name": job.name, "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
     if not cluster.run_dir:
         add("trials", {"emptyDir": {}}, {"mountPath": OUT_DIR})
     if cluster.code == "snapshot":
@@ -333,12 +338,37 @@ def _placement(job: Job, cluster: KubernetesCluster) -> Manifest:
 def _affinity(job: Job, cluster: KubernetesCluster) -> Manifest:
     """The site's affinity and ours: each pod on a node of its own; with a topology and no queue to see to it, all in one domain, by wish or
     demand; and no bad nodes."""
-    affinity: Manifest = dict(cluster.affinity)
+    affinity = _given_affinity(cluster)
     if cluster.topology is not None and cluster.queue is None:
         affinity = merge({"podAffinity": _together(job, cluster.topology, cluster.topology_required)}, affinity)
     if cluster.spread:
         affinity = _apart(affinity, job)
     return _avoiding(affinity, job.avoid) if job.avoid else affinity
+
+
+def _given_affinity(cluster: KubernetesCluster) -> Manifest:
+    """The site's, without what is null. ``ConfigError`` where Kubernetes has no such field, or not with such a value."""
+    from kubernetes import client
+    from pydantic import ValidationError
+
+    given: Manifest = _without_nulls(cluster.affinity)
+    try:
+        client.V1Affinity.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, value = ".".join(("cluster.affinity", *map(str, first["loc"]))), json.dumps(first["input"], default=str)[:_LONGEST]
+        wrong = first["msg"].lower().partition(" or instance of ")[0].replace("dictionary", "mapping")
+        problem = {"missing": f"{key} is missing", "extra_forbidden": f"{key}={value} is not a field of Kubernetes"}
+        said = problem.get(first["type"], f"{key}={value} is wrong: {wrong}")
+        raise ConfigError(f"{said}; give what 'kubectl explain pod.spec.affinity' allows, or leave it out") from None
+    return given
+
+
+def _without_nulls(item: Any) -> Any:
+    """To Kubernetes null says the same as no value."""
+    if isinstance(item, Mapping):
+        return {name: _without_nulls(value) for name, value in item.items() if value is not None}
+    return [_without_nulls(value) for value in item] if isinstance(item, list) else item
 
 
 def _apart(affinity: Manifest, job: Job) -> Manifest:

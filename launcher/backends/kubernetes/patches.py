@@ -6,21 +6,44 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.backends.kubernetes.manifests import CONTAINER, DIRECTORY, Manifest, merge
+from launcher.backends.kubernetes.manifests import CONTAINER, DIRECTORY, JOB, PROGRAMS_VOLUME, Manifest, merge
 from trainer.spec import ConfigError
 
 Steps = tuple[str, ...]
-"""Keys from the outermost to the innermost."""
+"""Keys, and in lists names of items, from the outermost to the innermost."""
 
-_HEAD: tuple[Steps, ...] = (
+_PODS: tuple[Steps, ...] = (
+    ("spec",), ("spec", "template", "spec"), ("spec", "replicatedJobs", CONTAINER, "template", "spec", "template", "spec"),
+    ("spec", "tasks", CONTAINER, "template", "spec"),
+)  # fmt: skip
+"""Where the specification of the pods is, in one kind or another. A list of named items is gone through by name."""
+_CONTAINERS = tuple((*pod, "containers", CONTAINER) for pod in _PODS)
+"""The one that the ranks run in."""
+_INDEXED = (("spec",), ("spec", "replicatedJobs", CONTAINER, "template", "spec"))
+_COUNTS: tuple[Steps, ...] = (
+    *((*job, field) for job in _INDEXED for field in ("completionMode", "completions", "parallelism")),
+    ("spec", "replicatedJobs", CONTAINER, "replicas"), ("spec", "tasks", CONTAINER, "replicas"), ("spec", "trainer", "numNodes"),
+)  # fmt: skip
+"""How many pods there are, each with an index of its own."""
+_SAME: tuple[Steps, ...] = (
     ("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace"), ("metadata", "annotations", DIRECTORY),
+    ("spec", "selector", JOB), *_COUNTS, *((*pod, "volumes", PROGRAMS_VOLUME, "configMap", "name") for pod in _PODS),
 )  # fmt: skip
 _FILES = ("data", "binaryData")
 """Of a ConfigMap: what the pods read, which is what the trial's record says."""
-_PARTS: tuple[Steps, ...] = (("spec",), ("spec", "template"), ("spec", "replicatedJobs"), ("spec", "tasks"), ("spec", "trainer"))
+_PARTS: tuple[Steps, ...] = (
+    ("spec",), ("spec", "template"), ("spec", "replicatedJobs"), ("spec", "tasks"), ("spec", "trainer"), *_PODS, *_CONTAINERS,
+)  # fmt: skip
 """What the pods are made of, in one kind or another."""
-_CONTAINERS = ("spec", "containers")
-"""Of a pod; the one that the ranks run in has to be among them."""
+_NAMED: tuple[Steps, ...] = (
+    ("spec", "trainer", "env"), *((*pod, "volumes") for pod in _PODS),
+    *((*container, items) for container in _CONTAINERS for items in ("env", "volumeMounts")),
+)  # fmt: skip
+"""Lists whose items may be added to and changed, but have to stay."""
+_ORDERED: tuple[Steps, ...] = (
+    ("spec", "trainer", "command"), ("spec", "runtimePatches"), *((*container, "command") for container in _CONTAINERS),
+)  # fmt: skip
+"""Lists in which more may stand before, between and after the launcher's own items."""
 _LONGEST = 60
 """Characters of a value in an error."""
 
@@ -42,32 +65,46 @@ def _lost(before: Manifest, after: Manifest, labels: Sequence[str]) -> Iterator[
     """Paths whose values have to stay as they are and have not, and those of parts that have become something else."""
     own = [("metadata", "labels", label) for label in labels]
     files = [(part, file) for part in _FILES for file in before.get(part, ())]
-    yield from (path for path in (*_HEAD, *own, *files) if _at(after, path) != _at(before, path))
     for path in _PARTS:
         there, now = _at(before, path), _at(after, path)
         if there and not (now and isinstance(now, type(there))):
             yield path
-    if CONTAINER in _names(before, _CONTAINERS) and CONTAINER not in _names(after, _CONTAINERS):
-        yield _CONTAINERS
+    yield from (path for path in (*_SAME, *own, *files) if _at(after, path) != _at(before, path))
+    items = [(*path, name) for path in _NAMED for name in _inside(_at(before, path))]
+    yield from (path for path in items if not _serves(_at(before, path), _at(after, path)))
+    yield from (path for path in _ORDERED if not _holds(_at(after, path), _at(before, path) or []))
 
 
-def _names(manifest: Manifest, path: Steps) -> list[Any]:
-    """Names of the items of a list; empty where there is none."""
-    items = _at(manifest, path)
-    return [item.get("name") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+def _serves(before: Manifest, after: Any) -> bool:
+    """Whether a variable still has a value, a volume a source, and a mount its path."""
+    return isinstance(after, Mapping) and len(after) > 1 and after.get("mountPath") == before.get("mountPath")
+
+
+def _holds(items: Any, own: Sequence[Any]) -> bool:
+    """Whether all of ``own`` are among the items of a list, in their order."""
+    left = iter(items if isinstance(items, list) else ())
+    return all(item in left for item in own)
 
 
 def _at(item: Any, path: Steps) -> Any:
+    """What is there; None where nothing is."""
     for step in path:
-        item = item.get(step) if isinstance(item, Mapping) else None
+        item = _inside(item).get(step)
     return item
+
+
+def _inside(item: Any) -> Mapping[str, Any]:
+    """Its parts: those of a mapping by key, those of a list by name."""
+    if isinstance(item, list):
+        return {part["name"]: part for part in item if isinstance(part, Mapping) and isinstance(part.get("name"), str)}
+    return item if isinstance(item, Mapping) else {}
 
 
 def _culprit(patch: Mapping[str, Any], path: Steps) -> tuple[Steps, Any]:
     """How far along ``path`` the patch goes, and what it has there."""
     item: Any = patch
     for number, step in enumerate(path):
-        if not isinstance(item, Mapping) or step not in item:
+        if step not in _inside(item):
             return path[:number], item
-        item = item[step]
+        item = _inside(item)[step]
     return path, item

@@ -9,6 +9,7 @@ peers that are in the middle of a step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -268,18 +269,11 @@ def _topology(cluster: KubernetesCluster) -> dict[str, str]:
 
 
 def _template_in(manifest: Manifest) -> Manifest:
-    """The pod template inside a kind of another group; an empty one where it has none that is whole."""
-    spec = manifest["spec"]
-    try:
-        if manifest["kind"] == "JobSet":
-            return dict(spec["replicatedJobs"][0]["template"]["spec"]["template"])
-        return dict(spec["tasks"][0]["template"]) if "tasks" in spec else {}
-    except (LookupError, TypeError, ValueError):
-        where = "replicatedJobs" if manifest["kind"] == "JobSet" else "tasks"
-        raise ConfigError(
-            f"cluster.patch.{manifest['kind']}.spec.{where} leaves no template of pods, which the launcher itself needs; "
-            "leave it out of the patch, and change pods with cluster.patch.Pod"
-        ) from None
+    """The pod template inside a kind of another group, whole after every patch; an empty one where the kind has none."""
+    spec: Manifest = manifest["spec"]
+    if manifest["kind"] == "JobSet":
+        return dict(spec["replicatedJobs"][0]["template"]["spec"]["template"])
+    return dict(spec["tasks"][0]["template"]) if "tasks" in spec else {}
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -289,6 +283,18 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         return True
 
 
-_Dumper.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+_AMBIGUOUS = re.compile(
+    r"""[-+._]*(?:[0-9][-+.:_0-9a-foptxz\s]*|inf|infinity|nan)    # numbers of every base and form, times, dates
+      | y|n|yes|no|on|off|true|false|null|~""",
+    re.IGNORECASE | re.VERBOSE,
 )
+"""One-line text that YAML 1.1, YAML 1.2 or the parser of Kubernetes (gopkg.in/yaml.v2, resolve.go) could take for something else, if it is
+not quoted. PyYAML knows fewer forms than they: neither ``y`` nor ``1e3``, ``0o17`` or ``12345678e901``, which an id may look like."""
+
+
+def _style(text: str) -> str | None:
+    """How ``text`` is written; None = as PyYAML would."""
+    return "|" if "\n" in text else "'" if _AMBIGUOUS.fullmatch(text) else None
+
+
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_style(text)))

@@ -22,6 +22,7 @@ import psutil
 from launcher.backends.contract import Backend, Request
 from launcher.backends.local.fork_server import COMMAND, ForkServerClient, ForkServerError, RankGroup
 from launcher.backends.local.memory import oom_kills
+from launcher.backends.variables import RANKS, check_names
 from launcher.config.own_python import finding_ours, module
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.ports import PORTS, free_port
@@ -31,6 +32,7 @@ from trainer.spec.records import EXIT_STOPPED
 
 _CLOCK_SECONDS = 2.0  # by how much the kernel's idea of when a process began may differ from ours
 _RANKS_PER_CORE = 32
+_OWN = {*RANKS, "OMP_NUM_THREADS"}  # variables that ranks get whatever cluster.env says; forking needs a single thread
 _EXPLAINED = (1, 2)  # exit codes of ranks that wrote down why
 
 
@@ -78,6 +80,7 @@ class LocalBackend(Backend):
                 f"cluster.nodes={self.cluster.nodes} with cluster.backend=local, which is this one machine; use cluster.nodes=1, or choose "
                 "cluster=slurm or cluster=kubernetes"
             )
+        _environment(self.cluster)
         most = _RANKS_PER_CORE * (os.cpu_count() or 1)
         if self.cluster.world_size > most:
             raise ConfigError(
@@ -93,7 +96,7 @@ class LocalBackend(Backend):
     def render(self, job: Job) -> Request:
         """The commands that run the same ranks by hand, without the worker process. ``submit`` takes another port if this one is in use."""
         command = shlex.join(module("trainer", str(job.config_path), "--out", str(job.directory), "--attempt", str(job.attempt)))
-        environment = finding_ours() | _environment(job) | {"MASTER_PORT": str(_first_port(job)), "WORLD_SIZE": str(job.world_size)}
+        environment = finding_ours() | _environment(job.cluster) | {"MASTER_PORT": str(_first_port(job)), "WORLD_SIZE": str(job.world_size)}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         for rank in range(job.world_size):
             lines.append(f"RANK={rank} LOCAL_RANK={rank} {command} >> {shlex.quote(str(job.log_path(rank)))} 2>&1 &")
@@ -142,7 +145,7 @@ class LocalBackend(Backend):
             "master_port": port,
             "env": {
                 "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # what another trainer's command gets
-                **_environment(job),
+                **_environment(job.cluster),
                 **(_devices(slots) if job.max_parallel != 1 else {}),
             },
             "log": _log_pattern(job),
@@ -200,8 +203,9 @@ def _judge(running: _Running) -> tuple[Status, Reason | None, str]:
     return Status.FAILED, Reason.ERROR, f"rank {rank} crashed ({name})"
 
 
-def _environment(job: Job) -> dict[str, str]:
-    return job.cluster.env | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+def _environment(cluster: ClusterConfig) -> dict[str, str]:
+    check_names("cluster.env", cluster.env, _OWN)
+    return cluster.env | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 
 
 def _free_slots(count: int, taken: set[int]) -> list[int]:

@@ -15,7 +15,7 @@ from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client, submission_environment
 from launcher.backends.slurm.errors import Refused, Silent, complaint, unanswered
 from launcher.backends.slurm.options import exclusive, options
-from launcher.backends.slurm.script import job_script
+from launcher.backends.slurm.script import check_inherited, job_script
 from launcher.backends.slurm.setup_lines import check_setup
 from launcher.backends.slurm.submission import Submission, equal
 from launcher.backends.slurm.watcher import Watcher
@@ -44,6 +44,7 @@ class SlurmBackend(Backend):
 
     def check(self) -> None:
         self._client.check()
+        check_inherited(self._slurm)
         missing = [name for name in self._slurm.env_inherit if name not in os.environ]
         if missing:
             raise ConfigError(f"cluster.env_inherit names {missing[0]}, which is not set here; export it, or remove the name")

@@ -28,13 +28,19 @@ _PATIENCE_SECONDS = 3600.0
 _LONGEST_PAUSE_SECONDS = 60.0
 T = TypeVar("T")
 _OF_AN_OUTER_JOB = re.compile(
-    r"(?!SLURM_CONF$)(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|PMI|PMIX)_|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
+    r"(?!SLURM_(?:CONF|JWT)$)(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|PMI|PMIX)_|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` without what an outer job or user defaults would add to ours: a launcher may itself run in a job."""
-    return {name: value for name, value in environment.items() if not _OF_AN_OUTER_JOB.match(name)}
+    """``environment`` without what an outer job or user defaults would add to ours: a launcher may itself run in a job. Where Slurm is and
+    who asks it (SLURM_CONF, SLURM_JWT) stay."""
+    return {name: value for name, value in environment.items() if reaches_a_job(name)}
+
+
+def reaches_a_job(name: str) -> bool:
+    """Whether a variable of that name is left in ``clean_environment``."""
+    return not _OF_AN_OUTER_JOB.match(name)
 
 
 _DEFAULTS = {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.slurm.client import reaches_a_job
 from launcher.backends.slurm.container import interpreter, wrapping
 from launcher.backends.slurm.options import directives, options, saves, shape
 from launcher.backends.slurm.owned import check_srun
 from launcher.backends.slurm.states import ExitCode
+from launcher.backends.variables import RANKS, check_names
 from launcher.config.containers import HostPath, check_container, given_mounts, host_paths, runtime
 from launcher.config.env_file import names_in
 from launcher.config.slurm import SlurmCluster
@@ -23,7 +25,7 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 
 OWN = {
-    *MEETING, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+    *RANKS,
     "trial", "attempt", "log", "code", "line", "nodes", "name", "as_rank", "as_node", "rest", "warned", "ended", "ranks", "interrupted",
     "pause", "IFS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
     "UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO",  # bash lets nobody set them
@@ -42,7 +44,8 @@ def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
     return _template("job.sh.jinja").render(
         directives="\n".join(directives(chosen, cluster)),
         trial=job.trial, attempt=job.attempt, directory=str(job.directory), world_size=job.world_size, per_node=shape(job)[1],
-        environment=_environment(cluster), code=code and str(code), runtime=runtime(cluster.container), names=_names(cluster),
+        environment=_environment(cluster), inherits=cluster.env_inherit, names=_names(cluster),
+        code=code and str(code), runtime=runtime(cluster.container),
         folders=[path.source for path in _paths(job, cluster, code) if path.written and path.path != str(job.directory)],
         setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
         launch=launch(cluster), ranks=_ranks(job, cluster, code), health=_health(job, cluster, code) if cluster.health_check else "",
@@ -71,29 +74,30 @@ def launch(cluster: SlurmCluster) -> str:
 
 def _environment(cluster: SlurmCluster) -> dict[str, str]:
     """Variables of the ranks."""
-    environment = {"OMP_NUM_THREADS": "1", **cluster.env}
-    for name in environment:
-        if not name.isidentifier() or not name.isascii():
-            raise ConfigError(f"cluster.env has {name!r}, which cannot name an environment variable; use letters, digits and '_'")
-    _refuse_own("cluster.env", cluster.env)
-    return environment
+    check_names("cluster.env", cluster.env, OWN)
+    defaults = {} if "OMP_NUM_THREADS" in cluster.env_inherit else {"OMP_NUM_THREADS": "1"}
+    return {**defaults, **cluster.env}
 
 
-def _refuse_own(key: str, names: Iterable[str]) -> None:
-    for name in names:
-        if name in OWN:
+def check_inherited(cluster: SlurmCluster) -> None:
+    """``ConfigError`` for the first name in ``cluster.env_inherit`` that would not reach the ranks as it is."""
+    check_names("cluster.env_inherit", cluster.env_inherit, OWN)
+    for name in cluster.env_inherit:
+        if not reaches_a_job(name):
             raise ConfigError(
-                f"{key} has {name}, which is the launcher's own: it starts the ranks of a trial by it; remove it, or rename it"
+                f"cluster.env_inherit has {name}, which no job takes along: variables of Slurm's commands and of a job that the launcher "
+                "runs in stay here; remove it, or rename it"
             )
+        if name in cluster.env:
+            raise ConfigError(f"cluster.env_inherit has {name}, and cluster.env too; leave one of them out")
 
 
 def _names(cluster: SlurmCluster) -> list[str]:
     """Names of all variables that the job sets for its ranks."""
     of_file = names_in(cluster.env_from) if cluster.env_from else []
-    by_reference = [*of_file, *cluster.env_inherit]
-    _refuse_own("cluster.env_from", of_file)
-    _refuse_own("cluster.env_inherit", cluster.env_inherit)
-    return list(dict.fromkeys([*_environment(cluster), *by_reference, *MEETING]))
+    check_names("cluster.env_from", of_file, OWN)
+    check_inherited(cluster)
+    return list(dict.fromkeys([*_environment(cluster), *of_file, *cluster.env_inherit, *MEETING]))
 
 
 def _paths(job: Job, cluster: SlurmCluster, code: Path | None) -> list[HostPath]:
@@ -119,9 +123,10 @@ def _health(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
         raise ConfigError(
             "cluster.health_check needs one task per rank, which cluster.launch=torchrun has not; set cluster.health_check=false"
         )
-    log, names = _rank_log(code, ".health"), Shell('"$log.bad-nodes" $nodes')
+    log, per_node = _rank_log(code, ".health"), shape(job)[1]
+    names = Shell(f'"$log.bad-nodes" {per_node} $nodes')
     check = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer.health", names]
-    return _srun(job, cluster, code, shape(job)[1], [check], wait=0)  # it has a patience of its own
+    return _srun(job, cluster, code, per_node, [check], wait=0)  # it has a patience of its own
 
 
 def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, command: Sequence[Sequence[str]], wait: int = 30) -> str:

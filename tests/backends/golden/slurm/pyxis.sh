@@ -21,6 +21,9 @@ until log=$trial/logs/attempt$attempt; (set -o noclobber; : >"$log.slurm.log") 2
 done
 exec >>"$log.slurm.log" 2>&1
 echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, attempt $attempt"
+warned= ended= ranks=
+# Slurm warns this shell of the end of its time or of a preemption; the ranks save a checkpoint and leave with code 75.
+trap 'interrupted=1 warned=1; [ -z "$ranks" ] || kill -USR2 $ranks' USR1
 if [ $attempt -gt 0 ] && grep -qs '"status": "done"' "$trial/result.json"; then
   echo "an earlier attempt has finished the trial" && exit
 fi
@@ -44,15 +47,17 @@ as_rank='log=$1; shift
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((rest < 4 ? rest : 4))
   exec "$@" >>"$log.rank$RANK.log" 2>&1'
 
-# Slurm warns this shell of the end of its time or of a preemption; the ranks save a checkpoint and leave with code 75.
-warned= ended= ranks=
-trap 'interrupted=1 warned=1; kill -USR2 $ranks' USR1
 trap 'interrupted=1 ended=1' TERM # Slurm itself ends the job: nothing is left to decide here
+if [ -n "$warned" ]; then
+  code=75 # the ranks have not begun
+else
 srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=0 --wait=30 --unbuffered --distribution=block \
   --container-image=/images/trireme.sqsh --container-mounts=/corpus:/corpus:ro,/shared/runs/code/0123456789ab:/shared/runs/code/0123456789ab:ro,/shared/runs/trials/ab12cd34ef56:/shared/runs/trials/ab12cd34ef56 --container-env=OMP_NUM_THREADS,MASTER_ADDR,MASTER_PORT,WORLD_SIZE --container-writable --no-container-mount-home --container-workdir=/work \
   sh -c "$as_rank" rank "$log" "$code" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
 ranks=$!
+[ -z "$warned" ] || kill -USR2 $ranks # warned just now
 while interrupted=; wait $ranks; code=$?; [ -n "$interrupted" ] && [ $code -gt 128 ]; do :; done
+fi
 
 if [ $code -eq 0 ] || [ -n "$ended" ] || { [ -z "$warned" ] && [ $code -ne 75 ]; }; then
   exit $code

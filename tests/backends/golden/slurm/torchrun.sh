@@ -22,6 +22,9 @@ until log=$trial/logs/attempt$attempt; (set -o noclobber; : >"$log.slurm.log") 2
 done
 exec >>"$log.slurm.log" 2>&1
 echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, attempt $attempt"
+warned= ended= ranks=
+# Slurm warns this shell of the end of its time or of a preemption; the ranks save a checkpoint and leave with code 75.
+trap 'interrupted=1 warned=1; [ -z "$ranks" ] || kill -USR2 $ranks' USR1
 if [ $attempt -gt 0 ] && grep -qs '"status": "done"' "$trial/result.json"; then
   echo "an earlier attempt has finished the trial" && exit
 fi
@@ -45,15 +48,17 @@ as_rank='log=$1; shift
   export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}; shift
   exec "$@" >>"$log.rank$RANK.log" 2>&1'
 
-# Slurm warns this shell of the end of its time or of a preemption; the ranks save a checkpoint and leave with code 75.
-warned= ended= ranks=
-trap 'interrupted=1 warned=1; kill -USR2 $ranks' USR1
 trap 'interrupted=1 ended=1' TERM # Slurm itself ends the job: nothing is left to decide here
+if [ -n "$warned" ]; then
+  code=75 # the ranks have not begun
+else
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=30 --unbuffered --distribution=block \
   sh -c "$as_node" node /venv/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --max-restarts=0 --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$attempt" --no-python \
   sh -c "$as_rank" rank "$log" "$code" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
 ranks=$!
+[ -z "$warned" ] || kill -USR2 $ranks # warned just now
 while interrupted=; wait $ranks; code=$?; [ -n "$interrupted" ] && [ $code -gt 128 ]; do :; done
+fi
 
 if [ $code -eq 0 ] || [ -n "$ended" ] || { [ -z "$warned" ] && [ $code -ne 75 ]; }; then
   exit $code
