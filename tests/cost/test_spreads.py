@@ -94,12 +94,13 @@ def test_a_doubt_that_is_no_probability_is_one_line(capsys: pytest.CaptureFixtur
 
 
 def test_widths_are_learnt_from_any_start() -> None:
+    """A width that is far below the noise of a measurement hardly makes the misses likelier or less likely: it is no better known."""
     missed = [planted(str(i), 16, size, i) for i, size in enumerate((0.3, 0.6, 1.0, 1.7, 3.0))]
     start = shipped_widths()
     far = dataclasses.replace(start, **{name: 3 * getattr(start, name) for name in LEARNT if name != "reach"})
     one, other = likeliest(missed, start), likeliest(missed, far)
     for name in ("common", "part", "layout", "rough", "scale"):
-        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=0.05)
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=0.05, abs=start.noise / 2)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
