@@ -47,7 +47,7 @@ def preload() -> None:
     if importlib.util.find_spec("torch") is None:
         return
     prepare_devices(os.environ)
-    for name in ("torch", "torch.distributed", "numpy", "trainer.loop", "trainer.probe"):
+    for name in ("torch", "torch.distributed", "numpy", "yaml", "trainer.loop", "trainer.probe"):
         importlib.import_module(name)
 
 

@@ -11,6 +11,7 @@ file ``{"call": "module:function", "arguments": {...}}``.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import json
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.spec import TrainConfig, to_dict
+from trainer.spec import TrainConfig, save, to_dict
 from trainer.spec.records import CONFIG, RESULT, failure_file
 
 PATIENCE_S = 600.0
@@ -75,9 +76,7 @@ class Farm:
 
     @staticmethod
     def write(path: Path, config: dict[str, Any]) -> None:
-        import yaml
-
-        path.write_text(yaml.safe_dump(to_dict(TrainConfig()) | config))
+        save(to_dict(TrainConfig()) | config, path, durable=False)
 
     def call(self, function: Callable[..., Any], world_size: int, **arguments: Any) -> Finished:
         """``function(rank_env, folder, **arguments)`` on ``world_size`` ranks; fails if one fails.
@@ -168,6 +167,7 @@ def main() -> int:
 
     fork_server.GRACE_S = 8.0  # a busy machine lets peers of a failed rank say why
     preload()
+    gc.freeze()  # as the fork server does, and for the same reason
     reply({"ready": True})
     ForkServer(run).serve()
     return 0

@@ -48,7 +48,7 @@ def search(
 
 def test_the_planted_best_is_found_with_a_small_part_of_the_trials() -> None:
     behind, trials = [], []
-    for seed in range(30):
+    for seed in range(15):
         planted = Planted(seed)
         policy, stop = search(planted)
         behind.append(policy.best_seconds() / planted.best - 1)  # type: ignore[operator]
@@ -61,7 +61,7 @@ def test_the_planted_best_is_found_with_a_small_part_of_the_trials() -> None:
 @pytest.mark.parametrize("memory_factor", [0.85, 1.15])
 def test_a_memory_model_that_is_off_costs_few_trials(memory_factor: float) -> None:
     behind, trials = [], []
-    for seed in range(20):
+    for seed in range(8):
         planted = Planted(seed, memory_factor=memory_factor)
         policy, _ = search(planted)
         behind.append(policy.best_seconds() / planted.best - 1)  # type: ignore[operator]

@@ -121,8 +121,9 @@ def read_yaml(path: str | Path) -> Any:
         return json.loads(text)
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same data several times faster, where it is built
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
     return data if data is not None else {}

@@ -81,9 +81,11 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
     """Sharded parameters are whole while they are computed with, and the next unit's are gathered; so are gradients before they are
     scattered.
 
-    The project's trainer keeps buffers of every size of unit: two blocks, embedding, head; a tied matrix gets two gradients.
+    The project's trainer keeps buffers of every size of unit: two blocks, embedding, head; a tied matrix gets two gradients, the second
+    of which fills for the next micro-batch while the first travels.
     """
     f, alone = case.trainer, case.pipeline == 1
+    twice = alone & case.shape.tied & (case.micro_batches > 1)
     dense, blocks = getattr(held.dense, kind), getattr(held.blocks, kind)
     ends = _ends(case, kind)
     pair = np.minimum(blocks, 2) * np.maximum(dense - ends + getattr(held.expert, kind), 0) / np.maximum(blocks, 1)
@@ -94,7 +96,7 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, gathered * case.width, 0.0)
     parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.reduced_last, every * case.reduce_bytes * case.shape.trained, 0.0)
     if f.memory.pooled_buffers:
-        arriving = np.where(sharded, pair + ends * (1 + (alone & case.shape.tied)), _filling(case, dense, pair / 2, ends))
+        arriving = np.where(sharded, pair + ends * (1 + twice), _filling(case, dense, pair / 2, ends))
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (
             case.width if case.wide else case.gradient_bytes
         )
