@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,7 +11,12 @@ from hypothesis import HealthCheck, settings
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers: tables would be as narrow as its idea of a terminal
 
 from tests.clusters.kubernetes.build import built
+from tests.clusters.kubernetes.fixture import kubernetes, namespace, played_nodes, real_node
+from tests.clusters.slurm.fixture import slurm, whole
 from trainer.testing import Farm
+
+# Here and nowhere below: every place that imports them would start clusters of its own.
+__all__ = ["kubernetes", "namespace", "played_nodes", "real_node", "slurm", "whole"]
 
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -20,9 +25,9 @@ settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--layouts", type=int, default=60, help="layouts that the matrix draws (tests/numerics/test_matrix.py)")
+    parser.addoption("--layouts", type=int, default=40, help="layouts that the matrix draws (tests/numerics/test_matrix.py)")
     parser.addoption("--long", action="store_true", help="also the tests that download a model")
-    parser.addoption("--tuned-layouts", type=int, default=40, help="layouts that tuning draws (tests/tuning/test_tuned_layouts.py)")
+    parser.addoption("--tuned-layouts", type=int, default=24, help="layouts that tuning draws (tests/tuning/test_tuned_layouts.py)")
     parser.addoption(
         "--kills", type=int, default=0, help="launchers of pipelines that are killed at random moments, on each backend (tests/stages)"
     )
@@ -52,6 +57,8 @@ TAKE_LONG = (
 )
 
 
+CLUSTERS = ("slurm", "kubernetes")
+"""Fixtures that are whole clusters: their tests make a group each."""
 BUILDING = 3600
 """Seconds that a test of Kubernetes may take where its programs are yet to be built: the first one waits for that, thirteen minutes on a
 busy machine."""
@@ -62,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        cluster = next((name for name in ("slurm", "kubernetes") if name in fixtures), None)
+        cluster = next((name for name in CLUSTERS if name in fixtures), None)
         pure = item.path.parent.name not in TAKES_LONG and item.path.name not in TAKE_LONG
         if not pure or any(name in fixtures for name in STARTS_PROCESSES):
             item.add_marker(pytest.mark.slow)
@@ -70,6 +77,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(BUILDING))
         if "case_index" not in fixtures:
             item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | None) -> Generator[None, object, object]:
+    """A process that shares the work is through with a cluster after the last of its group: one that stands idle takes a tenth of a
+    processor from all other tests."""
+    result = yield
+    if nextitem is not None and hasattr(item.config, "workerinput"):
+        for name in {*CLUSTERS} & {*item.fixturenames} - {*getattr(nextitem, "fixturenames", ())}:
+            for definition in item._fixtureinfo.name2fixturedefs[name]:
+                definition.finish(item._request)  # type: ignore[arg-type]
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -42,13 +42,18 @@ def main(argv: list[str] | None = None) -> int:
     return EXIT_STOPPED if status is Status.STOPPED else 0
 
 
-def preload() -> None:
-    """Import all that ``main`` imports later, before a fork. Another trainer's command needs none of it."""
+def preload(compiler: bool | None = None) -> None:
+    """Import all that ``main`` imports later, before a fork; the compiler where torch is built for devices whose blocks it compiles, or as
+    asked. Another trainer's command needs none of it."""
     if importlib.util.find_spec("torch") is None:
         return
     prepare_devices(os.environ)
-    for name in ("torch", "torch.distributed", "numpy", "yaml", "trainer.loop", "trainer.probe"):
+    of_backward = "torch.fx.experimental.symbolic_shapes"  # torch imports it at the first backward from a tensor that is no loss
+    for name in ("torch", "torch.distributed", of_backward, "numpy", "yaml", "trainer.loop", "trainer.probe"):
         importlib.import_module(name)
+    torch = sys.modules["torch"]
+    if torch.version.cuda or torch.version.hip if compiler is None else compiler:
+        importlib.import_module("torch._inductor.config")
 
 
 def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:

@@ -166,7 +166,7 @@ def main() -> int:
         return 0
 
     fork_server.GRACE_S = 8.0  # a busy machine lets peers of a failed rank say why
-    preload()
+    preload(compiler=True)
     gc.freeze()  # as the fork server does, and for the same reason
     reply({"ready": True})
     ForkServer(run).serve()

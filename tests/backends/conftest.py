@@ -1,4 +1,4 @@
-"""Fixtures of the backends' tests: a real Slurm, a real Kubernetes."""
+"""Fixtures of the backends' tests: a Slurm that answers oddly, and a place for pods that are played."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.backends.odd_slurm import odd
-from tests.clusters.kubernetes.fixture import Kubernetes, kubernetes, namespace, played_nodes, real_node
+from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.kubernetes.stage import Stage
-from tests.clusters.slurm.fixture import slurm, whole
 
-__all__ = ["kubernetes", "namespace", "odd", "played_nodes", "real_node", "slurm", "whole"]
+__all__ = ["odd"]
 
 
 @pytest.fixture

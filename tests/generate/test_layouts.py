@@ -101,9 +101,9 @@ CASES = [(t, p, replicas) for t, p in LAYOUTS for replicas in (1, 2) if t * p * 
 def test_text_under_every_layout_and_batch(
     tensor: int, pipeline: int, replicas: int, precision: str, farm: Farm, folders: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
-    """Each kind of model, batches of 1, 3 and 8: by hand, with ``--layouts`` above 60. Ranks are started for each: a process makes its
+    """Each kind of model, batches of 1, 3 and 8: by hand, with ``--layouts`` above 40. Ranks are started for each: a process makes its
     groups once (``World.make_group``)."""
-    if request.config.getoption("--layouts") <= 60:
+    if request.config.getoption("--layouts") <= 40:
         pytest.skip("many ranks: give --layouts 100")
     alone = request.getfixturevalue("alone")[precision]
     for name, folder in folders.items():

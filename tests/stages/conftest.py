@@ -1,4 +1,4 @@
-"""Fixtures of the pipelines' tests: real clusters, and a small graph in a folder of its own."""
+"""What the pipelines' tests share: a small graph in a folder of its own, and launchers that are killed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ import pytest
 import yaml
 
 from launcher.trials.store import Record
-from tests.clusters.kubernetes.fixture import kubernetes, namespace, real_node
-from tests.clusters.slurm.fixture import slurm
-
-__all__ = ["kubernetes", "namespace", "real_node", "slurm"]
 
 SIZE = {"model.layers": 2, "model.hidden": 32, "model.heads": 2, "model.vocab": 300, "model.seq": 16}
 GRAPH: dict[str, Any] = {

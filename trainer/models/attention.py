@@ -206,9 +206,9 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-@torch.compiler.assume_constant_result
 def rotary_table(length: int, head: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """cos and sin, [2, s, 1, 1, d/2], computed in fp64 and rounded to ``dtype``. A constant for torch.compile: fp64 is slow on a GPU."""
+    """cos and sin, [2, s, 1, 1, d/2], computed in fp64 and rounded to ``dtype``. A constant for torch.compile (``compile_blocks`` says
+    so to it): fp64 is slow on a GPU."""
     return _rotary_table(length, head, theta, dtype, device)
 
 

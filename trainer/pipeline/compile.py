@@ -1,11 +1,14 @@
-"""torch.compile of each block, as one graph: whatever communicates in it is an operation of its own (``trainer.tensor.traced``)."""
+"""torch.compile of each block, as one graph: whatever communicates in it is an operation of its own (``trainer.tensor.traced``).
+
+Nothing here imports the compiler before it is used: that takes as long as the import of torch, in every rank.
+"""
 
 from __future__ import annotations
 
 import torch
-import torch._inductor.config
 from torch import nn
 
+from trainer.models.attention import rotary_table
 from trainer.pipeline.recompute import Recomputed
 
 
@@ -22,9 +25,12 @@ def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool
     """
     if not compiles(enabled, device):
         return
+    from torch._inductor import config as compiler
+
+    torch.compiler.assume_constant_result(rotary_table)
     torch._dynamo.config.suppress_errors = falls_back
     # Compiled code would look at the sizes of each tensor that it gets: fifty times a block, a twelfth of its host's time. A CPU's does.
-    torch._inductor.config.size_asserts = device.type != "cuda"
+    compiler.size_asserts = device.type != "cuda"
     for block in blocks.values():
         for root in {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}:
             root.forward = torch.compile(root.forward, fullgraph=not falls_back, dynamic=False)  # type: ignore[method-assign]
