@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -197,6 +198,21 @@ def test_a_pod_that_waits_for_its_peers_can_be_told_to_end(tmp_path: Path, free_
     pod.process.send_signal(signal.SIGTERM)
     pod.lines()
     assert pod.process.returncode == 75
+
+
+def test_a_pod_that_ends_after_it_has_joined_does_not_keep_the_others_waiting(tmp_path: Path, free_port: int) -> None:
+    pod = Pod(tmp_path, 'print("started")', index=0, pods=3, port=free_port).start()
+    wait_for(lambda: _connects(free_port - 1), "pod 0 to listen")
+    gone = socket.create_connection(("localhost", free_port - 1))
+    gone.sendall(b"here\n")
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as the kernel does for a process that was killed
+    time.sleep(1.0)  # it is heard
+    gone.close()
+    with socket.create_connection(("localhost", free_port - 1)) as other:
+        other.sendall(b"here\n")
+        other.settimeout(60.0)
+        assert other.recv(16) == b"go\n"
+    assert sorted(pod.lines()) == [b"[0] started", b"[1] started"] and pod.process.returncode == 0
 
 
 def test_a_stranger_that_connects_is_not_taken_for_a_pod(tmp_path: Path, free_port: int) -> None:
