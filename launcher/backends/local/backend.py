@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -146,7 +146,7 @@ class LocalBackend(Backend):
             "env": {
                 "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # what another trainer's command gets
                 **_environment(job.cluster),
-                **(_devices(slots) if job.max_parallel != 1 else {}),
+                **(_devices(slots, job.cluster.env) if job.max_parallel != 1 else {}),
             },
             "log": _log_pattern(job),
         }
@@ -213,9 +213,10 @@ def _free_slots(count: int, taken: set[int]) -> list[int]:
     return [slot for slot in range(count + len(taken)) if slot not in taken][:count]
 
 
-def _devices(slots: list[int]) -> dict[str, str]:
-    """Trials that run at once see different GPUs, among those that the launcher itself may see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+def _devices(slots: list[int], given: Mapping[str, str]) -> dict[str, str]:
+    """Trials that run at once see different GPUs, among those that ``cluster.env`` has ``given``, else those that the launcher itself may
+    see."""
+    visible = given.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     names = [name for name in visible.split(",") if name] or [str(slot) for slot in range(max(slots) + 1)]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[slot] for slot in slots if slot < len(names))}
 
