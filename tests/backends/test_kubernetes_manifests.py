@@ -252,6 +252,10 @@ def found(name: str, item: Any) -> list[Any]:
 def test_a_topology_is_for_kueue_to_see_to_if_there_is_a_queue_and_else_an_affinity(required: bool, word: str) -> None:
     cluster = dataclasses.replace(PLAIN, topology="rack", topology_required=required)
     assert f"{word}DuringSchedulingIgnoredDuringExecution" in pod_of(rendered(cluster))["affinity"]["podAffinity"]
+    zone = {"topologyKey": "zone"}
+    own = {"podAffinity": {REQUIRED: [zone], PREFERRED: [{"weight": 1, "podAffinityTerm": zone}]}}
+    both = pod_of(rendered(dataclasses.replace(cluster, affinity=own)))["affinity"]["podAffinity"]
+    assert [len(both[kind]) for kind in (REQUIRED, PREFERRED)] == ([2, 1] if required else [1, 2]), "a site's own wishes stay"
     queued = rendered(dataclasses.replace(cluster, queue="q"))[2]["spec"]["template"]
     assert queued["metadata"]["annotations"] == {f"kueue.x-k8s.io/podset-{word}-topology": "rack"}
     assert "podAffinity" not in queued["spec"]["affinity"]

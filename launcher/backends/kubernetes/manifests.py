@@ -340,7 +340,7 @@ def _affinity(job: Job, cluster: KubernetesCluster) -> Manifest:
     demand; and no bad nodes."""
     affinity = _given_affinity(cluster)
     if cluster.topology is not None and cluster.queue is None:
-        affinity = merge({"podAffinity": _together(job, cluster.topology, cluster.topology_required)}, affinity)
+        affinity = _together(affinity, job, cluster.topology, cluster.topology_required)
     if cluster.spread:
         affinity = _apart(affinity, job)
     return _avoiding(affinity, job.avoid) if job.avoid else affinity
@@ -373,24 +373,28 @@ def _without_nulls(item: Any) -> Any:
 
 def _apart(affinity: Manifest, job: Job) -> Manifest:
     """No two pods of the job on one node. (A topologySpreadConstraint would allow a second pod once every node has one.)"""
-    others = affinity.get("podAntiAffinity", {})
     term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": HOSTNAME}
-    return {**affinity, "podAntiAffinity": {**others, _REQUIRED: [*others.get(_REQUIRED, []), term]}}
+    return _also(affinity, "podAntiAffinity", _REQUIRED, term)
 
 
-def _together(job: Job, topology: str, required: bool) -> Manifest:
+def _together(affinity: Manifest, job: Job, topology: str, required: bool) -> Manifest:
     term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": topology}
     if required:
-        return {_REQUIRED: [term]}
-    return {_PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}
+        return _also(affinity, "podAffinity", _REQUIRED, term)
+    return _also(affinity, "podAffinity", _PREFERRED, {"weight": 100, "podAffinityTerm": term})
 
 
 def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
     """A preference, not a demand: where not enough other nodes are free, a node that may be bad is better than none, and once it is the
     only one left the scheduler may take it without another submission."""
     others = {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}]}
-    own = affinity.get("nodeAffinity", {})
-    return {**affinity, "nodeAffinity": {**own, _PREFERRED: [*own.get(_PREFERRED, []), {"weight": 100, "preference": others}]}}
+    return _also(affinity, "nodeAffinity", _PREFERRED, {"weight": 100, "preference": others})
+
+
+def _also(affinity: Manifest, kind: str, force: str, term: Manifest) -> Manifest:
+    """``affinity`` with one more term, beside those that the site has given."""
+    own = affinity.get(kind, {})
+    return {**affinity, kind: {**own, force: [*own.get(force, []), term]}}
 
 
 def _security(cluster: KubernetesCluster) -> Manifest:
