@@ -48,7 +48,7 @@ def matrix(farm: Farm) -> Matrix:
 @pytest.mark.parametrize("size", [2, 4])
 def test_fused_products_train_what_one_process_and_what_collectives_train(matrix: Matrix, size: int) -> None:
     """Losses, norms and parameters."""
-    plain = [dataclasses.replace(case, steps=4) for case in CASES if case.ranks == size]
+    plain = [dataclasses.replace(case, steps=2) for case in CASES if case.ranks == size]
     fused = [dataclasses.replace(case, async_tensor=True) for case in plain]
     for case, (name, difference) in zip(fused, matrix.worst_of(fused), strict=True):
         assert difference <= TOLERANCE["fp64"], f"{name} differs from one process by {difference:.1e}: {case}"
@@ -78,7 +78,7 @@ def noted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
         (folder / "fused.json").write_text(json.dumps(asked))
 
 
-LAYERS, MICRO, STEPS = 4, 8, 3
+LAYERS, MICRO, STEPS = 4, 8, 2
 ALL_LAYERS = [
     ({}, {}, 4, 2),
     ({"recompute": "full"}, {}, 6, 3),
