@@ -17,6 +17,7 @@ import pytest
 from launcher.config import compose, resolve
 from launcher.config.rules import run_of
 from launcher.config.trainer import LaunchProfile
+from tests.processes import alive
 from trainer.spec import save
 from trainer.spec.log_reader import LogReader
 
@@ -213,7 +214,7 @@ def test_nothing_that_a_command_started_outlives_its_rank(tmp_path: Path, number
     rank.send_signal(number)
     rank.wait(300)
     deadline = time.monotonic() + 300
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+    while alive(child):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

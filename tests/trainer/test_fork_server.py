@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import alive
 from tests.small_runs import small
 from trainer.testing import Farm, free_port
 
@@ -90,14 +91,6 @@ def mortal() -> Iterator[Conversation]:
     ended(conversation)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def until(condition: Any, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -172,7 +165,7 @@ def test_a_key_cannot_run_twice_at_once(server: Conversation, tmp_path: Path) ->
 def left(out: Path, rank: int = 0) -> list[int]:
     """The processes that a rank's command has started."""
     log = out / "logs" / f"rank{rank}.log"
-    until(lambda: "left" in log.read_text())
+    until(lambda: log.exists() and "left" in log.read_text())
     pids = [int(word) for line in log.read_text().splitlines() if line.startswith("left") for word in line.split()[1:]]
     assert len(pids) == 2
     return pids
