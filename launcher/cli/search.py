@@ -409,19 +409,19 @@ def replayed(each: Replay) -> dict[str, Any]:
 
 def show_replays(replays: Sequence[Replay]) -> None:
     """One line per sweep, and the means."""
-    from rich import box
-    from rich.table import Table
-
     console = wide_console()
-    made = Table(
-        "sweep", "rows", "ran", "to best", "trials", "behind best", "GPU-hours", "of the grid", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for each in replays:
-        share = each.gpu_hours / each.grid_gpu_hours
-        to_best = "never" if each.trials_to_best is None else str(each.trials_to_best)
-        cells = (each.name, str(each.rows), str(each.ran), to_best, str(len(each.steps)), percent(each.behind))
-        made.add_row(*cells, f"{each.gpu_hours:.4g}", percent(share))
-    console.print(made)
+    figures = {
+        "rows": [str(each.rows) for each in replays],
+        "ran": [str(each.ran) for each in replays],
+        "to best": ["never" if each.trials_to_best is None else str(each.trials_to_best) for each in replays],
+        "trials": [str(len(each.steps)) for each in replays],
+        "behind best": [percent(each.behind) for each in replays],
+        "GPU-hours": [f"{each.gpu_hours:.4g}" for each in replays],
+        "of the grid": [percent(each.gpu_hours / each.grid_gpu_hours) for each in replays],
+    }
+    names = Column("sweep", [each.name for each in replays], least=15)
+    columns = [names, *(Column(head, cells, right=True) for head, cells in figures.items())]
+    console.print(fitted_table(columns, console.width, [""] * len(replays)))
     reached = [each.trials_to_best for each in replays if each.trials_to_best is not None]
     spent, grid = sum(each.gpu_hours for each in replays), sum(each.grid_gpu_hours for each in replays)
     after = f", after {sum(reached) / len(reached):.1f} trials on average" if reached else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
-from launcher.cli.console import wide_console
+from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.named_files import check_own
@@ -233,19 +233,19 @@ def how_to_use(path: Path) -> str:
 
 def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace) -> None:
     """The tables for people, and the configuration unless it went into a file."""
-    from rich import box
-    from rich.table import Table
-
     from launcher.planning.size import MEMORY
 
-    console = wide_console()
-    made = Table("", "parameters", "tokens", "days", "loss", "layers", "hidden", "heads", "ffn", box=box.SIMPLE_HEAD, pad_edge=False)
-    for each in (choice, *others):
-        m = each.model
-        shape = (str(value) for value in (m.layers, m.hidden, m.heads, m.ffn))
-        days = "-" if each.days != each.days else f"{each.days:.1f}"
-        made.add_row(each.name, f"{each.parameters / 1e9:.4g} B", f"{each.tokens / 1e9:.4g} B", days, f"{each.loss:.3f}", *shape)
-    console.print(made)
+    console, all_of_them = wide_console(), (choice, *others)
+    figures = {
+        "parameters": [f"{each.parameters / 1e9:.4g} B" for each in all_of_them],
+        "tokens": [f"{each.tokens / 1e9:.4g} B" for each in all_of_them],
+        "days": ["-" if each.days != each.days else f"{each.days:.1f}" for each in all_of_them],
+        "loss": [f"{each.loss:.3f}" for each in all_of_them],
+        **{name: [str(getattr(each.model, name)) for each in all_of_them] for name in ("layers", "hidden", "heads", "ffn")},
+    }
+    names = Column("", [each.name for each in all_of_them], least=len("compute-optimal"))
+    columns = [names, *(Column(head, cells, right=True) for head, cells in figures.items())]
+    console.print(fitted_table(columns, console.width, [""] * len(all_of_them)))
     if choice.limit == MEMORY:
         console.print(f"memory, not days, limits the size: a larger {choice.model.family} fits in no layout; more --gpus would hold it")
     console.print("loss by Chinchilla's fit, good for comparing rows only; compute-optimal: 20 tokens per parameter", style="dim")

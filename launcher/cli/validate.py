@@ -224,7 +224,7 @@ def _table(title: str, summaries: dict[str, Summary], heads: Sequence[str], cell
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    made.add_column("source", max_width=48)
+    made.add_column("source", max_width=48, overflow="fold")
     for head in heads:
         made.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
     short = Counter(name.split(" (")[0] for name in summaries)
@@ -242,7 +242,7 @@ def _sweeps(everything: Summary) -> Table:
     from rich.table import Table
 
     made = Table(title="sweeps", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    made.add_column("sweep")
+    made.add_column("sweep", overflow="fold")
     for head in ("rows", "rank corr.", "regret", "median error", "bias"):
         made.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
     for sweep in everything.sweeps:

@@ -97,7 +97,7 @@ def show(found: dict[str, RequestSummary]) -> None:
     from rich.table import Table
 
     made = Table(title="inference", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("model")
+    made.add_column("model", overflow="fold")
     for head in ("rows", "timed", "median error", "p90", "bias", "out of memory", "F1"):
         made.add_column(head, justify="right", no_wrap=True)
     for name, each in found.items():

@@ -141,6 +141,16 @@ def test_replay_reports_every_sweep(trireme: Any) -> None:
     assert code == 0 and "2 sweeps" in out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("size", "--gpus", "1024", "--days", "24", "--tokens", "300e9", "hardware=a100_80"), ("search", "--replay", CSV), ("validate", CSV)],
+)
+def test_in_eighty_columns_no_name_is_cut(trireme: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = trireme(*words)
+    assert code == 0 and "…" not in out
+
+
 def test_a_replay_without_trials_says_nothing_of_the_best(trireme: Any) -> None:
     code, out, _ = trireme("search", "--replay", CSV, "search.max_gpu_hours=0")
     assert code == 1 and "inf" not in out and "nan" not in out
