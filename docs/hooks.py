@@ -1,4 +1,4 @@
-"""Pages that are made from the code when the documentation is built: the key reference and the table of failure reasons."""
+"""Pages that are made from the code when the documentation is built: the key reference, failure reasons, the newest campaign."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from launcher.cli.train import key_docs
+from tests import campaign
 from trainer.spec.outcome import MEANINGS, Reason
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages before links are checked."""
-    for name, text in (("keys.md", keys()), ("failure-reasons.md", reasons())):
+    for name, text in (("keys.md", keys()), ("failure-reasons.md", reasons()), ("campaign.md", campaign.page(campaign.history()))):
         files.append(File.generated(config, name, content=text))
     return files
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers: tables would be as narrow as its idea of a terminal
 
+from tests.accounting import pytest_runtest_logreport, pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 from tests.clusters.kubernetes.build import built
 from tests.clusters.kubernetes.fixture import kubernetes, namespace, played_nodes, real_node
 from tests.clusters.slurm.fixture import slurm, whole
@@ -17,6 +19,10 @@ from trainer.testing import Farm
 
 # Here and nowhere below: every place that imports them would start clusters of its own.
 __all__ = ["kubernetes", "namespace", "played_nodes", "real_node", "slurm", "whole"]
+__all__ += ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary"]
+
+# Ranks that tests crash leave no core files, of 200 MB each, in the folder that they happen to run in.
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 # Every run draws the same examples, so that what has passed passes again; others are drawn by hand: --hypothesis-profile fresh
 settings.register_profile("fresh", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test depends on the time it takes
@@ -32,31 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kills", type=int, default=0, help="launchers of pipelines that are killed at random moments, on each backend (tests/stages)"
     )
     parser.addoption("--layout-seed", type=int, default=1, help="seed of the matrix")
+    parser.addoption("--campaign", metavar="AREA", help="the tests marked for this area of the campaign, which the gate leaves out")
+    parser.addoption("--summary", metavar="FILE", help="write counts, seconds and worst figures as JSON (tests/accounting.py)")
 
 
-STARTS_PROCESSES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
-"""Fixtures of tests that are not pure: ``make test-fast`` leaves them out."""
-TAKES_LONG = ("checkpoint", "convert", "generate", "numerics", "observe", "published", "stages", "sweep", "tracking", "trainer", "tuning")
-"""Folders of tests that train, start launchers, or read whole tables: left out too, as are the files below."""
-TAKE_LONG = (
-    *("test_docs.py", "test_examples.py", "test_facade.py", "test_imports.py", "test_wheel.py", "test_local.py", "test_jobs.py"),
-    *(
-        "test_any_override_list.py",
-        "test_calibrate.py",
-        "test_doctor.py",
-        "test_published.py",
-        "test_unseen.py",
-        "test_search.py",
-        "test_search_commands.py",
-    ),
-    *("test_plan_command.py", "test_recipes.py", "test_replay.py", "test_size.py", "test_policy.py", "test_report.py", "test_tables.py"),
-    *("test_preparation.py", "test_silent_places.py", "test_kubernetes_entry.py", "test_named_files.py", "test_damage.py"),
-    "test_inference_tables.py",
-    "test_slurm_odd_answers.py",
-    "test_serving.py",
-)
-
-
+SLOW_FIXTURES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
+"""Fixtures that start processes: their tests are slow, as are those that say so."""
 CLUSTERS = ("slurm", "kubernetes")
 """Fixtures that are whole clusters: their tests make a group each."""
 BUILDING = 3600
@@ -64,19 +51,36 @@ BUILDING = 3600
 busy machine."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests one process runs when several share the work: those of a cluster, else those of a file; drawn layouts go anywhere."""
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and before -m is looked at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark, choose and order the tests: those on clusters first, since they mostly wait, and pure ones last. Several processes that share
+    the work take whole files, or whole groups where a test names one; drawn layouts go anywhere."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        cluster = next((name for name in CLUSTERS if name in fixtures), None)
-        pure = item.path.parent.name not in TAKES_LONG and item.path.name not in TAKE_LONG
-        if not pure or any(name in fixtures for name in STARTS_PROCESSES):
+        if any(name in fixtures for name in SLOW_FIXTURES):
             item.add_marker(pytest.mark.slow)
+        cluster = next((name for name in CLUSTERS if name in fixtures), None)
         if cluster == "kubernetes" and not built():
             item.add_marker(pytest.mark.timeout(BUILDING))
-        if "case_index" not in fixtures:
+        if "case_index" not in fixtures and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
+    area = config.getoption("--campaign")
+    others = [item for item in items if _area(item) != area]
+    if others:
+        config.hook.pytest_deselected(items=others)
+    items[:] = sorted((item for item in items if _area(item) == area), key=_turn)
+
+
+def _area(item: pytest.Item) -> str | None:
+    """The area of the campaign that a test belongs to; None for a test of the gate."""
+    marker = item.get_closest_marker("campaign")
+    return str(marker.args[0]) if marker else None
+
+
+def _turn(item: pytest.Item) -> int:
+    if any(name in getattr(item, "fixturenames", ()) for name in CLUSTERS):
+        return 0
+    return 1 if item.get_closest_marker("slow") else 2
 
 
 @pytest.hookimpl(wrapper=True)

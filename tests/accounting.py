@@ -1,0 +1,107 @@
+"""Says at the end of a run of tests what it took: tests, seconds and processor seconds by room, and the worst figure of each kind.
+
+A room is a folder of ``tests/``. Processor seconds of a test are those of its process and of all processes below it; servers that all
+tests share, and processes that have left their parent, are in none of them. A test tells a figure whose largest value
+is of interest by ``record_property("worst NAME", value)``. ``--summary FILE`` writes the same as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TICKS = os.sysconf("SC_CLK_TCK")
+WORST = "worst "
+
+
+class Account:
+    """Sums of a run; in the process that prints its results."""
+
+    def __init__(self) -> None:
+        self.began, self.outcomes = time.monotonic(), Counter[str]()
+        self.tests, self.cpu = Counter[str](), defaultdict[str, float](float)
+        self.worst: dict[str, float] = {}
+
+    def add(self, report: pytest.TestReport) -> None:
+        room = room_of(report.nodeid)
+        if report.outcome != "passed" or report.when == "call":
+            self.outcomes[report.outcome if report.when == "call" or report.outcome == "skipped" else "error"] += 1
+        if report.when == "teardown":
+            self.tests[room] += 1
+            for name, value in report.user_properties:
+                if name == "cpu seconds":
+                    self.cpu[room] += float(str(value))
+                elif name.startswith(WORST):
+                    self.worst[name.removeprefix(WORST)] = max(float(str(value)), self.worst.get(name.removeprefix(WORST), float("-inf")))
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "tests": dict(self.outcomes),
+            "seconds": round(time.monotonic() - self.began),
+            "cpu_seconds": {room: round(seconds, 1) for room, seconds in sorted(self.cpu.items())},
+            "worst": self.worst,
+        }
+
+    def lines(self) -> Iterator[str]:
+        yield f"{'room':<16}{'tests':>7}{'CPU s':>8}"
+        for room, seconds in sorted(self.cpu.items(), key=lambda item: -item[1]):
+            yield f"{room:<16}{self.tests[room]:>7}{seconds:>8.1f}"
+        yield f"{'all':<16}{sum(self.tests.values()):>7}{sum(self.cpu.values()):>8.1f}   in {time.monotonic() - self.began:.0f} s"
+        yield from (f"worst {name}: {value:.3g}" for name, value in sorted(self.worst.items()))
+
+
+ACCOUNT = Account()
+
+
+def room_of(nodeid: str) -> str:
+    """The folder of ``tests/`` that a test stands in."""
+    path = Path(nodeid.partition("::")[0])
+    return path.parts[1] if len(path.parts) > 2 else "(top)"
+
+
+def processor_seconds(pid: int | None = None) -> float:
+    """Processor seconds of a process, by default this one, of its children that have ended, and of all that run below it. Linux; 0
+    elsewhere."""
+    pid, total = pid or os.getpid(), 0.0
+    with suppress(OSError):
+        total = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / TICKS
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                total += processor_seconds(int(child))
+    return total
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[BEGAN] = processor_seconds()
+    return (yield)
+
+
+BEGAN = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "teardown":
+        item.user_properties.append(("cpu seconds", max(0.0, processor_seconds() - item.stash[BEGAN])))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    ACCOUNT.add(report)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if sum(ACCOUNT.tests.values()) > 1:
+        terminalreporter.section("processor seconds by room")
+        for line in ACCOUNT.lines():
+            terminalreporter.line(line)
+    if path := config.getoption("--summary"):
+        Path(path).write_text(json.dumps(ACCOUNT.document(), indent=1) + "\n")
