@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def run_area(area: str, seed: int, workers: int) -> dict[str, Any]:
         tests.update(_planted(workers))
     return {
         "area": area,
-        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": _commit(),
         "seed": seed,
         "tests": dict(sorted(tests.items())),

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers: tables would be as narrow as its idea of a terminal
 
-from tests.accounting import pytest_runtest_logreport, pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
-from tests.clusters.kubernetes.build import built
-from tests.clusters.kubernetes.fixture import kubernetes, namespace, played_nodes, real_node
-from tests.clusters.slurm.fixture import slurm, whole
+from tests import accounting
+from tests.clusters import shared
+from tests.clusters.kubernetes.fixture import control, forgetful, kubernetes, namespace, played_nodes, quiet, real_node
+from tests.clusters.slurm.fixture import idle, slurm, whole
 from trainer.testing import Farm
 
 # Here and nowhere below: every place that imports them would start clusters of its own.
-__all__ = ["kubernetes", "namespace", "played_nodes", "real_node", "slurm", "whole"]
-__all__ += ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary"]
+__all__ = ["control", "forgetful", "idle", "kubernetes", "namespace", "played_nodes", "quiet", "real_node", "slurm", "whole"]
 
 # Ranks that tests crash leave no core files, of 200 MB each, in the folder that they happen to run in.
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -44,11 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 SLOW_FIXTURES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
 """Fixtures that start processes: their tests are slow, as are those that say so."""
-CLUSTERS = ("slurm", "kubernetes")
-"""Fixtures that are whole clusters: their tests make a group each."""
-BUILDING = 3600
-"""Seconds that a test of Kubernetes may take where its programs are yet to be built: the first one waits for that, thirteen minutes on a
-busy machine."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for module in (accounting, shared):
+        config.pluginmanager.register(module)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and before -m is looked at
@@ -59,11 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         if any(name in fixtures for name in SLOW_FIXTURES):
             item.add_marker(pytest.mark.slow)
-        cluster = next((name for name in CLUSTERS if name in fixtures), None)
-        if cluster == "kubernetes" and not built():
-            item.add_marker(pytest.mark.timeout(BUILDING))
+        alone = next((f"{kind}-alone" for kind, wanted in shared.kinds(item).items() if wanted), None)
         if "case_index" not in fixtures and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(cluster or item.path.name))
+            item.add_marker(pytest.mark.xdist_group(alone or item.path.name))
     area = config.getoption("--campaign")
     others = [item for item in items if _area(item) != area]
     if others:
@@ -78,21 +75,9 @@ def _area(item: pytest.Item) -> str | None:
 
 
 def _turn(item: pytest.Item) -> int:
-    if any(name in getattr(item, "fixturenames", ()) for name in CLUSTERS):
+    if shared.kinds(item):
         return 0
     return 1 if item.get_closest_marker("slow") else 2
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | None) -> Generator[None, object, object]:
-    """A process that shares the work is through with a cluster after the last of its group: one that stands idle takes a tenth of a
-    processor from all other tests."""
-    result = yield
-    if nextitem is not None and hasattr(item.config, "workerinput"):
-        for name in {*CLUSTERS} & {*item.fixturenames} - {*getattr(nextitem, "fixturenames", ())}:
-            for definition in item._fixtureinfo.name2fixturedefs[name]:
-                definition.finish(item._request)  # type: ignore[arg-type]
-    return result
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,9 @@ def test_the_newest_line_of_each_area_is_shown(tmp_path: Path) -> None:
     assert "`def` | 1 failed, 2 passed | fp64 2e-13 | 2 min (3 of processors)" in page and "abc" not in page
 
 
-@pytest.mark.parametrize(("tests", "verdict"), [({"passed": 3}, False), ({"passed": 3, "error": 1}, True), ({"failed": 1}, True), ({}, True)])
+@pytest.mark.parametrize(
+    ("tests", "verdict"), [({"passed": 3}, False), ({"passed": 3, "error": 1}, True), ({"failed": 1}, True), ({}, True)]
+)
 def test_an_area_fails_if_a_test_fails_or_none_runs(tests: dict[str, int], verdict: bool) -> None:
     assert campaign.failed(LINE | {"tests": tests}) is verdict
 
