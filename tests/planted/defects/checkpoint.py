@@ -1,0 +1,81 @@
+"""Checkpoints: what is written, what is read under another layout, what a run goes on from."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+CHECKPOINTS, SHARDS, FOLDER = "trainer/checkpoint/checkpoints.py", "trainer/checkpoint/shards.py", "trainer/checkpoint/folder.py"
+RESUME = "tests/checkpoint/test_resume.py tests/checkpoint/test_any_layout.py"
+
+DEFECTS = [
+    Defect(
+        "moments are not restored",
+        CHECKPOINTS,
+        "{name: getattr(owned, name)[: piece.numel] for name in STATES}",
+        "{name: getattr(owned, name)[: piece.numel] for name in STATES[:1]}",
+        RESUME,
+    ),
+    Defect(
+        "a resumed optimizer counts its updates from 0",
+        "trainer/engine.py",
+        "        self.optimizer.steps.fill_(self.updates)\n",
+        "",
+        RESUME,
+    ),
+    Defect(
+        "a resumed run reads samples again",
+        "trainer/engine.py",
+        'self.samples, self.updates = int(extra["samples"]), int(extra["updates"])',
+        'self.samples, self.updates = int(extra["updates"]), int(extra["updates"])',
+        RESUME,
+    ),
+    Defect(
+        "only one rank's pieces are saved where all save",
+        "trainer/state/bucket.py",
+        "self.keeps = common.data_index < common.factors.optimizer",
+        "self.keeps = common.data_index == 0",
+        RESUME,
+    ),
+    Defect(
+        "a piece that begins inside a row loses it",
+        "trainer/checkpoint/pieces.py",
+        "row if start % row else 0)",
+        "start % row)",
+        "tests/checkpoint/test_pieces.py",
+    ),
+    Defect(
+        "an overlap is read from where it is written",
+        SHARDS,
+        "_view(source, at, box)[inside(shared, box)].to(target)",
+        "_view(source, at, box)[inside(shared, box)].to(target).flip(0)",
+        RESUME,
+    ),
+    Defect(
+        "a damaged piece is taken",
+        SHARDS,
+        "if len(content) != size or zlib.crc32(content) != checksums[state]:",
+        "if len(content) != size:",
+        "tests/checkpoint",
+    ),
+    Defect(
+        "the newest checkpoints are removed",
+        FOLDER,
+        "for old in self.found()[count:]:",
+        "for old in self.found()[:-count]:",
+        "tests/checkpoint/test_folder.py",
+    ),
+    Defect(
+        "a start that was overtaken still commits",
+        FOLDER,
+        "        if newest > self.number:\n",
+        "        if newest > self.number + 1:\n",
+        "tests/checkpoint/test_folder.py",
+    ),
+    Defect(
+        "a checkpoint of other data is continued",
+        "trainer/spec/resume.py",
+        "if saved is None else [name for name, value in own.items() if saved[name] != value]",
+        "if saved is None else [name for name, value in own.items() if saved[name] != value and name != 'corpus']",
+        "tests/checkpoint tests/config/test_resume_refused.py",
+    ),
+]

@@ -1,0 +1,50 @@
+"""Rules, secrets, names, exit codes."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+DEFECTS = [
+    Defect(
+        "a password in an address is stored in clear",
+        "launcher/config/secrets.py",
+        r'"an address with a password": r"://[^/\s:@]*:[^/\s@]+@",',
+        r'"an address with a password": r"://[^/\s:@]+:[^/\s@]+@\w+:\d+",',
+        "tests/config/test_secrets.py",
+    ),
+    Defect(
+        "a secret behind an option is stored in clear",
+        "launcher/config/secrets.py",
+        'and names_a_secret(item.lstrip("-"), following):',
+        "and names_a_secret(item, ''):",
+        "tests/config/test_secrets.py",
+    ),
+    Defect(
+        "a refused secret is repeated in the error",
+        "launcher/config/secrets.py",
+        'raise ConfigError(f"tracking.uri holds {what} in clear,',
+        'raise ConfigError(f"tracking.uri={uri} holds {what} in clear,',
+        "tests/config/test_secrets.py",
+    ),
+    Defect(
+        "wrong input ends with the code of a failure",
+        "launcher/cli/main.py",
+        '        print(f"error: {shown(error)}", file=sys.stderr)\n        return ConfigError.exit_code\n    except OSError',
+        '        print(f"error: {shown(error)}", file=sys.stderr)\n        return 1\n    except OSError',
+        "tests/config/test_wrong_input.py",
+    ),
+    Defect(
+        "a value in base 60 is a number",
+        "launcher/config/base60.py",
+        '("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in node.value:',
+        '("tag:yaml.org,2002:float",) and ":" in node.value:',
+        "tests/config/test_base60.py",
+    ),
+    Defect(
+        "products of 8 bits run on a device that has none",
+        "launcher/config/rules.py",
+        'and not device.host and "fp8" not in device.peak_tflops:',
+        'and device.host and "fp8" not in device.peak_tflops:',
+        "tests/config/test_wrong_input.py tests/config/test_hardware_files.py",
+    ),
+]

@@ -1,0 +1,80 @@
+"""The cost model: times, memory, intervals, calibration."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+UNCERTAINTY, PEAK, COLLECTIVES = "launcher/cost/uncertainty.py", "launcher/cost/memory/peak.py", "launcher/cost/time/collectives.py"
+
+DEFECTS = [
+    Defect(
+        "an interval of 80 % is one of 60 %",
+        UNCERTAINTY,
+        "LOW, HIGH = 0.1, 0.9\n",
+        "LOW, HIGH = 0.2, 0.8\n",
+        "tests/cost/test_spreads.py tests/cost/test_predict.py tests/search/test_surrogate.py",
+    ),
+    Defect(
+        "a second measurement of one layout tells as much as one of another",
+        UNCERTAINTY,
+        "same = (index[:, None] == index[None, :]) & (index >= 0)[:, None] | np.eye(len(index), dtype=bool)",
+        "same = np.eye(len(index), dtype=bool)",
+        "tests/cost/test_spreads.py tests/search/test_surrogate.py",
+    ),
+    Defect(
+        "an all-reduce moves the bytes of a gather",
+        COLLECTIVES,
+        "2 * (group.size - 1) / group.size, payload",
+        "(group.size - 1) / group.size, payload",
+        "tests/cost/test_collectives.py",
+    ),
+    Defect(
+        "every rank of a domain shares one network port",
+        COLLECTIVES,
+        "device.network * constants.network * group.rails /",
+        "device.network * constants.network * 1 /",
+        "tests/cost/test_collectives.py",
+    ),
+    Defect(
+        "optimizer states lack a moment",
+        PEAK,
+        "(w, w, 2 * w) if case.wide",
+        "(w, w, w) if case.wide",
+        "tests/cost/test_memory.py tests/cost/test_trainer_memory.py",
+    ),
+    Defect(
+        "parameters that are gathered take no room",
+        PEAK,
+        "np.where(sharded, gathered * case.width, 0.0)",
+        "np.where(sharded, 0.0 * gathered * case.width, 0.0)",
+        "tests/cost/test_memory.py tests/cost/test_trainer_memory.py",
+    ),
+    Defect(
+        "the first pipeline rank holds as many micro-batches as the last",
+        PEAK,
+        'rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]',
+        'rank = {"first": p - 1, "middle": 1.0, "last": p - 1}[kind]',
+        "tests/cost/test_memory.py tests/cost/test_trainer_memory.py",
+    ),
+    Defect(
+        "the bubble of 1F1B is that of one rank less",
+        "launcher/cost/time/pipeline.py",
+        "whole = self.traversal(p, 0, 1) + 2 * (p - 1) * self.send",
+        "whole = self.traversal(p - 1, 0, 1) + 2 * (p - 1) * self.send",
+        "tests/cost/test_pipeline.py",
+    ),
+    Defect(
+        "full recomputation costs what selective does",
+        "trainer/spec/flops.py",
+        "again = block_flops(model) - matrix_flops(model.seq, model.hidden * model.ffn)",
+        "again = float(attention_core_flops(model.seq, model.hidden))",
+        "tests/trainer/test_counts.py tests/cost/test_shape.py tests/cost/test_block.py",
+    ),
+    Defect(
+        "updated parameters are renewed by too few bytes",
+        "launcher/cost/time/data_parallel.py",
+        "for group, level in ((between, params), (further, grads)))",
+        "for group, level in ((between, params), (further, params * grads)))",
+        "tests/cost/test_known.py tests/cost/test_predict.py tests/cost/test_single_operations.py tests/cost/test_published.py",
+    ),
+]

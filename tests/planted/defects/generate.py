@@ -1,0 +1,53 @@
+"""Text: cached keys and values, rows that join and leave, sampling."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+CACHE, SAMPLING = "trainer/generate/cache.py", "trainer/generate/sampling.py"
+TEXTS = "tests/generate/test_generate.py tests/generate/test_layouts.py"
+
+DEFECTS = [
+    Defect(
+        "positions count the padding",
+        CACHE,
+        "return (columns[:, None] - self.padding).clamp(min=0)",
+        "return columns[:, None] + 0 * self.padding",
+        TEXTS,
+    ),
+    Defect(
+        "padding is attended to",
+        CACHE,
+        "self.hidden = (key > query[:, None]) | (key < self.padding[:, None, None])",
+        "self.hidden = (key > query[:, None]) | (key < 0 * self.padding[:, None, None])",
+        TEXTS,
+    ),
+    Defect(
+        "rows that stay keep the wrong columns",
+        CACHE,
+        "t[rows, :, spare : self.read]",
+        "t[rows, :, : self.read - spare]",
+        TEXTS,
+    ),
+    Defect(
+        "all requests draw the same numbers",
+        SAMPLING,
+        "uniform(sampling.seed, request, len(text))",
+        "uniform(sampling.seed, 0, len(text))",
+        TEXTS,
+    ),
+    Defect(
+        "a penalty makes unlikely tokens likelier",
+        SAMPLING,
+        "torch.where(values > 0, values / penalty, values * penalty)",
+        "values / penalty",
+        TEXTS,
+    ),
+    Defect(
+        "every tensor rank answers",
+        "trainer/generate/session.py",
+        "return at.pipeline == layout.pipeline - 1 and at.tensor == 0",
+        "return at.pipeline == layout.pipeline - 1",
+        TEXTS,
+    ),
+]

@@ -1,0 +1,57 @@
+"""What a run measures and writes, what is read of other trainers, communication that is counted."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+DEFECTS = [
+    Defect(
+        "an older attempt overwrites a newer result",
+        "trainer/spec/records.py",
+        'if written > data["attempt"]:',
+        'if written > data["attempt"] + 1:',
+        "tests/trainer/test_failures.py tests/trials/test_outcome.py",
+    ),
+    Defect(
+        "of a step that ran twice the first line counts",
+        "trainer/spec/records.py",
+        'steps = {line["step"]: line for line in step_lines(Tail(directory / METRICS))}',
+        'steps = {line["step"]: line for line in reversed(step_lines(Tail(directory / METRICS)))}',
+        "tests/results tests/trials",
+    ),
+    Defect(
+        "milliseconds of another trainer are seconds",
+        "trainer/spec/log_reader.py",
+        '"milliseconds": 1e-3}',
+        '"milliseconds": 1.0}',
+        "tests/observe/test_profiles.py",
+    ),
+    Defect(
+        "a rank's rate is that of all",
+        "trainer/spec/log_reader.py",
+        '"tokens_per_s_per_rank": self._tokens / self._ranks,',
+        '"tokens_per_s_per_rank": self._tokens,',
+        "tests/observe/test_profiles.py",
+    ),
+    Defect(
+        "an all-reduce is counted once",
+        "trainer/comm/collectives.py",
+        'share = {"all_reduce": 2.0,',
+        'share = {"all_reduce": 1.0,',
+        "tests/numerics/test_communication_volume.py",
+    ),
+    Defect(
+        "a step's time waits for nothing",
+        "trainer/spec/summary.py",
+        '"tokens_per_s": tokens_per_step(config) / step_time,',
+        '"tokens_per_s": tokens_per_step(config) / step_time / ranks,',
+        "tests/trainer/test_measurements.py tests/observe",
+    ),
+    Defect(
+        "attention is half of what it is in a model's FLOPs",
+        "trainer/spec/flops.py",
+        "return 4 * seq**2 * width / (2 if causal else 1)",
+        "return 2 * seq**2 * width / (2 if causal else 1)",
+        "tests/trainer/test_counts.py tests/cost/test_shape.py",
+    ),
+]

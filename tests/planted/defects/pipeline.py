@@ -1,0 +1,89 @@
+"""Schedules and what executes them, recomputation."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+RUNTIME, SCHEDULE = "trainer/pipeline/runtime.py", "trainer/spec/schedule.py"
+LAYOUTS = "tests/numerics/test_layouts_agree.py tests/numerics/test_matrix.py"
+SCHEDULES = "tests/spec/test_pipeline_schedule.py"
+
+DEFECTS = [
+    Defect(
+        "weight gradients that are put off are lost",
+        "trainer/tensor/layers.py",
+        "    layer.gradients.later(work, dy, x)\n",
+        "    dy = torch.zeros_like(dy) if layer.gradients.defers else dy\n    layer.gradients.later(work, dy, x)\n",
+        LAYOUTS,
+    ),
+    Defect(
+        "zero-bubble computes only the first weight gradient of a micro-batch",
+        RUNTIME,
+        "            while pending:\n                pending.pop(0)[0]()",
+        "            pending.pop(0)[0]()",
+        LAYOUTS,
+    ),
+    Defect(
+        "a recomputed forward draws other masks",
+        "trainer/pipeline/recompute.py",
+        "ctx.module.noise.at(ctx.key)",
+        "ctx.module.noise.at(ctx.module.noise.key)",
+        LAYOUTS,
+    ),
+    Defect(
+        "a recomputed block is differentiated at other inputs",
+        "trainer/pipeline/recompute.py",
+        "inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]",
+        "inputs = [(tensor.detach() * 1.01).requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]",
+        LAYOUTS,
+    ),
+    Defect(
+        "chunks of one rank hold neighbouring blocks",
+        "trainer/engine.py",
+        "stage = chunk * stages + at.pipeline",
+        "stage = at.pipeline * layout.virtual_pipeline + chunk",
+        LAYOUTS,
+    ),
+    Defect(
+        "each tensor rank sends the first part of a boundary",
+        RUNTIME,
+        "tensor = tensor.chunk(self.split.group.size)[self.split.group.index]",
+        "tensor = tensor.chunk(self.split.group.size)[0]",
+        LAYOUTS,
+    ),
+    Defect(
+        "1F1B keeps one micro-batch more in flight",
+        SCHEDULE,
+        "warm_up=stages - 1 - rank)",
+        "warm_up=stages - rank)",
+        SCHEDULES,
+    ),
+    Defect(
+        "zero-bubble never puts a weight gradient off",
+        SCHEDULE,
+        "yield Action(Kind.WEIGHT_GRAD, 0, m - rank)\n    yield from (Action(Kind.WEIGHT_GRAD, 0, m) for m in range(max(0, micro_batches - rank), micro_batches))",
+        "yield Action(Kind.WEIGHT_GRAD, 0, m - rank)\n    yield from (Action(Kind.WEIGHT_GRAD, 0, m) for m in range(max(0, micro_batches - rank), micro_batches - 1))",
+        SCHEDULES,
+    ),
+    Defect(
+        "interleaving warms up for one chunk less",
+        SCHEDULE,
+        "warm_up=2 * (stages - 1 - rank) + (chunks - 1) * stages)",
+        "warm_up=2 * (stages - 1 - rank) + (chunks - 2) * stages)",
+        SCHEDULES,
+    ),
+    Defect(
+        "the larger chunks come first",
+        "trainer/spec/balance.py",
+        "return tuple((layers + i) // chunks for i in range(chunks))",
+        "return tuple((layers + chunks - 1 - i) // chunks for i in range(chunks))",
+        "tests/spec/test_stage_balance.py",
+    ),
+    Defect(
+        "a receive is posted too late to be hidden",
+        "trainer/spec/messages.py",
+        "AHEAD = 1\n",
+        "AHEAD = 0\n",
+        SCHEDULES,
+    ),
+]

@@ -1,0 +1,73 @@
+"""The space of layouts, plans, sizes, searches."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+SPACE, POLICY = "launcher/planning/space.py", "launcher/search/policy.py"
+
+DEFECTS = [
+    Defect(
+        "layouts whose sharding does not divide the replicas are planned",
+        SPACE,
+        '(table["optimizer"] % table["grads"] != 0) | (data % table["optimizer"] != 0),',
+        '(table["optimizer"] % table["grads"] != 0),',
+        "tests/search/test_space.py",
+    ),
+    Defect(
+        "the space lacks layouts of one stage",
+        SPACE,
+        "for d in divisors(world) if d <= min(limits.max_pipeline or model.layers, model.layers)]",
+        "for d in divisors(world) if 1 < d <= min(limits.max_pipeline or model.layers, model.layers)]",
+        "tests/search/test_space.py",
+    ),
+    Defect(
+        "the best of a group is taken for dominated",
+        "launcher/planning/plan.py",
+        "np.r_[True, need[1:] < least[:-1]]",
+        "np.r_[False, need[1:] < least[:-1]]",
+        "tests/search/test_plan.py",
+    ),
+    Defect(
+        "a layout that may just not fit is never tried",
+        "launcher/planning/plan.py",
+        "np.where(predicted.fits >= CANNOT_FIT, AT_EDGE, MEMORY))",
+        "np.where(predicted.fits >= FITS, AT_EDGE, MEMORY))",
+        "tests/search/test_plan.py tests/search/test_plan_command.py",
+    ),
+    Defect(
+        "a trial is pruned as soon as it is slower than the best",
+        POLICY,
+        "None if best is None else best * ratio * (1 + self.settings.tolerance)",
+        "None if best is None else best * ratio * (1 - self.settings.tolerance)",
+        "tests/search/test_policy.py",
+    ),
+    Defect(
+        "a search may run one trial more than it was given",
+        POLICY,
+        "if limit is not None and spent >= limit:",
+        "if limit is not None and spent > limit:",
+        "tests/search/test_policy.py",
+    ),
+    Defect(
+        "a step of fewer nodes is not scaled up",
+        POLICY,
+        "seconds = measured.seconds * float(self.candidates.parts[index].sum() / parts[index].sum())",
+        "seconds = measured.seconds",
+        "tests/search/test_policy.py",
+    ),
+    Defect(
+        "a trial that ran out of memory is taken for one that fitted",
+        "launcher/search/surrogate.py",
+        "np.maximum(fits if ran else 1 - fits, 1e-12)",
+        "np.maximum(fits, 1e-12)",
+        "tests/search/test_surrogate.py tests/search/test_policy.py",
+    ),
+    Defect(
+        "a size is found for twice the tokens",
+        "launcher/planning/size.py",
+        "executed_flops(model, recompute) * tokens / (gpus * tflops * 1e12)",
+        "executed_flops(model, recompute) * tokens / (gpus * tflops * 2e12)",
+        "tests/search/test_size.py",
+    ),
+]

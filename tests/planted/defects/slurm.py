@@ -1,0 +1,79 @@
+"""Slurm: states, scripts, arrays."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+STATES, SCRIPT, SUBMISSION = (
+    "launcher/backends/slurm/states.py",
+    "launcher/backends/slurm/script.py",
+    "launcher/backends/slurm/submission.py",
+)
+TEMPLATE = "launcher/backends/slurm/job.sh.jinja"
+WORDS = "tests/backends/test_slurm_words.py tests/backends/test_slurm_script.py"
+
+DEFECTS = [
+    Defect(
+        "a preempted job has failed of itself",
+        STATES,
+        '"PREEMPTED": (Status.FAILED, Reason.PREEMPTED, "preempted"),',
+        '"PREEMPTED": (Status.FAILED, Reason.ERROR, "preempted"),',
+        "tests/backends/test_slurm_words.py",
+    ),
+    Defect(
+        "a requeued job has ended",
+        STATES,
+        "if row.state in WAITING or not (row.ended or row.state in ACTIVE):",
+        "if row.state in WAITING - {'REQUEUED'} or not (row.ended or row.state in ACTIVE | {'REQUEUED'}):",
+        "tests/backends/test_slurm_words.py",
+    ),
+    Defect(
+        "a signal is read as an exit code",
+        STATES,
+        "status >> 8, status & 127)",
+        "status & 127, status >> 8)",
+        "tests/backends/test_slurm_words.py",
+    ),
+    Defect(
+        "a job that Slurm accounts for a second time counts as one start",
+        STATES,
+        "restarts = before.restarts + 1 if before is not None and before.name == name else 0",
+        "restarts = 0 if before is not None and before.name == name else 0",
+        "tests/backends/test_slurm_words.py",
+    ),
+    Defect(
+        "an array runs one task too many",
+        SCRIPT,
+        'array = f"0-{len(jobs) - 1}"',
+        'array = f"0-{len(jobs)}"',
+        "tests/backends/test_slurm_script.py",
+    ),
+    Defect(
+        "a value with a blank is two words of a job script",
+        TEMPLATE,
+        "export {{ name }}={{ value | sh }}",
+        "export {{ name }}={{ value }}",
+        WORDS,
+    ),
+    Defect(
+        "the last rank's node counts ranks that it has not",
+        TEMPLATE,
+        "LOCAL_WORLD_SIZE=$((rest < {{ per_node }} ? rest : {{ per_node }}))",
+        "LOCAL_WORLD_SIZE={{ per_node }}",
+        WORDS,
+    ),
+    Defect(
+        "secrets of a file are printed into the log",
+        TEMPLATE,
+        "case $line in '' | '#'*) ;; *) export \"$line\" ;; esac",
+        "case $line in '' | '#'*) ;; *) export \"$line\"; echo \"$line\" ;; esac",
+        WORDS,
+    ),
+    Defect(
+        "all trials of an array have its first index",
+        SUBMISSION,
+        'intents = [{"array": name, "index": index, "code": code} for index in range(len(jobs))]',
+        'intents = [{"array": name, "index": 0, "code": code} for index in range(len(jobs))]',
+        "tests/backends/test_slurm_odd_answers.py",
+    ),
+]

@@ -1,0 +1,140 @@
+"""Sharded states, the norm, clipping, the optimizer, ties, initial weights."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+BUCKET, OPTIMIZER = "trainer/state/bucket.py", "trainer/state/optimizer.py"
+LAYOUTS = "tests/numerics/test_layouts_agree.py tests/numerics/test_matrix.py"
+ORACLE = "tests/numerics/test_plain_oracle.py"
+
+DEFECTS = [
+    Defect(
+        "gradients are divided by the optimizer's shards where replicas remain",
+        BUCKET,
+        "                yield optimizer.reduce_scatter(self.gradient, self.accumulated), replicas.size > 1\n",
+        "                yield optimizer.reduce_scatter(self.gradient, self.accumulated), replicas.size > 1\n"
+        "                if replicas.size > 1 and self.levels['grads'].size > 1:\n"
+        "                    self.gradient.div_(optimizer.size)\n",
+        "tests/numerics",
+    ),
+    Defect(
+        "two levels of an update are published in the wrong order",
+        BUCKET,
+        "gathers = [gather for gather in gathers if gather[0].size > 1]",
+        "gathers = [gather for gather in reversed(gathers) if gather[0].size > 1]",
+        "tests/numerics",
+    ),
+    Defect(
+        "gradient shards keep what the step before has left",
+        BUCKET,
+        "self.fresh = True  # nothing has been added to the gradient shard",
+        "self.fresh = False",
+        LAYOUTS,
+    ),
+    Defect(
+        "parameters are gathered before their update is published",
+        BUCKET,
+        '            self._wait_published()\n            self.whole = self.pool.take("weights"',
+        '            self.whole = self.pool.take("weights"',
+        "tests/numerics",
+    ),
+    Defect(
+        "a shard begins one element late",
+        "trainer/spec/shards.py",
+        "start += level.digit(data_index) * length\n",
+        "start += level.digit(data_index) * length + (level.digit(data_index) > 0)\n",
+        "tests/spec/test_state_shards.py",
+    ),
+    Defect(
+        "levels of sharding mistake a rank's digit",
+        "trainer/spec/shards.py",
+        "return data_index // self.stride % self.size",
+        "return data_index % self.size",
+        "tests/spec/test_state_shards.py tests/spec/test_rank_grid.py",
+    ),
+    Defect(
+        "a level's group has ranks of the level before",
+        "trainer/spec/grid.py",
+        "return [self.rank(own.tensor, first + digit * stride, own.pipeline) for digit in range(size)]",
+        "return [self.rank(own.tensor, own.data - own.data % size + digit, own.pipeline) for digit in range(size)]",
+        "tests/spec/test_state_shards.py tests/spec/test_rank_grid.py",
+    ),
+    Defect(
+        "the norm counts replicas of a shard again",
+        OPTIMIZER,
+        "counted = [piece.gradient for piece in owned if piece.saves]",
+        "counted = [piece.gradient for piece in owned if piece.record.primary]",
+        LAYOUTS,
+    ),
+    Defect(
+        "the norm is that of one shard",
+        "trainer/engine.py",
+        "        self.groups.world.all_reduce(own).wait()\n        mean =",
+        "        self.groups.world.all_reduce(own[:3]).wait()\n        mean =",
+        LAYOUTS,
+    ),
+    Defect(
+        "a tied weight on two stages is not summed",
+        "trainer/engine.py",
+        '{"tensor": self.groups.tensor, "tied": self.groups.tied}',
+        '{"tensor": self.groups.tensor}',
+        LAYOUTS,
+    ),
+    Defect(
+        "the norm counts a tied weight twice",
+        "trainer/tensor/parallelize.py",
+        "primary=(dimension is not None or group.index == 0) and (self.first or not tied),",
+        "primary=dimension is not None or group.index == 0,",
+        LAYOUTS,
+    ),
+    Defect(
+        "biases and norms decay",
+        "trainer/tensor/parallelize.py",
+        "decay=key in part.decayed,",
+        "decay=True,",
+        ORACLE,
+    ),
+    Defect(
+        "clipping scales small gradients up",
+        "trainer/engine.py",
+        "(clip / (norms + 1e-6)).clamp(max=1.0)",
+        "(clip / (norms + 1e-6))",
+        ORACLE,
+    ),
+    Defect(
+        "warm-up begins with a rate of nothing",
+        OPTIMIZER,
+        "return config.lr * (step + 1) / config.warmup_steps",
+        "return config.lr * step / config.warmup_steps",
+        "tests/trainer/test_parts.py",
+    ),
+    Defect(
+        "the rate never falls to its minimum",
+        OPTIMIZER,
+        "config.min_lr + (config.lr - config.min_lr) * 0.5",
+        "config.min_lr + config.lr * 0.5",
+        "tests/trainer/test_parts.py",
+    ),
+    Defect(
+        "skipped steps count as updates",
+        OPTIMIZER,
+        "self.steps += 1 - skip",
+        "self.steps += 1",
+        "tests/numerics/test_low_precision.py tests/numerics/test_nonfinite.py",
+    ),
+    Defect(
+        "the loss scale doubles with every step once it has doubled",
+        "trainer/state/loss_scale.py",
+        "self.value, self.good_steps = self.value * 2, 0",
+        "self.value = self.value * 2",
+        "tests/trainer/test_parts.py",
+    ),
+    Defect(
+        "each tensor rank draws the rows of the first one",
+        "trainer/state/parameters.py",
+        "_normal(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))",
+        "_normal(record.name, seed, 0, (rows[1] - rows[0]) * row_numel, math.prod(record.shape))",
+        LAYOUTS,
+    ),
+]

@@ -1,0 +1,73 @@
+"""Tables of measured runs, ranking, reports."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+RANKING, METRICS = "launcher/results/ranking.py", "launcher/tables/metrics.py"
+
+DEFECTS = [
+    Defect(
+        "trials are ranked by what was predicted",
+        RANKING,
+        "timed.sort(key=lambda m: (m.other_model, m.step_time_s, m.trial))",
+        "timed.sort(key=lambda m: (m.other_model, m.predicted_step_time_s or m.step_time_s, m.trial))",
+        "tests/results/test_order.py tests/results/test_ranking.py",
+    ),
+    Defect(
+        "equal times are ordered as they came",
+        RANKING,
+        "timed.sort(key=lambda m: (m.other_model, m.step_time_s, m.trial))",
+        "timed.sort(key=lambda m: (m.other_model, m.step_time_s))",
+        "tests/results/test_order.py tests/results/test_ranking.py",
+    ),
+    Defect(
+        "intervals that overlap at one end are no tie",
+        RANKING,
+        "return low_a <= high_b and low_b <= high_a",
+        "return low_a <= low_b <= high_a",
+        "tests/results/test_order.py tests/results/test_ranking.py",
+    ),
+    Defect(
+        "a trial that trains another model wins",
+        RANKING,
+        "timed.sort(key=lambda m: (m.other_model, m.step_time_s, m.trial))",
+        "timed.sort(key=lambda m: (m.step_time_s, m.trial))",
+        "tests/results/test_order.py tests/results/test_ranking.py",
+    ),
+    Defect(
+        "a trial that failed is ranked by its first steps",
+        RANKING,
+        "return m.status is Status.DONE and m.step_time_s is not None",
+        "return m.step_time_s is not None",
+        "tests/results/test_order.py tests/results/test_ranking.py",
+    ),
+    Defect(
+        "steps of the warm-up are measured",
+        RANKING,
+        "for value in step_times[warmup:] if",
+        "for value in step_times if",
+        "tests/results",
+    ),
+    Defect(
+        "the interval of a median is too narrow",
+        "launcher/results/interval.py",
+        "while 1 - 2 * (more := outside + _half_binomial(n, k)) >= confidence:",
+        "while 1 - (more := outside + _half_binomial(n, k)) >= confidence:",
+        "tests/results/test_order.py tests/results/test_ranking.py",
+    ),
+    Defect(
+        "regret is measured against what was predicted fastest",
+        METRICS,
+        "return statistics.fmean(chosen) / min(measured) - 1",
+        "return statistics.fmean(chosen) / statistics.fmean(measured) - 1",
+        "tests/cost/test_published.py",
+    ),
+    Defect(
+        "ties of an area under a curve count nothing",
+        METRICS,
+        "(order[:count].sum() - count * (count + 1) / 2) / (count * len(negative))",
+        "(order[:count].sum() - count * (count - 1) / 2) / (count * len(negative))",
+        "tests/cost/test_published.py",
+    ),
+]

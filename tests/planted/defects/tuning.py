@@ -1,0 +1,59 @@
+"""What tuning adds, tasks, and what is merged."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+LAYOUTS = "tests/tuning/test_tuned_layouts.py"
+
+DEFECTS = [
+    Defect(
+        "a task is chosen by the local row",
+        "trainer/engine.py",
+        "~(np.arange(first, first + len(rows), dtype=np.int64)[:, None] % tune.tasks)",
+        "~(np.arange(len(rows), dtype=np.int64)[:, None] % tune.tasks)",
+        "tests/tuning/test_tasks.py tests/tuning/test_tuned_layouts.py",
+    ),
+    Defect(
+        "gradients of the replicated factor are not summed",
+        "trainer/tensor/parallelize.py",
+        '(self.region.sequence_sharded or (isinstance(part, LowRankLinear) and key in ("lora_a", "lora_b")))',
+        "self.region.sequence_sharded",
+        LAYOUTS,
+    ),
+    Defect(
+        "a low-rank product is not scaled by its rank",
+        "trainer/models/tuned.py",
+        "self.scale, self.dropout = tune.alpha / tune.rank, tune.dropout",
+        "self.scale, self.dropout = tune.alpha, tune.dropout",
+        "tests/tuning/test_peft.py",
+    ),
+    Defect(
+        "a merged product is not scaled by its rank",
+        "trainer/checkpoint/tuned.py",
+        "((b.flatten(0, -2) @ a) * (self.tune.alpha / self.tune.rank)).view(shape)",
+        "((b.flatten(0, -2) @ a) * self.tune.alpha).view(shape)",
+        "tests/tuning/test_checkpoints.py",
+    ),
+    Defect(
+        "a task's loss is divided by its rows",
+        "trainer/engine.py",
+        "counts = np.bincount(tasks, targets)",
+        "counts = np.bincount(tasks) * targets.mean()",
+        "tests/tuning/test_tasks.py",
+    ),
+    Defect(
+        "each part of a sequence begins with virtual tokens",
+        "trainer/tensor/parallelize.py",
+        "part.index = self.region.group.index",
+        "part.index = 0",
+        LAYOUTS,
+    ),
+    Defect(
+        "each tensor rank drops the inputs of the first columns",
+        "trainer/tensor/dropout.py",
+        "first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)",
+        "first, parts = (0, self.region.group.size) if self.columns_split else (0, 1)",
+        LAYOUTS,
+    ),
+]
