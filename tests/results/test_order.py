@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.results.ranking import Measurement, leaders, rank, tied
+from launcher.results.ranking import Measurement, leaders, measurement, rank, tied
+from tests.results.trial_files import STEPS, WARMUP, SweepOnDisk, point
 from trainer.spec import Status
 
 SECONDS = st.sampled_from((0.1, 0.2, 0.3))
@@ -33,3 +36,10 @@ def test_a_slower_trial_ties_wherever_its_interval_meets_that_of_the_best(interv
     other = Measurement("other", Status.DONE, step_time_s=0.15, step_time_interval_s=interval)
     assert tied(best, other) is tied(other, best) is tie
     assert len(leaders(rank([other, best]))) == 1 + tie
+
+
+def test_steps_of_the_warm_up_are_no_part_of_what_was_measured(tmp_path: Path) -> None:
+    record = SweepOnDisk(tmp_path).done(point(1, 1), 0.1, spread=0.02)
+    known = measurement(record, record.read_result() or {})
+    assert known.steps_measured == STEPS - WARMUP
+    assert known.step_time_interval_s is not None and known.step_time_interval_s[1] < 0.11

@@ -6,11 +6,11 @@ from tests.planted.defect import Defect
 
 DEFECTS = [
     Defect(
-        "a password in an address is stored in clear",
+        "a password in an address without a user is stored in clear",
         "launcher/config/secrets.py",
         r'"an address with a password": r"://[^/\s:@]*:[^/\s@]+@",',
-        r'"an address with a password": r"://[^/\s:@]+:[^/\s@]+@\w+:\d+",',
-        "tests/config/test_secrets.py",
+        r'"an address with a password": r"://[^/\s:@]+:[^/\s@]+@",',
+        "tests/config/test_addresses.py tests/config/test_secrets.py",
     ),
     Defect(
         "a secret behind an option is stored in clear",

@@ -19,7 +19,7 @@ DEFECTS = [
         UNCERTAINTY,
         "same = (index[:, None] == index[None, :]) & (index >= 0)[:, None] | np.eye(len(index), dtype=bool)",
         "same = np.eye(len(index), dtype=bool)",
-        "tests/cost/test_spreads.py tests/search/test_surrogate.py",
+        "tests/search/test_repeated_runs.py tests/search/test_surrogate.py",
     ),
     Defect(
         "an all-reduce moves the bytes of a gather",
@@ -68,7 +68,7 @@ DEFECTS = [
         "trainer/spec/flops.py",
         "again = block_flops(model) - matrix_flops(model.seq, model.hidden * model.ffn)",
         "again = float(attention_core_flops(model.seq, model.hidden))",
-        "tests/trainer/test_counts.py tests/cost/test_shape.py tests/cost/test_block.py",
+        "tests/trainer/test_parts.py",
     ),
     Defect(
         "updated parameters are renewed by too few bytes",

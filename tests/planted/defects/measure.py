@@ -10,14 +10,14 @@ DEFECTS = [
         "trainer/spec/records.py",
         'if written > data["attempt"]:',
         'if written > data["attempt"] + 1:',
-        "tests/trainer/test_failures.py tests/trials/test_outcome.py",
+        "tests/spec/test_outcomes.py tests/trials/test_outcome.py",
     ),
     Defect(
         "of a step that ran twice the first line counts",
         "trainer/spec/records.py",
         'steps = {line["step"]: line for line in step_lines(Tail(directory / METRICS))}',
         'steps = {line["step"]: line for line in reversed(step_lines(Tail(directory / METRICS)))}',
-        "tests/results tests/trials",
+        "tests/results/test_ranking.py tests/trials/test_store.py",
     ),
     Defect(
         "milliseconds of another trainer are seconds",
@@ -52,6 +52,6 @@ DEFECTS = [
         "trainer/spec/flops.py",
         "return 4 * seq**2 * width / (2 if causal else 1)",
         "return 2 * seq**2 * width / (2 if causal else 1)",
-        "tests/trainer/test_counts.py tests/cost/test_shape.py",
+        "tests/trainer/test_parts.py",
     ),
 ]

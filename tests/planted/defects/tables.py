@@ -47,7 +47,7 @@ DEFECTS = [
         RANKING,
         "for value in step_times[warmup:] if",
         "for value in step_times if",
-        "tests/results",
+        "tests/results/test_order.py tests/results/test_ranking.py",
     ),
     Defect(
         "the interval of a median is too narrow",
@@ -61,13 +61,13 @@ DEFECTS = [
         METRICS,
         "return statistics.fmean(chosen) / min(measured) - 1",
         "return statistics.fmean(chosen) / statistics.fmean(measured) - 1",
-        "tests/cost/test_published.py",
+        "tests/results/test_metrics.py",
     ),
     Defect(
         "ties of an area under a curve count nothing",
         METRICS,
         "(order[:count].sum() - count * (count + 1) / 2) / (count * len(negative))",
         "(order[:count].sum() - count * (count - 1) / 2) / (count * len(negative))",
-        "tests/cost/test_published.py",
+        "tests/results/test_metrics.py",
     ),
 ]

@@ -54,7 +54,7 @@ DEFECTS = [
         STORE,
         "return self.status.final and self.reason in (Reason.OUT_OF_MEMORY, Reason.NUMERICS, *enough)",
         "return self.status.final",
-        "tests/trials tests/sweep/test_loop.py",
+        "tests/trials/test_store.py tests/sweep/test_loop.py",
     ),
     Defect(
         "silent nodes are counted one rank off",

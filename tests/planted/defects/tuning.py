@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.planted.defect import Defect
 
-LAYOUTS = "tests/tuning/test_tuned_layouts.py"
+LAYOUTS = "tests/numerics/test_matrix.py tests/tuning"
 
 DEFECTS = [
     Defect(
@@ -12,7 +12,7 @@ DEFECTS = [
         "trainer/engine.py",
         "~(np.arange(first, first + len(rows), dtype=np.int64)[:, None] % tune.tasks)",
         "~(np.arange(len(rows), dtype=np.int64)[:, None] % tune.tasks)",
-        "tests/tuning/test_tasks.py tests/tuning/test_tuned_layouts.py",
+        "tests/numerics/test_matrix.py tests/tuning/test_tasks.py",
     ),
     Defect(
         "gradients of the replicated factor are not summed",
