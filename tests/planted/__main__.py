@@ -48,6 +48,10 @@ class Verdict:
     seconds: float
 
 
+RUNNING: set[subprocess.Popen[bytes]] = set()
+"""Tests under way: they end with this program."""
+
+
 class Copy:
     """A copy of the working tree, in which defects come and go. Programs that its tests start import it, too."""
 
@@ -56,10 +60,11 @@ class Copy:
         listed = subprocess.run(
             ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
         ).stdout
-        for name in filter(None, listed.split("\0")):
-            if (ROOT / name).is_file():  # else it is deleted, and that not committed yet
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+        for path in (ROOT / name for name in listed.split("\0") if name):
+            if path.is_symlink() or path.is_file():  # else it is deleted, and that not committed yet
+                place = folder / path.relative_to(ROOT)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, place, follow_symlinks=False)
         self.environment = os.environ | {"PYTHONPATH": str(folder)}
         self._check()
 
@@ -96,12 +101,14 @@ class Copy:
             process = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+            RUNNING.add(process)
             try:
                 code: int | None = process.wait(SET_SECONDS)
             except subprocess.TimeoutExpired:
                 code = None
             finally:
                 _end(process)
+                RUNNING.discard(process)
         found = CAUGHT.search(log.read_text(errors="replace"))
         return code, found[1] if found else ""
 
@@ -166,8 +173,14 @@ def run_all(chosen: Sequence[tuple[str, Defect]], jobs: int, logs: Path, trust: 
     threads = [threading.Thread(target=worker, args=(number,)) for number in range(jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt as request:
+        failures.append(request)
+        for process in [*RUNNING]:
+            _end(process)
+        raise
     if failures:
         raise failures[0]
     return verdicts
@@ -201,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for room, defect in chosen:
             print(f"{room}: {defect.name}  ({defect.file}; {defect.tests})")
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         logs = options.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ DEFECTS = [
         "trainer/engine.py",
         "(clip / (norms + 1e-6)).clamp(max=1.0)",
         "(clip / (norms + 1e-6))",
-        ORACLE,
+        "tests/numerics/test_clipping.py",
     ),
     Defect(
         "warm-up begins with a rate of nothing",
@@ -128,7 +128,7 @@ DEFECTS = [
         "trainer/state/loss_scale.py",
         "self.value, self.good_steps = self.value * 2, 0",
         "self.value = self.value * 2",
-        "tests/trainer/test_parts.py",
+        "tests/trainer/test_loss_scale.py tests/trainer/test_parts.py",
     ),
     Defect(
         "each tensor rank draws the rows of the first one",
