@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 SUBMITTER, SETTLEMENT, POLLER = "launcher/sweep/submitter.py", "launcher/sweep/settlement.py", "launcher/sweep/poller.py"
-LOOP = "tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
+LOOP = "tests/sweep/test_adoption.py tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
 
 DEFECTS = [
     Defect(
@@ -69,7 +69,7 @@ DEFECTS = [
         SETTLEMENT,
         "if verdict.status is Status.DONE or record.read_result() is not None:",
         "if verdict.status is Status.DONE:",
-        "tests/sweep/test_loop.py tests/sweep/test_loop_faults.py",
+        LOOP,
     ),
     Defect(
         "a place that does not answer ends its trials",
