@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 SUBMITTER, SETTLEMENT, POLLER = "launcher/sweep/submitter.py", "launcher/sweep/settlement.py", "launcher/sweep/poller.py"
-LOOP = "tests/sweep/test_adoption.py tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
+LOOP = "tests/sweep/test_adoption.py tests/sweep/test_preempted.py tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
 
 DEFECTS = [
     Defect(
@@ -65,10 +65,10 @@ DEFECTS = [
         LOOP,
     ),
     Defect(
-        "what ranks wrote after all is overwritten",
+        "a trial that cannot start was stopped by somebody",
         SETTLEMENT,
-        "if verdict.status is Status.DONE or record.read_result() is not None:",
-        "if verdict.status is Status.DONE:",
+        "status = Status.FAILED if reason in (Reason.CANNOT_START, Reason.UPSTREAM) else Status.STOPPED",
+        "status = Status.STOPPED",
         LOOP,
     ),
     Defect(

@@ -47,7 +47,7 @@ DEFECTS = [
         STORE,
         "return result if result is not None and attempt_of(result) >= self.attempt else None",
         "return result",
-        "tests/trials",
+        "tests/trials/test_store.py tests/results/test_ranking.py",
     ),
     Defect(
         "a trial that was preempted is taken for answered",
