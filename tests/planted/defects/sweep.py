@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 SUBMITTER, SETTLEMENT, POLLER = "launcher/sweep/submitter.py", "launcher/sweep/settlement.py", "launcher/sweep/poller.py"
-LOOP = "tests/sweep/test_adoption.py tests/sweep/test_preempted.py tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
+LOOP = "tests/sweep/test_adoption.py tests/sweep/test_silence.py tests/sweep/test_preempted.py tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
 
 DEFECTS = [
     Defect(
