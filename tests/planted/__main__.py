@@ -218,7 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         logs = options.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        verdicts = run_all(chosen, max(1, options.jobs), logs, options.trust)
+        try:
+            verdicts = run_all(chosen, max(1, options.jobs), logs, options.trust)
+        except KeyboardInterrupt:
+            return 130
     spoilt = [verdict for verdict in verdicts if not verdict.room and verdict.caught]
     judged = [verdict for verdict in verdicts if verdict.room]
     escaped = [verdict for verdict in judged if not verdict.caught]
