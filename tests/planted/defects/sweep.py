@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 SUBMITTER, SETTLEMENT, POLLER = "launcher/sweep/submitter.py", "launcher/sweep/settlement.py", "launcher/sweep/poller.py"
-LOOP = "tests/sweep/test_adoption.py tests/sweep/test_silence.py tests/sweep/test_preempted.py tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
+LOOP = "tests/sweep/test_stop_requests.py tests/sweep/test_adoption.py tests/sweep/test_silence.py tests/sweep/test_preempted.py tests/sweep/test_loop.py tests/sweep/test_loop_faults.py"
 
 DEFECTS = [
     Defect(
@@ -79,10 +79,10 @@ DEFECTS = [
         LOOP,
     ),
     Defect(
-        "a job with a result is left to run",
+        "a job that goes on after its result is left to run",
         POLLER,
-        "if time.monotonic() - trial.result_seen < trial.cluster.linger_s:",
-        "if True:",
+        "return job.clearing_up or self._stopper.cancel([trial])",
+        "return True",
         LOOP,
     ),
     Defect(
