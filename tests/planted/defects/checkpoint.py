@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 CHECKPOINTS, SHARDS, FOLDER = "trainer/checkpoint/checkpoints.py", "trainer/checkpoint/shards.py", "trainer/checkpoint/folder.py"
-RESUME = "tests/checkpoint/test_resume.py tests/checkpoint/test_any_layout.py"
+RESUME = "tests/checkpoint/test_any_layout.py tests/checkpoint/test_resume.py"
 
 DEFECTS = [
     Defect(
@@ -55,7 +55,7 @@ DEFECTS = [
         SHARDS,
         "if len(content) != size or zlib.crc32(content) != checksums[state]:",
         "if len(content) != size:",
-        "tests/checkpoint",
+        "tests/checkpoint/test_any_layout.py",
     ),
     Defect(
         "the newest checkpoints are removed",
@@ -76,6 +76,6 @@ DEFECTS = [
         "trainer/spec/resume.py",
         "if saved is None else [name for name, value in own.items() if saved[name] != value]",
         "if saved is None else [name for name, value in own.items() if saved[name] != value and name != 'corpus']",
-        "tests/checkpoint tests/config/test_resume_refused.py",
+        "tests/config/test_resume_refused.py tests/checkpoint/test_resume.py",
     ),
 ]

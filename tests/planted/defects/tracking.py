@@ -26,13 +26,13 @@ DEFECTS = [
         "launcher/tracking/names.py",
         'HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")',
         'HIDDEN = ("tracking.", "cluster.hardware.calibration.")',
-        "tests/tracking/test_mirror.py",
+        "tests/tracking/test_parameters.py",
     ),
     Defect(
         "a trial that failed has finished",
         "launcher/tracking/names.py",
         'Status.FAILED: "FAILED",',
         'Status.FAILED: "FINISHED",',
-        "tests/tracking/test_mirror.py",
+        "tests/tracking/test_parameters.py",
     ),
 ]
