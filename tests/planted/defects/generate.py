@@ -41,7 +41,7 @@ DEFECTS = [
         SAMPLING,
         "torch.where(values > 0, values / penalty, values * penalty)",
         "values / penalty",
-        TEXTS,
+        "tests/generate/test_penalty.py",
     ),
     Defect(
         "every tensor rank answers",
