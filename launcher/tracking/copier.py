@@ -3,7 +3,8 @@
 It copies what ``unmirrored`` names, whoever changed it. Of all that run in one folder one works, the others wait in line. Standard
 input is the life of the launcher that started it. While that lives, trials may be timed on this machine, and only processor time that
 nobody else wants is taken; an ordinary user's process cannot come back from that, so a child does it. Once the input ends, the child
-is ended too, and what is left is copied at the usual priority, however long it takes: nobody waits for it.
+copies what is left, however long it takes: nobody waits for it. It has imported MLflow, and has read what is there; only where it hardly
+gets a processor it is ended, and all that is done again at the usual priority.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import select
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
 from pathlib import Path
+
+import psutil
 
 from launcher.tracking import unmirrored
 from launcher.tracking.mirror import MlflowSweep, attempt
@@ -33,6 +36,8 @@ LONGEST_PAUSE_S = 60.0
 """Between attempts while a tracking store fails."""
 GIVE_UP_S = 1800.0
 """How long a store that fails is asked again after the launcher has ended. The next command starts another copier."""
+TURN_S, SHARE = 0.5, 0.25
+"""A child that wants to run and gets less than this share of that time hardly gets a processor."""
 
 
 class Copier:
@@ -45,12 +50,15 @@ class Copier:
         self._pauses: dict[str, float] = {}  # of sweeps that could not be copied
         self._due: dict[str, float] = {}  # when they are tried again, monotonic
 
-    def follow(self, launcher: int) -> None:
-        """Copy what comes while ``launcher`` is the parent of this process."""
-        while os.getppid() == launcher:
+    def follow(self, life: int) -> bool:
+        """Copy what comes until there is no more to read from ``life``, then the rest, as ``finish`` does."""
+        parent = os.getppid()
+        while os.getppid() == parent:
             if unmirrored.names(self._root) and self._locks.take("copier"):
                 self.look()
-            time.sleep(LOOK_S)
+            if ended(life, LOOK_S):
+                return self.finish()
+        return False
 
     def finish(self) -> bool:
         """Copy until nothing is left, or leave it to the copier that is at work. False when a store fails for ``GIVE_UP_S``; the process
@@ -114,29 +122,44 @@ def main(argv: list[str]) -> int:
     root = Path(parser.parse_args(argv).dir).absolute()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # each retry would be a page
-    child = follow_in_child(root)
-    wait_for_end(sys.stdin.fileno())
-    if unmirrored.names(root):
-        import_module("mlflow")  # seconds, in which the child may finish
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    life = sys.stdin.fileno()
+    if not ended(life, 0):
+        child = follow_in_child(root, life)
+        while not ended(life, None):
+            continue
+        if (code := finish_in_child(child)) in (0, 1):
+            return code
     return 0 if not unmirrored.names(root) or Copier(root).finish() else 1
 
 
-def follow_in_child(root: Path) -> int:
-    """A process that copies at the lowest priority, and may be killed at any moment."""
-    parent = os.getpid()
+def follow_in_child(root: Path, life: int) -> int:
+    """A process that copies at the lowest priority, and may be killed at any moment. It ends with 0 or 1, as ``main`` does."""
     child = os.fork()
     if child == 0:
         stand_back()
-        Copier(root).follow(parent)
-        os._exit(0)
+        os._exit(0 if Copier(root).follow(life) else 1)
     return child
 
 
-def wait_for_end(descriptor: int) -> None:
-    while os.read(descriptor, 65536):
-        pass
+def finish_in_child(child: int) -> int:
+    """How the child ended. It is killed once it hardly gets a processor: it wanted to run at the beginning and at the end of a turn, and
+    could not for most of it."""
+    process, wanted, before = psutil.Process(child), False, 0.0
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        used, wants = sum(process.cpu_times()[:2]), process.status() == psutil.STATUS_RUNNING
+        if wanted and wants and used - before < SHARE * TURN_S:
+            process.kill()
+            found = os.waitpid(child, 0)
+            break
+        wanted, before = wants, used
+        time.sleep(TURN_S)
+    return os.waitstatus_to_exitcode(found[1])
+
+
+def ended(life: int, patience_s: float | None) -> bool:
+    """Whether nobody holds the other end of ``life`` any more. Waits for that, for at most ``patience_s``, or until a word comes."""
+    readable, _, _ = select.select([life], [], [], patience_s)
+    return bool(readable) and not os.read(life, 65536)
 
 
 def stand_back() -> None:

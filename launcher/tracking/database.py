@@ -3,16 +3,22 @@
 MLflow creates and migrates its tables at first use and breaks when several processes do that at once, or when one is killed meanwhile.
 So the tables are made elsewhere and put in place whole, and every user of the file takes the lock first, for as long as one trial
 takes. mlflow itself is imported only here and in ``mirror.py``, inside functions: it costs a second.
+
+Making the tables costs another second, for they are those of MLflow's first release brought up to date by all its migrations. It is done
+once for each release: an empty database is kept in the user's cache, and copied.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +36,11 @@ QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 """Settings of every MLflow process that the launcher starts, unless the user has set them."""
+
+
+UNUSED = ("pandas", "numpy", "pyarrow")
+"""Packages that MLflow imports if it finds them, a third of its start, and that nothing here needs. It can do without: mlflow-skinny is the
+same code, installed without them."""
 
 
 def environment() -> dict[str, str]:
@@ -72,22 +83,90 @@ def make_database(root: Path) -> None:
     if path.exists():
         return
     with tempfile.TemporaryDirectory(prefix="trireme-mlflow-") as folder:
-        open_client(database_uri(Path(folder)))
+        made = _empty_database(Path(folder))
         with exclusively(root):
             if not path.exists():
-                shutil.copyfile(Path(folder) / "mlflow.db", root / ".mlflow.db.new")
-                os.replace(root / ".mlflow.db.new", path)
+                _put(made, path)
+
+
+def cached_database() -> Path | None:
+    """Where the empty database of the installed release of MLflow is kept; None for a user without a home."""
+    import_mlflow()
+    import mlflow
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return cache / "trireme" / f"mlflow-{mlflow.__version__}.db" if cache.is_absolute() else None
+
+
+def _empty_database(folder: Path) -> Path:
+    """A database with all tables and no row: that of the cache, or one that is made in ``folder``, and kept if the cache can be written."""
+    cached = cached_database()
+    if cached is not None and _has_tables(cached):
+        return cached
+    from mlflow.db import commands
+
+    made = folder / "mlflow.db"
+    commands.main(["upgrade", database_uri(folder)], standalone_mode=False)  # `mlflow db upgrade`
+    with suppress(OSError):
+        if cached is not None:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            _put(made, cached)
+    return made
+
+
+def _has_tables(path: Path) -> bool:
+    """Whether the file is a whole database that migrations have been through to their end."""
+    with suppress(OSError, sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        whole = database.execute("PRAGMA quick_check").fetchone() == ("ok",)
+        return whole and database.execute("SELECT version_num FROM alembic_version").fetchone() is not None
+    return False
+
+
+def _put(source: Path, path: Path) -> None:
+    """Copy ``source`` to ``path``, which is never there in part."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        shutil.copyfile(source, new)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No look for garbage: of the many objects that an import makes none is any, and looking through them takes a fifth of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def import_mlflow() -> None:
+    """Import MLflow, without the packages that it does not need here unless this process has them already."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    hidden = [name for name in UNUSED if name not in sys.modules and "mlflow" not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: as if it were not installed
+    try:
+        with _uncollected():
+            import mlflow  # noqa: F401
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def open_client(uri: str) -> MlflowClient:
     """A client of ``uri``. With the lock held: for SQLite this brings tables of an older MLflow up to date, and creates those that are
     missing."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    import_mlflow()
     from mlflow import MlflowClient
 
-    client = MlflowClient(uri)
-    client.search_experiments(max_results=1)
+    with _uncollected():  # the first one imports the kind of store that it needs
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
     return client
 
 

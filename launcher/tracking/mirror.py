@@ -10,7 +10,6 @@ import getpass
 import os
 import time
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from launcher.results.measurements import measure, newest_logs, tail
 from launcher.results.ranking import rank
 from launcher.results.report import render
 from launcher.tracking import names as tracked
-from launcher.tracking.database import artifact_folder, database_uri, exclusively, experiment_id, make_database, open_client
+from launcher.tracking.database import artifact_folder, database_uri, exclusively, experiment_id, import_mlflow, make_database, open_client
 from launcher.tracking.lineage import Lineage
 from launcher.trials.labels import trial_labels
 from launcher.trials.owner import owner_of
@@ -95,7 +94,7 @@ class MlflowSweep:
     def _open(self, sweep: Sweep) -> MlflowClient:
         settings = tracking_of(sweep)
         self._embedded = settings.uri is None
-        import_module("mlflow")  # takes seconds, and is nothing to hold a lock for
+        import_mlflow()  # takes seconds, and is nothing to hold a lock for
         if self._embedded:
             make_database(self._root)
         with exclusively(self._root):

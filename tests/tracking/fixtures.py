@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tracking.database import database_uri, open_client
+from launcher.tracking.database import database_uri, make_database, open_client
 from launcher.tracking.server import LocalServer, server_port
 from tests.tracking.headless import CHROMIUM, Page
 
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose ``mlflow.db`` has its tables; making them takes MLflow seconds."""
+    """A folder whose ``mlflow.db`` has its tables and its default experiment."""
     root = tmp_path_factory.mktemp("database")
+    make_database(root)
     open_client(database_uri(root))
     return root
 

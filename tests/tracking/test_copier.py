@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from launcher.cli import main, status
+from launcher.cli import status
 from launcher.tracking import copier, database, unmirrored
 from launcher.tracking import process as tracking
 from launcher.tracking.process import MlflowMirror
@@ -28,6 +28,7 @@ from tests.tracking.mirrored import children, history, runs
 from trainer.spec import Status
 from trainer.testing import free_port
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 COPIER = [sys.executable, "-m", "launcher.tracking.copier", "--dir"]
 HOLDER = """
 import sys
@@ -62,6 +63,17 @@ def lock_held(root: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         holder.kill()
         holder.wait()
+
+
+@contextmanager
+def at_work(root: Path) -> Iterator[None]:
+    """This process is the folder's copier: others leave their sweeps to it."""
+    locks = Locks(root / "copier.lock")
+    assert locks.take("copier")
+    try:
+        yield
+    finally:
+        locks.close()
 
 
 def finished_sweep(root: Path, name: str = "planted") -> SweepOnDisk:
@@ -104,41 +116,84 @@ def test_lock_is_waited_for_however_long_its_holder_takes(root: Path, monkeypatc
             assert len(refused) > 3
 
 
-def test_tables_are_made_without_the_lock_and_put_in_place_whole(tmp_path: Path) -> None:
-    finished_sweep(tmp_path)
-    code = f"import sys; from pathlib import Path; from launcher.tracking import database; database.make_database(Path({str(tmp_path)!r}))"
-    with lock_held(tmp_path):
-        making = subprocess.Popen(
-            [sys.executable, "-c", code + "; print('made')"], stdout=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)}
-        )
-        until(lambda: psutil.Process(making.pid).children() == [] and list(tmp_path.glob("trireme-mlflow-*/mlflow.db")))
-        assert not (tmp_path / "mlflow.db").exists()
-    assert making.communicate()[0].strip().endswith(b"made")
-    assert (tmp_path / "mlflow.db").exists() and not list(tmp_path.glob("trireme-mlflow-*"))
+def test_tables_are_made_without_the_lock_put_in_place_whole_and_kept_for_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = database.cached_database()
+    assert kept is not None and kept.is_relative_to(tmp_path)
+    code = f"""
+import sys
+from pathlib import Path
+from launcher.tracking.database import UNUSED, make_database
+make_database(Path({str(first)!r}))
+assert "mlflow" in sys.modules and not set(UNUSED) & set(sys.modules), "packages that take long, and are not needed"
+"""
+    with lock_held(first):
+        making = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(first)})
+        until(kept.exists)
+        assert not (first / "mlflow.db").exists()
+    assert making.wait(600) == 0
+    assert {path.name for path in first.iterdir()} == {"mlflow.db", "mlflow.lock"}
+    written = kept.stat().st_mtime_ns
+    database.make_database(second)
+    whole = kept.read_bytes()
+    assert (second / "mlflow.db").read_bytes() == whole and kept.stat().st_mtime_ns == written
+    for damaged in (b"", whole[: len(whole) // 2], b"x" * 5000):
+        kept.write_bytes(damaged)
+        assert not database._has_tables(kept), "it is made again"
 
 
-def test_copier_stands_back_only_while_its_launcher_lives(root: Path) -> None:
-    """What stands back can never come forward again as an ordinary user's process, and a busy machine has no idle moment."""
-    finished_sweep(root)
-    with lock_held(root):
-        process = copying(root, subprocess.PIPE)
-        assert process.stdin is not None
-        until(lambda: [os.sched_getscheduler(child.pid) for child in psutil.Process(process.pid).children()] == [os.SCHED_IDLE])
-        (child,) = psutil.Process(process.pid).children()
-        process.stdin.close()
-        until(lambda: not child.is_running())
-        assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER and process.poll() is None
-    assert process.wait(600) == 0
-    assert len(children(root)) == 4
+@pytest.mark.parametrize(("work", "code"), [("spin", -signal.SIGKILL), ("rest", 0)])
+def test_child_that_stands_back_is_ended_once_it_hardly_gets_a_processor(work: str, code: int) -> None:
+    """It can never come forward again as an ordinary user's process, and a busy machine has no idle moment."""
+    body = """
+import os, sys, time
+from launcher.tracking import copier
+
+copier.TURN_S = 0.1
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
 
-def test_copier_outlives_its_launcher_and_finishes(root: Path) -> None:
+def spin():
+    while True:
+        pass
+
+
+def rest():
+    time.sleep(10 * copier.TURN_S)
+    os._exit(0)
+
+
+def child(work):
+    if pid := os.fork():
+        return pid
+    work()
+
+
+other = child(spin)
+print(copier.finish_in_child(child(lambda: (copier.stand_back(), globals()[sys.argv[1]]()))))
+os.kill(other, 9)
+"""
+    done = subprocess.run([sys.executable, "-c", body, work], stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    assert int(done.stdout) == code
+
+
+def test_copier_stands_back_while_its_launcher_lives_and_outlives_it(root: Path) -> None:
     sweep = finished_sweep(root)
     code = (
-        "import os, sys; from launcher.tracking.process import MlflowMirror\n"
-        f"mirror = MlflowMirror({str(root)!r}, 'planted'); mirror.on_trial(None); os.kill(os.getpid(), 9)"
+        "import sys; from launcher.tracking.process import MlflowMirror\n"
+        f"mirror = MlflowMirror({str(root)!r}, 'planted'); mirror.on_trial(None); print(mirror._process.pid, flush=True); sys.stdin.read()"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    with lock_held(root), subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        copier_id = int(launcher.stdout.readline())
+        until(lambda: [os.sched_getscheduler(child.pid) for child in psutil.Process(copier_id).children()] == [os.SCHED_IDLE])
+        assert os.sched_getscheduler(copier_id) == os.SCHED_OTHER
+        launcher.kill()
     until(lambda: unmirrored.names(root) == [])
     assert set(children(root)) == {record.id for record in sweep.records}
 
@@ -158,12 +213,14 @@ def test_copier_killed_halfway_is_completed_by_the_next_command(root: Path) -> N
     assert all(run.info.status == "FINISHED" for run in mirrored.values())
 
 
+@pytest.mark.campaign("tracking")
 def test_one_copier_copies_the_sweeps_of_all_launchers(root: Path) -> None:
     finished_sweep(root, "first")
     with lock_held(root):
         first = copying(root, subprocess.PIPE)
         locks = Locks(root / "copier.lock")
         until(lambda: locks.held("copier"))
+        locks.close()
         finished_sweep(root, "second")
         assert copying(root).wait(600) == 0, "it leaves its sweep to the one that is at work"
         assert unmirrored.names(root) == ["first", "second"]
@@ -172,12 +229,21 @@ def test_one_copier_copies_the_sweeps_of_all_launchers(root: Path) -> None:
     assert {run.data.tags["sweep"] for run in runs(root) if run.data.tags.get("kind") == "sweep"} == {"first", "second"}
 
 
-def test_command_that_was_refused_leaves_no_run(root: Path) -> None:
+def test_copier_without_anything_to_copy_leaves_no_run_and_imports_nothing_for_it(root: Path) -> None:
+    """Of a command that was refused, or of a sweep that another copier is at work on."""
     SweepOnDisk(root).add(point(1, 1))
+    code = (
+        "import sys; from launcher.tracking import copier; code = copier.main(['--dir', sys.argv[1]]); print(code, 'mlflow' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(root)]
     for name in ("planted", "never-written"):
         unmirrored.add(root, name)
-    assert copying(root).wait(600) == 0
+    assert subprocess.check_output(command, stdin=subprocess.DEVNULL, text=True).split() == ["0", "False"]
     assert unmirrored.names(root) == [] and not (root / "mlartifacts").exists()
+    finished_sweep(root)
+    with at_work(root):
+        assert subprocess.check_output(command, stdin=subprocess.DEVNULL, text=True).split() == ["0", "False"]
+    assert unmirrored.names(root) == ["planted"]
 
 
 def test_news_that_comes_while_a_sweep_is_copied_is_not_forgotten(tmp_path: Path) -> None:
@@ -210,7 +276,7 @@ from pathlib import Path
 from launcher.tracking import copier
 numbers = itertools.count()
 copier.attempt = lambda mirror: "it fails" if next(numbers) == 0 else time.sleep(1000)
-copier.GIVE_UP_S = 2.0
+copier.LOOK_S, copier.GIVE_UP_S = 0.05, 0.2
 copier.Copier(Path(sys.argv[1])).finish()
 """
     done = subprocess.run([sys.executable, "-c", body, str(root)], env=database.environment(), timeout=600, check=False)
@@ -225,42 +291,15 @@ def test_a_folder_of_any_name_has_its_database_in_itself(root: Path, name: str) 
     shutil.copy(root / "mlflow.db", folder)
     SweepOnDisk(folder).done(point(1, 1), 0.2)
     unmirrored.add(folder, "planted")
-    assert copying(folder).wait(600) == 0
+    assert copier.Copier(folder).finish()
     assert len(children(folder)) == 1 and list(folder.glob("mlartifacts/*/artifacts/*"))
     assert {path.name for path in root.iterdir()} == {"mlflow.db", name}
 
 
-def test_launcher_waits_for_a_copier_that_is_about_to_finish(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE_S", 600.0)
-    sweep = finished_sweep(root)
-    observer = MlflowMirror(root, "planted")
-    observer.on_trial(sweep.records[0])
-    observer.close()
-    observer.finish(600.0)
-    assert "MLflow does not have" not in capfd.readouterr().err
-    assert all(run.info.status == "FINISHED" for run in children(root).values())
-
-
-def test_launcher_never_waits_for_a_copier_that_hangs(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep = finished_sweep(root)
-    observer = MlflowMirror(root, "planted")
-    with lock_held(root):
-        for _ in range(1000):
-            observer.on_trial(sweep.records[0])
-            observer.on_poll([sweep.records[0]])
-        observer.close()
-        observer.finish(0.1)
-        assert observer._process is not None and observer._process.poll() is None, "it is left to finish"
-    assert capfd.readouterr().err.count("is being copied to MLflow in the background") == 1
-    assert observer._process.wait(600) == 0 and len(children(root)) == 4
-
-
-def test_ctrl_c_while_mlflow_is_copied_leaves_that_to_the_background(
+def test_launcher_waits_no_longer_than_it_was_told_nor_after_ctrl_c_but_until_all_is_copied(
     root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished_sweep(root)
+    sweep = finished_sweep(root)
     observer = MlflowMirror(root, "planted")
 
     def said(text: str) -> None:
@@ -272,11 +311,23 @@ def test_ctrl_c_while_mlflow_is_copied_leaves_that_to_the_background(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         with lock_held(root):
+            for _ in range(1000):
+                observer.on_trial(sweep.records[0])
+                observer.on_poll([sweep.records[0]])
+            observer.close()
+            observer.finish(0.1)
             observer.finish(600.0)
+            assert observer._process is not None and observer._process.poll() is None, "it is left to finish"
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "copying to MLflow; Ctrl-C leaves it to the background" in capfd.readouterr().err
-    assert observer._process is not None and observer._process.wait(600) == 0 and len(children(root)) == 4
+    words = capfd.readouterr().err
+    assert words.count("is being copied to MLflow in the background") == 2
+    assert words.count("copying to MLflow; Ctrl-C leaves it to the background") == 1
+    monkeypatch.setattr(tracking, "say", print)
+    observer.finish(600.0)
+    assert "MLflow does not have" not in capfd.readouterr().out
+    assert observer._process.wait(600) == 0
+    assert [run.info.status for run in children(root).values()] == ["FINISHED"] * 4
 
 
 def test_trials_that_end_in_a_queue_reach_mlflow_by_whoever_looks(root: Path) -> None:
@@ -286,16 +337,17 @@ def test_trials_that_end_in_a_queue_reach_mlflow_by_whoever_looks(root: Path) ->
     record.handle = {"job": "lost", "pids": [], "host": "nowhere"}
     sweep.store.save(record)
     assert unmirrored.names(root) == []
-    assert status.main(["--dir", str(root)]) == 0
+    with at_work(root):  # one that is at work already copies it
+        assert status.main(["--dir", str(root)]) == 0
     assert sweep.store.load(record.id).status is not Status.SUBMITTED
-    until(lambda: unmirrored.names(root) == [])
+    assert unmirrored.names(root) == ["planted"]
 
 
-def test_a_folder_in_place_of_the_copiers_log_is_said_and_ends_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mlflow.log").mkdir()
-    words = ["train", "model=gpt_tiny", "data=synthetic", "run.steps=2", "run.warmup_steps=1", f"sweep.dir={tmp_path}"]
-    assert main.main(words) == 0
-    assert (
-        f"what copying to MLflow has to say is lost: {tmp_path / 'mlflow.log'} cannot be written (Is a directory)" in capfd.readouterr().err
-    )
-    until(lambda: unmirrored.names(tmp_path) == [])
+def test_a_folder_in_place_of_the_copiers_log_is_said_and_ends_nothing(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (root / "mlflow.log").mkdir()
+    observer = MlflowMirror(root, finished_sweep(root).name)
+    with at_work(root):
+        observer.finish(0)
+        assert observer._process is not None and observer._process.wait(600) == 0
+    words = f"what copying to MLflow has to say is lost: {root / 'mlflow.log'} cannot be written (Is a directory)"
+    assert words in capfd.readouterr().err
