@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -38,6 +40,8 @@ from trainer.measure.forwarder import Forwarder, forwarding
 from trainer.spec import Status, TrainConfig, flatten, from_dict, save
 from trainer.spec.records import read_steps
 from trainer.testing import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 
 
 def tracked_by(uri: str | None, owner: str | None = "me") -> TrainConfig:
@@ -229,13 +233,38 @@ def test_nothing_is_started_without_a_server_or_on_another_rank(tmp_path: Path, 
         assert threading.active_count() == before
 
 
-def test_server_killed_mid_run_costs_no_step_and_gets_the_rest_when_it_is_back(
-    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+class Relay(socketserver.ThreadingTCPServer):
+    """The way to a server: while it is open each connection to its port is one to the server."""
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, port: int, server: str):
+        host, _, number = server.removeprefix("http://").partition(":")
+
+        class Passing(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                with socket.create_connection((host, int(number))) as far:
+                    ends = {self.request: far, far: self.request}
+                    while True:
+                        for end in select.select(list(ends), [], [])[0]:
+                            if not (words := end.recv(65536)):
+                                return
+                            ends[end].sendall(words)
+
+        super().__init__(("127.0.0.1", port), Passing)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.campaign("tracking"))], ids=["unreachable", "killed"])
+def test_server_away_mid_run_costs_no_step_and_gets_the_rest_when_it_is_back(
+    killed: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "PERIOD_S", 0.01)
-    monkeypatch.setattr(tracking, "LONGEST_PAUSE_S", 0.1)
-    monkeypatch.setattr(tracking, "FAILURES", 1000)
-    shutil.copy(empty_database / "mlflow.db", tmp_path)
+    for limit, value in (("PERIOD_S", 0.01), ("LONGEST_PAUSE_S", 0.1), ("FAILURES", 1000)):
+        monkeypatch.setattr(tracking, limit, value)
     directory, port = tmp_path / "0000000000c1", free_port()
     first_batch, failed = threading.Event(), threading.Event()
 
@@ -249,21 +278,28 @@ def test_server_killed_mid_run_costs_no_step_and_gets_the_rest_when_it_is_back(
             if self._offset:
                 first_batch.set()
 
+    def started() -> Relay | LocalServer:
+        if not killed:
+            return Relay(port, request.getfixturevalue("server"))
+        server = LocalServer(tmp_path, port)
+        server.wait_ready()
+        return server
+
     monkeypatch.setattr(tracking, "Forwarder", Watched)
-    server = LocalServer(tmp_path, port)
-    server.wait_ready()
-    with forwarding(tracked_by(server.url), 0, directory):
+    shutil.copy(request.getfixturevalue("empty_database") / "mlflow.db", tmp_path)
+    server = started()
+    with forwarding(tracked_by(f"http://127.0.0.1:{port}"), 0, directory):
         train(directory, range(1, 3))
         assert first_batch.wait(600)
-        os.killpg(server._process.pid, signal.SIGKILL)
-        server.wait()
+        if isinstance(server, LocalServer):
+            os.killpg(server._process.pid, signal.SIGKILL)
+        server.close()
         train(directory, range(3, 7))
         assert failed.wait(600)
         train(directory, range(7, 9))
-        server = LocalServer(tmp_path, port)
-        server.wait_ready()
-    with server:
-        assert OnServer(server.url, directory.name).steps() == list(range(1, 9))
+        server = started()
+    assert OnServer(f"http://127.0.0.1:{port}", directory.name).steps() == list(range(1, 9))
+    server.close()
 
 
 def test_record_of_a_sweep_names_the_directory_that_the_forwarder_reads(tmp_path: Path) -> None:

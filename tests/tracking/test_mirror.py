@@ -12,13 +12,15 @@ import pytest
 
 from launcher.results.measurements import measure
 from launcher.results.ranking import rank
-from launcher.tracking import database
+from launcher.tracking import database, unmirrored
 from launcher.tracking.mirror import OFFSET, PARENT, STATE, MlflowSweep, attempt
 from launcher.trials.owner import owner_of
 from launcher.trials.store import Store
 from tests.results.trial_files import STARTED, SweepOnDisk, demo_sweep, point, seeded, step_times, tracked_at, write_metrics
 from tests.tracking.mirrored import children, history, runs
 from trainer.spec import Reason, Status
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 
 
 def test_sweep_is_a_parent_run_and_each_trial_a_child_sorted_like_the_ranking(root: Path) -> None:
@@ -211,7 +213,11 @@ def test_two_launchers_with_the_same_sweep_share_a_server_but_no_run(tmp_path: P
     for who, step_time in (("ada", 0.2), ("bob", 0.4)):
         sweep = SweepOnDisk(tmp_path / who, "shared")
         sweep.done(tracked_at(point(1, 1), server), step_time)
-        MlflowSweep(tmp_path / who, "shared").update()
+    MlflowSweep(tmp_path / "ada", "shared").update()
+    unmirrored.add(tmp_path / "bob", "shared")
+    copier = [sys.executable, "-m", "launcher.tracking.copier", "--dir", str(tmp_path / "bob")]  # imports less of MLflow than we have
+    subprocess.run(copier, stdin=subprocess.DEVNULL, check=True)
+    assert not (tmp_path / "bob" / "mlflow.db").exists()
     client = database.open_client(server)
     found = client.search_runs([database.experiment_id(client, "trireme", None)], "tags.sweep = 'shared'")
     assert len({run.data.tags["owner"] for run in found}) == 2 and len(found) == 4

@@ -22,6 +22,7 @@ from trainer.spec.artifacts import ArtifactKind, read_artifact, write_artifact
 from trainer.spec.files import write_json
 from trainer.spec.stage_run import StageRun
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 STAGES = (
     ("data", "prepare", ArtifactKind.CORPUS, {}, {"tokens.bin": b"text"}),
     ("base", "train", ArtifactKind.CHECKPOINT, {"data": "data"}, {"checkpoints/step-00000004/manifest.json": b'{"step": 4, "model": {}}'}),
@@ -80,6 +81,7 @@ def test_models_text_and_scores_are_tied_together_and_no_weights_are_sent(pipeli
     assert not [path for path in (pipeline / "mlartifacts").rglob("*") if path.name in ("model.safetensors", "tokens.bin")]
 
 
+@pytest.mark.campaign("tracking")
 def test_a_browser_sees_pipeline_model_scores_and_lineage(pipeline: Path, page: Page) -> None:
     running = Ui(pipeline)
     try:

@@ -27,6 +27,7 @@ from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 from tests.tracking.headless import Page
 from trainer.spec import ConfigError, Status
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 ROWS = """[...document.querySelectorAll('[role=row]')]
     .filter(row => row.getAttribute('row-index') !== null && row.innerText.trim())
     .sort((a, b) => a.getAttribute('row-index') - b.getAttribute('row-index'))
@@ -54,16 +55,15 @@ class Ui:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepOnDisk, str, list[psutil.Process]]]:
-    """A sweep that nobody had mirrored, the address that ``trireme ui`` printed for it, and the processes behind it. Ctrl-C ends it."""
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepOnDisk, str, Ui]]:
+    """A sweep that nobody had mirrored, and what ``trireme ui`` printed for it, and itself: the last test ends it."""
     sweep = demo_sweep(tmp_path_factory.mktemp("ui"))
     running = Ui(sweep.store.root)
-    yield sweep, running.address(), running.family()
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(300) == 0
+    yield sweep, running.address(), running
+    running.process.terminate()
 
 
-def test_page_shows_the_sweeps_runs_sorted_by_step_time(shown: tuple[SweepOnDisk, str, list[psutil.Process]], page: Page) -> None:
+def test_page_shows_the_sweeps_runs_sorted_by_step_time(shown: tuple[SweepOnDisk, str, Ui], page: Page) -> None:
     sweep, address, _ = shown
     page.open(address)
     page.wait_for("document.body.innerText.includes('5 matching runs')")
@@ -77,24 +77,18 @@ def test_page_shows_the_sweeps_runs_sorted_by_step_time(shown: tuple[SweepOnDisk
     assert [float(value) for value in times[:3]] == pytest.approx([m.step_time_s for m in ranked[:3]], rel=1e-3)
 
 
-def test_server_listens_on_this_machine_only(shown: tuple[SweepOnDisk, str, list[psutil.Process]]) -> None:
-    _, _, family = shown
+def test_server_listens_on_this_machine_only_and_ctrl_c_ends_every_process(shown: tuple[SweepOnDisk, str, Ui]) -> None:
+    _, _, running = shown
+    family = running.family()
     listening = {c.laddr.ip for process in family for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}
-
-
-def test_ending_the_ui_ends_every_process_that_it_started(root: Path) -> None:
-    SweepOnDisk(root).done(point(1, 1), 0.2)
-    running = Ui(root)
-    running.address()
-    family = running.family()
-    assert len(family) > 1
-    running.process.terminate()
+    running.process.send_signal(signal.SIGINT)
     assert running.process.wait(300) == 0
     _, alive = psutil.wait_procs(family, timeout=300)
-    assert not alive
+    assert len(family) > 1 and not alive
 
 
+@pytest.mark.campaign("tracking")
 def test_two_pages_started_together_are_two_servers(root: Path, tmp_path: Path) -> None:
     """Both find the usual port free; one is quicker to listen there. The other must not take the answers of the first for its own."""
     running = []
@@ -111,6 +105,7 @@ def test_two_pages_started_together_are_two_servers(root: Path, tmp_path: Path) 
     assert [one.process.wait(300) for one in running] == [0, 0]
 
 
+@pytest.mark.campaign("tracking")
 def test_a_port_that_others_answer_on_is_not_taken_for_ones_own(root: Path) -> None:
     SweepOnDisk(root).done(point(1, 1), 0.2)
     assert not attempt(MlflowSweep(root, "planted"))
