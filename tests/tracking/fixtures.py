@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from launcher.tracking.database import database_uri, make_database, open_client
 from launcher.tracking.server import LocalServer, server_port
+from launcher.trials.lock import Locks
 from tests.tracking.headless import CHROMIUM, Page
 
 
@@ -46,3 +48,14 @@ def page(tmp_path: Path) -> Iterator[Page]:
         pytest.skip("needs a browser: apt-get install --no-install-recommends chromium fonts-dejavu-core")
     with Page(tmp_path / "profile") as tab:
         yield tab
+
+
+@contextmanager
+def at_work(root: Path) -> Iterator[None]:
+    """This process is the folder's copier, and copies nothing: those that launchers start leave their sweeps to it, and import nothing."""
+    locks = Locks(root / "copier.lock")
+    assert locks.take("copier")
+    try:
+        yield
+    finally:
+        locks.close()

@@ -24,6 +24,7 @@ from launcher.tracking import process as tracking
 from launcher.tracking.process import MlflowMirror
 from launcher.trials.lock import Locks
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
+from tests.tracking.fixtures import at_work
 from tests.tracking.mirrored import children, history, runs
 from trainer.spec import Status
 from trainer.testing import free_port
@@ -63,17 +64,6 @@ def lock_held(root: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         holder.kill()
         holder.wait()
-
-
-@contextmanager
-def at_work(root: Path) -> Iterator[None]:
-    """This process is the folder's copier: others leave their sweeps to it."""
-    locks = Locks(root / "copier.lock")
-    assert locks.take("copier")
-    try:
-        yield
-    finally:
-        locks.close()
 
 
 def finished_sweep(root: Path, name: str = "planted") -> SweepOnDisk:
