@@ -5,6 +5,8 @@
 runs one case by hand. A case is drawn from (seed, index); cases that break a rule are drawn again. Half of the cases are of an
 ordinary small model; the others have corners: stages without a block, a token or two in a sequence, one sequence in a batch, a
 vocabulary that leaves tensor ranks without a row, and models with fewer elements than shards, so that ranks own nothing.
+
+``designed`` chooses among the draws: each case has more that none before it had (a value of an axis, then a pair of values).
 """
 
 from __future__ import annotations
@@ -16,19 +18,22 @@ import json
 import random
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tests.small_runs import ranks
+from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, ResolvedTrainConfig, TrainConfig, from_dict, resolve
-from trainer.spec.schema import TARGETS
+from trainer.spec import ConfigError, DataConfig, ResolvedTrainConfig, TrainConfig, from_dict, resolve
+from trainer.spec.schema import RECOMPUTE, TARGETS
 from trainer.spec.tuning import text_model
-from trainer.testing import Farm, free_port
+from trainer.testing import Farm, Finished, free_port
 
 if TYPE_CHECKING:
     from trainer.comm.collectives import World
@@ -36,46 +41,53 @@ if TYPE_CHECKING:
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 MOST_RANKS = 8
-STEPS = 10
-TUNED_STEPS = 2
-"""The first one's gradients, and what became of them."""
+STEPS = 3
+"""The first one's gradients, weights that were updated, and moments that were there before."""
+TASKS = (2, 3)
+EXAMPLES = [
+    {"question": f"what is {i}?", "answer": "it is " * (i % 3) + str(i)} | {f"task{n}": i // 2 % n for n in TASKS} for i in range(12)
+]
+VOCAB = 300
+"""Of text; made-up tokens have fewer."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the space. ``model`` and ``layout`` hold what differs from the defaults."""
+    """One point of the space. ``model``, ``layout``, ``tune``, ``run`` and ``data`` hold what differs from the defaults."""
 
     layout: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp64"
     batch: int = 8  # sequences of a step; 6 makes numbers of micro-batches that stages do not divide
     tune: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)  # its kind is synthetic by default; text is that of ``EXAMPLES``
     steps: int = STEPS
-    async_tensor: bool = False
 
-    def config(self) -> dict[str, Any]:
-        """Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large eps keeps that
-        rounding from becoming a step."""
+    def config(self, folder: Path = Path()) -> dict[str, Any]:
+        """``folder`` has the text. Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large
+        eps keeps that rounding from becoming a step."""
+        text = {"source": str(folder / "examples.jsonl"), "path": str(folder / "corpus"), "template": "{question}\n{answer}"}
         return {
             "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16} | self.model,
             "layout": {"micro_batch": 1} | self.layout,
-            "data": {"kind": "synthetic"},
-            "optimizer": {"lr": 0.02, "warmup_steps": 3, "eps": 1e-4, "clip": 0.5},
+            "data": text | {"kind": "synthetic"} | self.data,
+            "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5},
             "run": {
                 "steps": self.steps,
                 "warmup_steps": 0,
                 "precision": self.precision,
                 "global_batch": self.batch,
                 "bucket_mb": 0.03,
-                "async_tensor": self.async_tensor,
-            },
+            }
+            | self.run,
             "tune": self.tune,
         }
 
     @property
     def alone(self) -> Case:
-        """The same training by one process."""
-        return replace(self, layout={}, async_tensor=False)
+        """The same training by one process, as plain as it gets: all sequences of a step at once."""
+        return replace(self, layout={"micro_batch": self.batch}, run={})
 
     @property
     def ranks(self) -> int:
@@ -98,91 +110,169 @@ def draw(seed: int, index: int) -> Case:
     dice = random.Random(f"{seed}/{index}")
     while True:
         case = _draw_any(dice)
-        if case.ranks <= MOST_RANKS and case.valid:
-            return replace(case, async_tensor=case.layout["sequence_parallel"] and dice.random() < 0.5)
-
-
-def draw_tuned(seed: int, index: int, ranks: int | None = None) -> Case:
-    """Case number ``index`` of tuning: any layout, or one on ``ranks`` ranks, and any method that trains a part."""
-    dice = random.Random(f"tuned/{seed}/{index}")
-    while True:
-        case = draw(seed, dice.randrange(10**9))
-        case = replace(case, tune=_draw_tuning(dice), precision="fp64", steps=TUNED_STEPS)
-        if case.valid and ranks in (None, case.ranks):
+        if case.valid:
             return case
 
 
-def _draw_tuning(dice: random.Random) -> dict[str, Any]:
-    return {
-        "method": dice.choice(["lora", "lora", "lora", "adapter", "prompt", "p_tuning", "ia3"]),
-        "targets": dice.sample(TARGETS, dice.randint(1, len(TARGETS))),
-        "rank": dice.choice([1, 3, 4]),
-        "alpha": 8.0,
-        "dropout": dice.choice([0.0, 0.1]),
-        "virtual_tokens": dice.choice([1, 3, 9]),
-        "encoder": 5,
-        "tasks": 1,
-    }
-
-
 def _draw_any(dice: random.Random) -> Case:
-    schedule = dice.choice(["gpipe", "1f1b", "interleaved", "zero_bubble"])
-    tensor, data = dice.choice([1, 2, 2, 2, 2, 4]), dice.choice([1, 2, 2, 2, 4])
-    chains = [(p, g, o) for o in (1, 2, 4) for g in (1, 2, 4) for p in (1, 2, 4) if data % o == 0 and o % g == 0 and g % p == 0]
-    pipeline, virtual = dice.choice([1, 2, 2, 2, 4]), 2 if schedule == "interleaved" else 1
+    tensor, pipeline, data, sharding = _draw_degrees(dice)
+    schedule = dice.choice(["gpipe", "1f1b", "interleaved", "zero_bubble"] if pipeline > 1 else ["gpipe", "1f1b", "zero_bubble"])
+    virtual = dice.choice([2, 3, 4]) if schedule == "interleaved" else 1
     layout = {
         "tensor": tensor,
         "pipeline": pipeline,
         "data": data,
         "schedule": schedule,
         "virtual_pipeline": virtual,
-        "micro_batch": dice.choice([1, 1, 2, 4]),
+        "micro_batch": dice.choice([1, 1, 2, 3]),
         "sequence_parallel": tensor > 1 and dice.random() < 0.6,
-        "recompute": dice.choice(["none", "selective", "full"]),
+        "recompute": dice.choice(RECOMPUTE),
         "recompute_layers": dice.choice([None, 1]),
         "recompute_every": dice.choice([1, 2]),
         "balance": dice.choice(["equal", "cost"]),
         "order": dice.choice(["tensor-data-pipeline", "tensor-pipeline-data"]),
-        "sharding": dict(zip(("params", "grads", "optimizer"), dice.choice(chains))),
+        "sharding": dict(zip(("params", "grads", "optimizer"), sharding)),
     }
+    kind = dice.choice([{}, {}, {"kind": "corpus"}, {"kind": "instructions"}, {"kind": "instructions", "pack": True}])
+    tune = _draw_tuning(dice) if dice.random() < 0.5 else {}
+    if tune.get("tasks", 1) > 1 and kind.get("kind") == "instructions":
+        kind = kind | {"task": f"task{tune['tasks']}"}
+    heads = tensor * dice.choice([1, 2]) if tensor > 1 else dice.choice([2, 4])
     model = {
         "family": dice.choice(["gpt", "llama", "bloom"]),
         "tied": dice.random() < 0.5,
         "dropout": dice.choice([0.0, 0.0, 0.1]),
         "attention": dice.choice(["fused", "unfused"]),
-        "kv_heads": dice.choice([4, 4, 2]),
+        "heads": heads,
+        "kv_heads": dice.choice([n for n in range(1, heads + 1) if heads % n == 0 and n % tensor == 0]),
+        "hidden": heads * dice.choice([4, 8]),
+        "ffn": tensor * dice.choice([8, 12]),
         "layers": max(2, pipeline * virtual) + dice.choice([0, 0, 1]),
         "activation": dice.choice(["gelu", "swiglu", "squared_relu"]),
+        "vocab": VOCAB if kind else 61,
+        "seq": tensor * -(-(24 if kind else 12) // tensor),
     }
-    case = Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), dice.choice([6, 8]))
-    return _with_corners(dice, case) if dice.random() < 0.5 else case
+    run = {
+        "async_tensor": bool(layout["sequence_parallel"]) and dice.random() < 0.5,
+        "bucket_mb": dice.choice([0.0, 0.03, 25.0]),
+        "loss_chunk_mb": dice.choice([None, 4 * model["vocab"] * 5 / 2**20]),
+    }
+    batch = layout["micro_batch"] * data * dice.choice([1, 2, 3])
+    case = Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), batch, tune, run, kind)
+    return _with_corners(dice, case) if dice.random() < 0.5 or model["layers"] > 4 else case
+
+
+def _draw_degrees(dice: random.Random) -> tuple[int, int, int, tuple[int, ...]]:
+    """Degrees of tensor, pipeline and data, and the three factors of sharding: all levels that can be are as likely as each other."""
+    levels = dice.choice(LEVELS)
+    factors = [dice.choice([2, 2, 2, 3, 4, 5]) if level else 1 for level in levels]
+    *sharding, data = itertools.accumulate(factors, int.__mul__)
+    if data > MOST_RANKS:
+        return _draw_degrees(dice)
+    first = dice.choice([n for n in (1, 2, 2, 3, 4, 5, 6, 8) if n * data <= MOST_RANKS])
+    second = dice.choice([n for n in (1, 2, 2, 3, 4) if n * first * data <= MOST_RANKS])
+    return *dice.sample([first, second], 2), data, tuple(sharding)
+
+
+LEVELS = [levels for levels in itertools.product([False, True], repeat=4) if sum(levels) < 4]
+"""Whether parameters are sharded, gradients more than they, optimizer states more than those, and whether there are replicas left of them:
+whatever eight ranks can have."""
+
+
+def _draw_tuning(dice: random.Random) -> dict[str, Any]:
+    method = dice.choice(["lora", "lora", "lora", "adapter", "prompt", "p_tuning", "ia3"])
+    return {
+        "method": method,
+        "targets": dice.sample(TARGETS, dice.randint(1, len(TARGETS))),
+        "rank": dice.choice([1, 3, 4]),
+        "alpha": 8.0,
+        "dropout": dice.choice([0.0, 0.1]),
+        "virtual_tokens": dice.choice([1, 3, 5]),
+        "encoder": 5,
+        "tasks": dice.choice([1, *TASKS]) if method in ("prompt", "p_tuning") else 1,
+    }
 
 
 def _with_corners(dice: random.Random, case: Case) -> Case:
     """``case`` with some of what is smallest. In fp64, for LayerNorm over few elements makes much of rounding."""
     layout, model, batch = dict(case.layout), dict(case.model), case.batch
-    chunks = layout["pipeline"] * layout["virtual_pipeline"]
-    if dice.random() < 0.5:
+    chunks, tensor = layout["pipeline"] * layout["virtual_pipeline"], layout["tensor"]
+    if model["layers"] > 4 or dice.random() < 0.5:
+        model["layers"] = min(model["layers"], 4)
         cuts = sorted(dice.randint(0, model["layers"]) for _ in range(chunks - 1))
         layout["stage_layers"] = [high - low for low, high in itertools.pairwise([0, *cuts, model["layers"]])]
     if dice.random() < 0.5:
-        model |= {"hidden": dice.choice([8, 16]), "ffn": dice.choice([4, 64])}
-    if dice.random() < 0.5:
-        layout["data"], layout["micro_batch"], batch = MOST_RANKS // (layout["tensor"] * layout["pipeline"]), 1, 8
-        layout["sharding"] = dict.fromkeys(("params", "grads", "optimizer"), layout["data"]) | {"params": dice.choice([1, layout["data"]])}
-    if dice.random() < 0.4:
+        model["ffn"] = tensor * dice.choice([1, 4])
+    if not case.data and dice.random() < 0.4:
         model["vocab"] = dice.choice([2, 3, 5])
-    if dice.random() < 0.4:
-        model["seq"] = dice.choice([1, 2])
-    if dice.random() < 0.2:
-        layout["data"], layout["micro_batch"], batch = 1, 1, 1
-        layout["sharding"] = dict.fromkeys(("params", "grads", "optimizer"), 1)
+    if not case.data and dice.random() < 0.4:
+        model["seq"] = tensor * dice.choice([1, 2]) if layout["sequence_parallel"] else dice.choice([1, 2])
+    if dice.random() < 0.3:
+        layout["micro_batch"], batch = 1, layout["data"]
     return replace(case, layout=layout, model=model, batch=batch, precision="fp64")
+
+
+def traits(case: Case) -> dict[str, Any]:
+    """Where a case is on each axis of the space."""
+    layout, model, run = case.layout, case.model, case.run
+    sharding = [1, *(layout["sharding"][state] for state in ("params", "grads", "optimizer")), layout["data"]]
+    heads = model["kv_heads"], model["heads"]
+    return {
+        "levels": tuple(low < high for low, high in itertools.pairwise(sharding)),
+        "tensor": layout["tensor"],
+        "pipeline": layout["pipeline"],
+        "data": layout["data"],
+        "schedule": (layout["schedule"], layout["recompute"]) if layout["pipeline"] > 1 else layout["recompute"],
+        "virtual": layout["virtual_pipeline"],
+        "partly recomputed": layout["recompute"] == "full" and (layout["recompute_layers"] is not None, layout["recompute_every"]),
+        "sequence": (layout["sequence_parallel"], run["async_tensor"]),
+        "stages": "given" if "stage_layers" in layout else layout["balance"],
+        "order": layout["order"],
+        "micro-batch": layout["micro_batch"],
+        "micro-batches": case.batch // layout["micro_batch"] // layout["data"],
+        "family": (model["family"], model["tied"]),
+        "attention": (model["attention"], model["dropout"] > 0),
+        "keys": "one" if heads[0] == 1 < heads[1] else heads[0] < heads[1],
+        "activation": model["activation"],
+        "vocabulary": model["vocab"],
+        "tokens": min(model["seq"], 3),
+        "precision": case.precision,
+        "data kind": (case.data.get("kind", "synthetic"), case.data.get("pack", False)),
+        "tuned": case.tune.get("method", "full"),
+        "tasks": case.tune.get("tasks", 1),
+        "loss": run["loss_chunk_mb"] is not None,
+        "buckets": run["bucket_mb"],
+    }
+
+
+@cache
+def designed(seed: int, count: int, choice: int = 40) -> list[Case]:
+    """``count`` cases, each the one of the next ``choice`` draws that has the most values of axes that none before it has, and after that
+    the most pairs of values for each of its ranks."""
+    chosen: list[Case] = []
+    seen: set[Any] = set()
+    for number in range(count):
+        draws = [draw(seed, index) for index in range(number * choice, (number + 1) * choice)]
+        found = [set(traits(case).items()) for case in draws]
+        every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
+        best = max(range(choice), key=lambda n: (len(found[n] - seen), len(every[n] - seen) / draws[n].ranks))
+        chosen.append(draws[best])
+        seen |= every[best]
+    return chosen
+
+
+def by_ranks(cases: Sequence[Case]) -> dict[int, list[Case]]:
+    """``cases`` by the ranks that they take: the same ranks train one after the other."""
+    found = defaultdict(list)
+    for case in cases:
+        found[case.ranks].append(case)
+    return found
 
 
 def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]]) -> None:
     """Run in every rank: train each of ``configs``, and leave losses, norms and this rank's part of the final parameters in ``out``. Each has
-    a world of its own: torch names groups by how many a rank has made, and layouts give ranks different numbers of them."""
+    a world of its own, which takes a tenth of what a step takes: torch names groups by how many a rank has made, and layouts give ranks
+    different numbers of them."""
     from trainer.comm.collectives import World
 
     port = env.port
@@ -212,71 +302,113 @@ def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor
 
 def train_all(farm: Farm, ranks: int, configs: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
     """Losses, norms and final parameters of each of ``configs``, which the same ranks train one after the other."""
-    folder = farm.call(trained, ranks, configs=configs).directory
-    return [_whole([torch.load(folder / f"{number}.{rank}.pt") for rank in range(ranks)]) for number in range(len(configs))]
+    done = farm.call(trained, ranks, configs=configs)
+    return [_whole(done, number) for number in range(len(configs))]
+
+
+class Failed(Exception):
+    """Ranks of a case that ended before they were through with it, or that differ."""
 
 
 class Matrix:
     """Runs cases, and remembers what one process makes of each model."""
 
     def __init__(self, farm: Farm):
-        self.farm = farm
+        self.farm, self.text = farm, farm.folder()
         self.references: dict[str, dict[str, torch.Tensor]] = {}
+        (self.text / "examples.jsonl").write_text("\n".join(map(json.dumps, EXAMPLES)))
+        (self.text / "text.txt").write_text(" ".join(map(json.dumps, EXAMPLES)))
+        prepare(DataConfig(source=str(self.text / "text.txt"), path=str(self.text / "corpus"), vocab=VOCAB))
 
-    def run(self, cases: Sequence[Case]) -> list[dict[str, torch.Tensor]]:
-        """What becomes of each of ``cases``, which take as many ranks as each other."""
-        return train_all(self.farm, cases[0].ranks, [case.config() for case in cases])
+    def run(self, cases: Sequence[Case]) -> list[dict[str, torch.Tensor] | Failed]:
+        """What becomes of each of ``cases``, which take as many ranks as each other. After one that fails the others have ranks anew."""
+        found: list[dict[str, torch.Tensor] | Failed] = []
+        while len(found) < len(cases):
+            left, out = cases[len(found) :], self.farm.folder()
+            call = self.farm.write_call(out, trained, configs=[case.config(self.text) for case in left])
+            done = self.farm.wait(self.farm.start(call, left[0].ranks, out))
+            for number, case in enumerate(left):
+                if not all((out / f"{number}.{rank}.pt").exists() for rank in range(case.ranks)):
+                    found.append(Failed(f"exit codes {done.codes}\n{done.logs[-3000:]}"))
+                    break
+                try:
+                    found.append(_whole(done, number))
+                except AssertionError as error:
+                    found.append(Failed(str(error)))
+        return found
+
+    def trained(self, cases: Sequence[Case]) -> list[dict[str, torch.Tensor]]:
+        """The same of cases that must not fail."""
+        found = self.run(cases)
+        for one in found:
+            if isinstance(one, Failed):
+                raise one
+        return [one for one in found if isinstance(one, dict)]
 
     def remember(self, cases: Sequence[Case]) -> None:
         """The references of all ``cases`` by one process."""
-        wanted = [case.alone for case in cases]
-        if missing := [one for one in wanted if str(one) not in self.references]:
-            self.references |= zip(map(str, missing), self.run(missing))
+        wanted = {str(case.alone): case.alone for case in cases}
+        if missing := [one for name, one in wanted.items() if name not in self.references]:
+            self.references |= zip(map(str, missing), self.trained(missing))
 
     def reference(self, case: Case) -> dict[str, torch.Tensor]:
         self.remember([case])
         return self.references[str(case.alone)]
 
-    def worst(self, case: Case) -> tuple[str, float]:
-        """What differs most from one process, and by how much, relative to its largest element."""
-        return self.worst_of([case])[0]
-
-    def worst_of(self, cases: Sequence[Case]) -> list[tuple[str, float]]:
-        """The same of each of ``cases``, which take as many ranks as each other."""
+    def faults(self, cases: Sequence[Case]) -> list[str | None]:
+        """What is wrong with each of ``cases``, which take as many ranks as each other: what differs most from one process, and by how much,
+        relative to its largest element."""
         self.remember(cases)
-        return [_worst(found, self.reference(case)) for case, found in zip(cases, self.run(cases))]
+        return [_fault(case, found, self.reference(case)) for case, found in zip(cases, self.run(cases))]
 
-    def fails(self, case: Case) -> bool:
-        try:
-            return self.worst(case)[1] > TOLERANCE[case.precision]
-        except AssertionError:
-            return True
+    def fault(self, case: Case) -> str | None:
+        return self.faults([case])[0]
+
+    def check(self, cases: Sequence[Case]) -> None:
+        """``AssertionError`` with every case that fails, and how to run it as plain as it still fails."""
+        faults = [(case, fault) for case, fault in zip(cases, self.faults(cases) if cases else []) if fault]
+        said = [f"{fault}; smallest failing case:\npython tests/numerics/matrix.py '{self.shrunk(case)}'" for case, fault in faults]
+        assert not said, "\n".join(said)
 
     def shrunk(self, case: Case) -> Case:
         """A failing case as plain as it gets: every setting that is not needed for the failure is left out."""
-        if case.async_tensor and self.fails(plainer := replace(case, async_tensor=False)):
-            case = plainer
-        for part in ("layout", "model"):
+        for part in ("run", "tune", "layout", "model", "data"):
             for name in list(getattr(case, part)):
                 plainer = copy.deepcopy(case)
                 del getattr(plainer, part)[name]
-                if plainer.valid and self.fails(plainer):
+                if plainer.valid and plainer.alone.valid and self._fails(plainer):
                     case = plainer
         return case
 
+    def _fails(self, case: Case) -> bool:
+        """False where one process fails as well."""
+        try:
+            return self.fault(case) is not None
+        except Failed:
+            return False
 
-def _whole(ranks: list[tuple[torch.Tensor, torch.Tensor, list[Saved]]]) -> dict[str, torch.Tensor]:
+
+def _whole(done: Finished, number: int) -> dict[str, torch.Tensor]:
     """What all ranks left of a case. The loss and the norm are the same on each."""
     from trainer.engine import joined
 
+    ranks = [torch.load(done.directory / f"{number}.{rank}.pt") for rank in done.codes]
     losses, norms, _ = ranks[0]
     assert all(torch.equal(losses, other) and torch.equal(norms, again) for other, again, _ in ranks), "ranks differ in losses or norms"
     return {"losses": losses, "norms": norms} | joined(parts for _, _, parts in ranks)
 
 
-def _worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[str, float]:
-    assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
-    return max(((name, _difference(found[name], value)) for name, value in expected.items()), key=lambda pair: pair[1])
+def _fault(case: Case, found: dict[str, torch.Tensor] | Failed, expected: dict[str, torch.Tensor]) -> str | None:
+    if isinstance(found, Failed):
+        return str(found)
+    if expected.keys() != found.keys():
+        return f"other parameters: {expected.keys() ^ found.keys()}"
+    name, difference = max(((name, _difference(found[name], value)) for name, value in expected.items()), key=lambda pair: pair[1])
+    return (
+        f"{name} differs by {difference:.1e}, allowed is {TOLERANCE[case.precision]:.0e}"
+        if difference > TOLERANCE[case.precision]
+        else None
+    )
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -288,10 +420,10 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 def main() -> int:
     case = Case(**json.loads(sys.argv[1]))
     farm = Farm(Path(tempfile.mkdtemp()))
-    name, difference = Matrix(farm).worst(case)
+    fault = Matrix(farm).fault(case)
     farm.close()
-    print(f"{name} differs by {difference:.1e}, allowed is {TOLERANCE[case.precision]:.0e}")
-    return int(difference > TOLERANCE[case.precision])
+    print(fault or "as one process")
+    return int(fault is not None)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
-from numerics.matrix import TOLERANCE, Case, Matrix, draw
+import itertools
 
+import pytest
+from numerics.matrix import LEVELS, STEPS, TASKS, Case, Matrix, by_ranks, designed, draw, traits
+
+from trainer.spec.schema import FAMILIES, METHODS, RECOMPUTE, SCHEDULES
 from trainer.testing import Farm
+
+pytestmark = pytest.mark.slow
+
+DESIGNED = 40
+"""Cases of every run: as many as have each value of each axis."""
+TOGETHER = 12
+"""Drawn cases that the same ranks train one after the other."""
+RANKS = (1, 2, 3, 4, 5, 6, 8)
+"""That a case may take."""
 
 
 @pytest.fixture(scope="module")
@@ -15,28 +27,65 @@ def matrix(farm: Farm) -> Matrix:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case_index" in metafunc.fixturenames:
-        metafunc.parametrize("case_index", range(metafunc.config.getoption("--layouts")))
+        metafunc.parametrize("case_index", range(0, metafunc.config.getoption("--layouts"), TOGETHER))
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_designed_layout_has_losses_norms_and_parameters_of_one_process(matrix: Matrix, ranks: int, pytestconfig: pytest.Config) -> None:
+    matrix.check(by_ranks(designed(pytestconfig.getoption("--layout-seed"), DESIGNED)).get(ranks, []))
+
+
+@pytest.mark.campaign("layouts")
 def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
     matrix: Matrix, case_index: int, pytestconfig: pytest.Config
 ) -> None:
-    case = draw(pytestconfig.getoption("--layout-seed"), case_index)
-    name, difference = matrix.worst(case)
-    if difference > TOLERANCE[case.precision]:
-        pytest.fail(f"{name} differs by {difference:.1e}; smallest failing case:\npython tests/numerics/matrix.py '{matrix.shrunk(case)}'")
+    seed, last = pytestconfig.getoption("--layout-seed"), pytestconfig.getoption("--layouts")
+    drawn = by_ranks([draw(seed, index) for index in range(case_index, min(last, case_index + TOGETHER))])
+    for cases in drawn.values():
+        matrix.check(cases)
 
 
-SPREAD = {"data": 8, "sharding": {"params": 8, "grads": 8, "optimizer": 8}}
-OWN_NOTHING = [
-    Case({"pipeline": 4, "stage_layers": [2, 0, 0, 2]}),
-    Case({"pipeline": 4, "stage_layers": [0, 4, 0, 0], "schedule": "zero_bubble", "recompute": "full"}, {"tied": True, "dropout": 0.1}),
-    Case(SPREAD, {"hidden": 4, "ffn": 4, "vocab": 2, "seq": 1, "layers": 1}),
-]
-"""Stages without a block, and more shards than a small model has elements for."""
+def test_designed_layouts_reach_what_any_layout_could_have(pytestconfig: pytest.Config) -> None:
+    cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED)
+    assert set(by_ranks(cases)) <= set(RANKS)
+    reached = {name: {traits(case)[name] for case in cases} for name in traits(cases[0])}
+    assert reached["levels"] == set(LEVELS)
+    assert {*itertools.product(SCHEDULES, RECOMPUTE)} <= reached["schedule"]
+    degrees = {1, 2, 3, 4, 5, 6, 8}
+    assert reached["data"] == degrees and reached["tensor"] == degrees and reached["pipeline"] == degrees
+    assert reached["virtual"] == {1, 2, 3, 4} and reached["tasks"] == {1, *TASKS}
+    assert reached["family"] == {*itertools.product(FAMILIES, [False, True])} and reached["tuned"] == {*METHODS}
+    assert {kind for kind, _ in reached["data kind"]} == {"synthetic", "corpus", "instructions"} and ("instructions", True) in reached[
+        "data kind"
+    ]
+    assert reached["buckets"] == {0.0, 0.03, 25.0} and reached["loss"] == {False, True} and len(reached["keys"]) == 3
 
 
-@pytest.mark.parametrize("case", OWN_NOTHING, ids=str)
-def test_ranks_that_own_no_parameter_train_along(matrix: Matrix, case: Case) -> None:
-    name, difference = matrix.worst(case)
-    assert difference <= TOLERANCE[case.precision], name
+def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:
+    return {"params": params, "grads": grads, "optimizer": optimizer}
+
+
+NAMED = {
+    "gradients of replicas of shards are summed": Case({"data": 8, "sharding": sharded(1, 2, 4)}),
+    "two levels are published from the outer to the inner": Case({"data": 4, "sharding": sharded(1, 2, 4)}),
+    "a row has the virtual tokens of its task on any replica": Case(
+        {"data": 2}, {"layers": 1}, batch=6, tune={"method": "p_tuning", "virtual_tokens": 3, "encoder": 5, "tasks": 2}
+    ),
+    "a token of a later chunk has its own weight": Case(
+        {"tensor": 2}, {"layers": 1, "vocab": 300, "seq": 24}, run={"loss_chunk_mb": 4 * 300 * 5 / 2**20}, data={"kind": "instructions"}
+    ),
+    "stages without a block": Case({"pipeline": 4, "stage_layers": [2, 0, 0, 2]}),
+    "stages without a block and a tied head": Case(
+        {"pipeline": 4, "stage_layers": [0, 4, 0, 0], "schedule": "zero_bubble", "recompute": "full"}, {"tied": True, "dropout": 0.1}
+    ),
+    "more shards than elements": Case(
+        {"data": 8, "sharding": sharded(8, 8, 8)}, {"hidden": 4, "ffn": 4, "vocab": 2, "seq": 1, "layers": 1}
+    ),
+}
+"""Cases for what has been wrong, or nearly."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_a_layout_could_get_wrong_is_right(matrix: Matrix, name: str) -> None:
+    assert NAMED[name].steps == STEPS
+    matrix.check([NAMED[name]])
