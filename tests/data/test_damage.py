@@ -14,10 +14,13 @@ from tests.small_runs import small
 from trainer.data import open_dataset
 from trainer.data.prepare import prepare
 from trainer.spec import ConfigError, DataConfig, ModelConfig
-from trainer.spec.corpus import SAMPLE_BLOCK_BYTES, SAMPLE_BLOCKS, TOKENS, sample_digest
+from trainer.spec import corpus as corpus_files
+from trainer.spec.corpus import SAMPLE_BLOCKS, TOKENS, sample_digest
 from trainer.testing import Farm
 
-VOCAB = 300
+pytestmark = pytest.mark.slow
+
+VOCAB, BLOCK = 300, 256
 
 
 @pytest.fixture
@@ -74,12 +77,15 @@ def test_a_file_that_is_cut_while_it_is_trained_on_ends_the_run_plainly_and_for_
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, SAMPLE_BLOCKS, 3 * SAMPLE_BLOCKS + 1])
-def test_the_sampled_checksum_sees_the_size_and_both_ends_and_all_of_a_small_file(tmp_path: Path, blocks: int) -> None:
+def test_the_sampled_checksum_sees_the_size_and_both_ends_and_all_of_a_small_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    monkeypatch.setattr(corpus_files, "SAMPLE_BLOCK_BYTES", BLOCK)  # as many blocks, of fewer bytes
     path = tmp_path / "file"
-    size = max(0, blocks * SAMPLE_BLOCK_BYTES - 5)
+    size = max(0, blocks * BLOCK - 5)
     path.write_bytes(bytes(size))
     digests = [sample_digest(path)]
-    small_enough = range(0, size, SAMPLE_BLOCK_BYTES) if blocks <= SAMPLE_BLOCKS else ()
+    small_enough = range(0, size, BLOCK) if blocks <= SAMPLE_BLOCKS else ()
     for position in {0, max(0, size - 1), *small_enough} if size else ():
         with path.open("r+b") as file:
             file.seek(position)
