@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 from tests.processes import alive
 from tests.small_runs import small
 from trainer.testing import Farm, free_port
+
+pytestmark = pytest.mark.slow
 
 LINE = r"it (?P<step>\d+) took (?P<milliseconds>[\d.]+) ms"
 LEAVES = """
@@ -36,6 +39,7 @@ class Conversation:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trainer.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        resource.prlimit(self.process.pid, resource.RLIMIT_CORE, (0, 0))  # ranks that crash here leave no image of themselves
         assert self.hear() == {"ready": True}
 
     def say(self, line: str) -> None:
@@ -106,13 +110,6 @@ def test_every_rank_is_reported_with_its_exit_code_and_has_its_log(server: Conve
     assert (tmp_path / "logs" / "rank1.log").read_text() == ""
 
 
-def test_end_of_input_kills_every_rank(mortal: Conversation, tmp_path: Path) -> None:
-    pids = mortal.start(tmp_path, 2, data=2)
-    mortal.process.stdin.close()
-    assert mortal.process.wait(300) == 0
-    assert not any(alive(pid) for pid in pids)
-
-
 def test_a_killed_fork_server_leaves_no_rank(mortal: Conversation, tmp_path: Path) -> None:
     pids = mortal.start(tmp_path, 2, data=2)
     until((tmp_path / "metrics.jsonl").exists)
@@ -173,36 +170,37 @@ def left(out: Path, rank: int = 0) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to the fork server")
 @pytest.mark.parametrize("end", ["done", "one fails", "killed", "end of input"])
-def test_nothing_that_a_command_started_outlives_its_trial(mortal: Conversation, tmp_path: Path, end: str) -> None:
+def test_nothing_that_a_command_started_outlives_its_trial(request: pytest.FixtureRequest, tmp_path: Path, end: str) -> None:
+    conversation: Conversation = request.getfixturevalue("mortal" if end == "end of input" else "server")
     last = {
         "done": "time.sleep(1)",
         "one fails": "time.sleep(1000 if os.environ['RANK'] == '0' else 1); sys.exit(3)",
     }
-    pids = mortal.start(tmp_path, 2, command=LEAVES + last.get(end, "time.sleep(1000)"), data=2)
+    pids = conversation.start(tmp_path, 2, command=LEAVES + last.get(end, "time.sleep(1000)"), data=2)
     started = left(tmp_path, 0) + left(tmp_path, 1)
     if end == "end of input":
         assert all(alive(pid) for pid in started)
-        mortal.process.stdin.close()
-        assert mortal.process.wait(300) == 0
-        assert not any(alive(pid) for pid in started)
+        conversation.process.stdin.close()
+        assert conversation.process.wait(300) == 0
+        assert not any(alive(pid) for pid in pids + started)
         return
     for pid in pids if end == "killed" else []:
         os.kill(pid, signal.SIGKILL)
-    assert {mortal.hear()["rank"], mortal.hear()["rank"]} == {0, 1}
+    assert {conversation.hear()["rank"], conversation.hear()["rank"]} == {0, 1}
     until(lambda: not any(alive(pid) for pid in started), 60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to the fork server")
-def test_the_end_of_a_trial_ends_nothing_of_another(mortal: Conversation, tmp_path: Path) -> None:
+def test_the_end_of_a_trial_ends_nothing_of_another(server: Conversation, tmp_path: Path) -> None:
     folders = [tmp_path / "first", tmp_path / "second"]
-    pids = [mortal.start(folder, 1, key=folder.name, command=LEAVES + "time.sleep(1000)")[0] for folder in folders]
+    pids = [server.start(folder, 1, key=folder.name, command=LEAVES + "time.sleep(1000)")[0] for folder in folders]
     first, second = map(left, folders)
     os.kill(pids[1], signal.SIGKILL)
-    assert mortal.hear()["exited"] == "second"
+    assert server.hear()["exited"] == "second"
     until(lambda: not any(alive(pid) for pid in second), 60)
-    mortal.start(tmp_path / "third", 1, steps=2, key="third")
-    assert mortal.hear()["exited"] == "third"
+    server.start(tmp_path / "third", 1, steps=2, key="third")
+    assert server.hear()["exited"] == "third"
     assert all(alive(pid) for pid in [pids[0], *first])
     os.kill(pids[0], signal.SIGKILL)
-    assert mortal.hear()["exited"] == "first"
+    assert server.hear()["exited"] == "first"
     until(lambda: not any(alive(pid) for pid in first), 60)
