@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.gpu_ladder import Check
 from trainer.testing import Farm
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.campaign("layouts")
 def test_the_same_program_runs_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
     words = [sys.executable, "benchmarks/gpu_ladder.py", "--device", "cpu", "--parts", "correctness", "--out", str(tmp_path / "out")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -83,7 +83,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_waits_for_nothing_and_is_read_after_the_next_one_is_queued(farm: Farm, layout: dict[str, Any]) -> None:
     """Before: two waits in every step, and two marks for every collective."""
-    run = farm.call(recorded, 2, config=small(steps=8, run={"warmup_steps": 1}, **layout))
+    run = farm.call(recorded, 2, config=small(steps=8, model={"layers": 2}, run={"warmup_steps": 1, "global_batch": 4}, **layout))
     events = json.loads((run.directory / "events.json").read_text())
     host = [e for e in events if e not in ("mark", "queued")]
     assert not set(host) & {"synchronize"} and not any(e.startswith("aten") for e in host), "nothing inside a step"
@@ -98,7 +98,7 @@ def test_a_step_waits_for_nothing_and_is_read_after_the_next_one_is_queued(farm:
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 def test_a_step_read_late_is_the_same_step(farm: Farm, layout: dict[str, Any]) -> None:
     """Losses, norms and the checkpoint's count of updates."""
-    config = small(steps=8, run={"checkpoint": {"every": 3}}, **layout)
+    config = small(steps=8, model={"layers": 2}, run={"checkpoint": {"every": 3}, "global_batch": 4}, **layout)
     late = farm.call(recorded, 2, config=config).result
     once = farm.train(config, 2).checked().result
     assert late["losses"] == once["losses"] and late["grad_norms"] == once["grad_norms"]
