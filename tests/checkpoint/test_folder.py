@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_the_newest_comes_first_and_the_later_start_counts(tmp_path: Path) -> No
     save(entered(tmp_path, 0), 12)
     save(entered(tmp_path, 1), 12)
     assert [(f.step, f.start) for f in entered(tmp_path, 1).found()] == [(12, 2), (12, 1), (5, 0)]
+
+
+def test_a_start_saves_the_step_of_a_checkpoint_that_was_copied_without_its_hidden_claim(tmp_path: Path) -> None:
+    """``cp -r old/* new/`` leaves out names that begin with a dot. The copy is damaged, so the run comes to its step again."""
+    save(entered(tmp_path / "old"), 5)
+    shutil.copytree(tmp_path / "old", tmp_path / "new", ignore=shutil.ignore_patterns(".*"))
+    (tmp_path / "new" / "step-00000005-start-0" / "rank-00000.bin").unlink()
+    save(entered(tmp_path / "new"), 5)
+    assert newest_checkpoint(tmp_path / "new") == tmp_path / "new" / "step-00000005-start-1"
 
 
 def test_a_start_from_scratch_in_a_used_folder_is_newer_for_all_who_ask(tmp_path: Path) -> None:

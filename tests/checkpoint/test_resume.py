@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,16 @@ from trainer.spec import DataConfig
 from trainer.spec.corpus import read_index
 from trainer.spec.manifest import STATES, read_manifest
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 
 
 def config(directory: Path, precision: str = "fp64", model: dict[str, Any] | None = None, every: int = 5, **layout: Any) -> dict[str, Any]:
     sharding = dict(zip(("params", "grads", "optimizer"), layout.pop("sharding", (1, 1, 1))))
     return {
-        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
-        "layout": {"micro_batch": 1, "sharding": sharding} | layout,
+        "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
+        "layout": {"micro_batch": 2, "sharding": sharding} | layout,
         "data": {"kind": "synthetic"},
         "optimizer": {"lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS},
         "run": {
@@ -77,6 +80,31 @@ def steps(directory: Path) -> list[int]:
     return [found.step for found in Folder(directory, "", 0, "").found()]
 
 
+Straight = Callable[..., tuple[Path, Finished]]
+
+
+@pytest.fixture(scope="module")
+def straight(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """Trainings that several tests begin with, each run once: ``straight(**options of config)`` has its checkpoints and its results."""
+    known: dict[str, tuple[Path, Finished]] = {}
+
+    def of(**options: Any) -> tuple[Path, Finished]:
+        key = json.dumps(options, sort_keys=True)
+        if key not in known:
+            folder = tmp_path_factory.mktemp("straight")
+            known[key] = folder, train(farm, config(folder, **options)).checked()
+        return known[key]
+
+    return of
+
+
+def copied(source: Path, target: Path, only: int | None = None) -> Path:
+    """``target`` with the checkpoints of ``source``, or the one of step ``only``."""
+    for path in source.glob("step-*" if only is None else f"step-{only:08}-*"):
+        shutil.copytree(path, target / path.name)
+    return target
+
+
 SAME = [
     {"tensor": 2, "data": 2, "sharding": (1, 1, 2), "sequence_parallel": True},
     {"pipeline": 2, "data": 2, "sharding": (2, 2, 2)},
@@ -110,11 +138,9 @@ PAIRS = [
 def test_another_layout_resumes_where_the_first_stopped(
     farm: Farm, tmp_path: Path, family: str, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    model = {"family": family}
+    model = {"family": family, "layers": 4}
     straight = train(farm, config(tmp_path / "a", model=model, **before)).checked()
-    (tmp_path / "a" / "step-00000005-start-0").rename(tmp_path / "five")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "five").rename(tmp_path / "b" / "step-00000005-start-0")
+    copied(tmp_path / "a", tmp_path / "b", 5)
     resumed = train(farm, config(tmp_path / "b", model=model, **after)).checked()
     assert resumed.result["losses"] == pytest.approx(straight.result["losses"][5:], rel=1e-10)
     assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"][5:], rel=1e-10)
@@ -124,45 +150,44 @@ def test_another_layout_resumes_where_the_first_stopped(
         torch.testing.assert_close(second[name], first[name], rtol=1e-10, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize(("rank", "moment"), [(0, "file"), (1, "file"), (0, "commit")])
-def test_a_kill_while_writing_loses_nothing_older(farm: Farm, tmp_path: Path, rank: int, moment: str) -> None:
-    straight = train(farm, config(tmp_path / "a", every=3, data=2, sharding=(1, 1, 2))).checked()
+@pytest.mark.parametrize(
+    ("rank", "moment"), [pytest.param(0, "file", marks=pytest.mark.campaign("checkpoints")), (1, "file"), (0, "commit")]
+)
+def test_a_kill_while_writing_loses_nothing_older(farm: Farm, straight: Straight, tmp_path: Path, rank: int, moment: str) -> None:
     settings = config(tmp_path / "b", every=3, data=2, sharding=(1, 1, 2))
     killed = doom(farm, "killed_while_writing", settings, step=6, rank=rank, moment=moment)
     assert -9 in killed.codes.values() and steps(tmp_path / "b") == [3]
     resumed = train(farm, settings, attempt=1, out=killed.directory).checked()
-    assert resumed.result["losses"] == straight.result["losses"]
+    assert resumed.result["losses"] == straight(data=2, sharding=(1, 1, 2))[1].result["losses"]
     assert not list((tmp_path / "b").glob(".writing-*"))
 
 
-def test_a_stopped_run_saves_at_once_and_goes_on_from_there(farm: Farm, tmp_path: Path) -> None:
-    straight = train(farm, config(tmp_path / "a", data=2)).checked()
+def test_a_stopped_run_saves_at_once_and_goes_on_from_there(farm: Farm, straight: Straight, tmp_path: Path) -> None:
     settings = config(tmp_path / "b", every=100, data=2)
     stopped = doom(farm, "stopped_in_step", settings, step=2)
     assert set(stopped.codes.values()) == {75} and stopped.result["status"] == "stopped"
     (step,) = steps(tmp_path / "b")
     assert 3 <= step <= 5
     resumed = train(farm, settings, attempt=1, out=stopped.directory).checked()
-    assert resumed.result["losses"] == straight.result["losses"]
+    assert resumed.result["losses"] == straight(data=2)[1].result["losses"]
 
 
-def damaged(farm: Farm, tmp_path: Path, **options: Any) -> dict[str, Any]:
+def damaged(straight: Straight, tmp_path: Path) -> dict[str, Any]:
     """Settings of a run with checkpoints of steps 5 and 10 of which the newest lacks a shard."""
-    settings = config(tmp_path / "c", data=2, **options)
-    train(farm, settings).checked()
+    settings = config(copied(straight(data=2)[0], tmp_path / "c"), data=2)
     (tmp_path / "c" / "step-00000010-start-0" / "rank-00000.bin").unlink()
     return settings
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_loaded(farm: Farm, tmp_path: Path) -> None:
-    settings = damaged(farm, tmp_path)
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_loaded(farm: Farm, straight: Straight, tmp_path: Path) -> None:
+    settings = damaged(straight, tmp_path)
     resumed = train(farm, settings, attempt=1).checked()
     assert len(resumed.result["losses"]) == 5
     assert "rank-00000.bin is missing; trying the previous checkpoint" in resumed.logs
 
 
-def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, tmp_path: Path) -> None:
-    settings = damaged(farm, tmp_path)
+def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, straight: Straight, tmp_path: Path) -> None:
+    settings = damaged(straight, tmp_path)
     path = tmp_path / "c" / "step-00000005-start-0" / "rank-00000.bin"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
@@ -174,9 +199,8 @@ def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, tmp
     assert len(train(farm, settings, attempt=2).checked().result["losses"]) == STEPS
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_name(farm: Farm, tmp_path: Path) -> None:
-    train(farm, config(tmp_path / "c")).checked()
-    refused = train(farm, config(tmp_path / "c", model={"hidden": 64}), attempt=1)
+def test_a_checkpoint_of_another_model_is_refused_by_name(farm: Farm, straight: Straight, tmp_path: Path) -> None:
+    refused = train(farm, config(copied(straight()[0], tmp_path / "c"), model={"hidden": 64}), attempt=1)
     assert refused.codes == {0: 2}
     assert "is of another model: model.hidden=32 there, 64 here" in refused.failure(0)["message"]
     assert refused.failure(0)["reason"] == "configuration"
@@ -218,15 +242,11 @@ def test_imported_weights_are_where_a_run_starts(farm: Farm, tmp_path: Path) -> 
     assert steps(tmp_path / "imported") == [0], "a run that is not asked to save only reads"
 
 
-def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: Farm, tmp_path: Path) -> None:
+def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: Farm, straight: Straight, tmp_path: Path) -> None:
     """5 steps of 8 and 5 of 4 see what 5 of 8 and 10 of 2 see: as many samples, none twice."""
-    train(farm, config(tmp_path / "a")).checked()
-    five = tmp_path / "a" / "step-00000005-start-0"
     seen = []
     for batch in (4, 2):
-        folder = tmp_path / f"batch{batch}"
-        shutil.copytree(five, folder / five.name)
-        settings = config(folder)
+        settings = config(copied(straight()[0], tmp_path / f"batch{batch}", 5))
         settings["optimizer"]["lr"] = 0.0  # the loss of a step is then that of its samples
         settings["optimizer"]["min_lr"] = 0.0
         settings["run"] |= {"global_batch": batch, "steps": 5 + 20 // batch}
@@ -236,9 +256,8 @@ def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: F
     assert seen[0] == pytest.approx([(a + b) / 2 for a, b in zip(seen[1][::2], seen[1][1::2])], rel=1e-10)
 
 
-def test_another_seed_is_refused_unless_new_data_is_meant(farm: Farm, tmp_path: Path) -> None:
-    train(farm, config(tmp_path / "c", data=2)).checked()
-    settings = config(tmp_path / "c", data=2)
+def test_another_seed_is_refused_unless_new_data_is_meant(farm: Farm, straight: Straight, tmp_path: Path) -> None:
+    settings = config(copied(straight(data=2)[0], tmp_path / "c"), data=2)
     settings["run"] |= {"seed": 5, "steps": 12}
     refused = train(farm, settings, attempt=1)
     assert set(refused.codes.values()) == {2}

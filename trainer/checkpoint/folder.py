@@ -27,7 +27,8 @@ from trainer.spec.files import read_json, write_json
 from trainer.spec.manifest import FORMAT, MANIFEST, CheckpointError, FoundCheckpoint
 from trainer.spec.resume import found_in
 
-FENCE = re.compile(r"\.start-(\d+)")
+STARTED = re.compile(r"(?:\.|step-\d+-)start-(\d+)")
+"""Names that hold the number of a start: its claim, and what it saved, which may have been copied here without the claim."""
 POLL_S = 0.02
 
 
@@ -77,7 +78,7 @@ class Folder:
                 return number
 
     def _numbers(self) -> list[int]:
-        return [int(m[1]) for path in self.root.iterdir() if (m := FENCE.fullmatch(path.name))]
+        return [int(m[1]) for path in self.root.iterdir() if (m := STARTED.fullmatch(path.name))]
 
     def newest_start(self) -> int:
         """The number of the last start that entered the folder."""
