@@ -19,20 +19,29 @@ from trainer.spec import TrainConfig, resolve
 from trainer.spec.read import from_dict
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
 
-def test_compiled_blocks_train_the_same_model(farm: Farm) -> None:
-    """In the code that the compiler writes for this processor: around recomputed parts and through linear biases."""
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ({"layers": 1}, {}),
+        pytest.param({"layers": 1, "family": "bloom"}, {"recompute": "selective"}, marks=pytest.mark.campaign("compiler")),
+    ],
+    ids=["smallest", "around recomputed parts and through linear biases"],
+)
+def test_compiled_blocks_train_the_same_model(farm: Farm, model: dict[str, Any], layout: dict[str, Any]) -> None:
+    """In the code that the compiler writes for this processor."""
     plain, compiled = (
-        farm.train(small(precision="fp32", model={"layers": 1, "family": "bloom"}, run={"compile": way}, recompute="selective"), 1)
-        for way in (False, True)
+        farm.train(small(precision="fp32", model=model, run={"compile": way, "global_batch": 2}, **layout), 1) for way in (False, True)
     )
     assert compiled.checked().result["losses"] == pytest.approx(plain.checked().result["losses"], rel=1e-5)
     assert compiled.result["grad_norms"] == pytest.approx(plain.result["grad_norms"], rel=1e-4)
 
 
 def counted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
-    """A training whose graphs are run as they were traced; ``graphs.json`` has this project's operations of each that has some: the loss's
-    have none."""
+    """A training in which the last rank's blocks are compiled, to graphs that are run as they were traced; the others' are not, and meet
+    them in the same collectives. ``graphs.json`` has this project's operations of each graph that has some: the loss's have none."""
     graphs: dict[str, list[list[str]]] = {"forward": [], "backward": []}
 
     def note(way: str, graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -42,56 +51,53 @@ def counted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
 
     backend = aot_autograd(fw_compiler=functools.partial(note, "forward"), bw_compiler=functools.partial(note, "backward"))
     torch.compile = functools.partial(torch.compile, backend=backend)
+    last = env.rank == env.world_size - 1
+    config["run"]["compile"] = last
     loop.train(resolve(from_dict(TrainConfig, config), env.world_size), env, folder, 0)
-    if env.rank == 0:
+    if last:
         (folder / "graphs.json").write_text(json.dumps(graphs | {"breaks": sum(counters["graph_break"].values())}))
 
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
     ({"family": "llama"}, {"tensor": 2, "sequence_parallel": True}),
-    ({"vocab": 5}, {"tensor": 4}),  # one rank's words are all padding
+    ({"vocab": 5}, {"tensor": 4}),  # the last rank's words are all padding
     ({"dropout": 0.1, "attention": "unfused"}, {"tensor": 2, "recompute": "selective"}),
     ({}, {"pipeline": 2, "schedule": "zero_bubble"}),
     ({"family": "llama", "dropout": 0.1}, {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}),
 ]
 
 
+def traced(farm: Farm, config: dict[str, Any], world_size: int) -> dict[str, Any]:
+    """The graphs of a training with compiled blocks, once it is found to be the training without."""
+    config["model"]["layers"], config["run"]["global_batch"] = max(2, config["layout"].get("pipeline", 1) * 2), 4
+    plain = farm.train(config, world_size).checked().result
+    run = farm.call(counted, world_size, config=config)
+    assert run.result["losses"] == pytest.approx(plain["losses"], rel=1e-10)
+    assert run.result["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-10)
+    assert run.result["communication"] == plain["communication"]
+    graphs: dict[str, Any] = json.loads((run.directory / "graphs.json").read_text())
+    assert graphs["breaks"] == 0
+    return graphs
+
+
 @pytest.mark.parametrize(("model", "layout"), CASES, ids=str)
 def test_all_blocks_are_one_graph_with_one_operation_per_matrix(farm: Farm, model: dict[str, Any], layout: dict[str, Any]) -> None:
     """A matrix or a dropout that the compiler cannot look into would end a graph."""
-    config = small(model=model, **layout)
-    plain = farm.train(config, ranks(layout)).checked().result
-    run = farm.call(counted, ranks(layout), config=config | {"run": config["run"] | {"compile": True}})
-    graphs = json.loads((run.directory / "graphs.json").read_text())
-    assert graphs["breaks"] == 0 and len(graphs["forward"]) == len(graphs["backward"]) == 1
+    graphs = traced(farm, small(model=model, **layout), ranks(layout))
+    assert len(graphs["forward"]) == len(graphs["backward"]) == 1
     assert graphs["forward"][0].count("multiply") == graphs["backward"][0].count("multiply_backward") == 4
     blocks_of_queries = int("dropout" in model and "attention" not in model)
     assert graphs["forward"][0].count("attend") == graphs["backward"][0].count("attend_backward") == blocks_of_queries
-    assert run.result["losses"] == pytest.approx(plain["losses"], rel=1e-10)
-    assert run.result["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-10)
 
 
 def test_fused_products_are_in_the_graph_of_their_block(farm: Farm) -> None:
     """The compiler sees their shapes alone, so that they may wait for peers."""
-    config = small(model={"family": "llama"}, run={"async_tensor": True}, tensor=2, sequence_parallel=True)
-    plain = farm.train(config, 2).checked().result
-    run = farm.call(counted, 2, config=config | {"run": config["run"] | {"compile": True}})
-    graphs = json.loads((run.directory / "graphs.json").read_text())
-    assert graphs["breaks"] == 0 and graphs["forward"][0].count("multiply") == 4
-    assert run.result["losses"] == pytest.approx(plain["losses"], rel=1e-10)
-    assert run.result["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-10)
-    assert run.result["communication"] == plain["communication"]
+    graphs = traced(farm, small(model={"family": "llama"}, run={"async_tensor": True}, tensor=2, sequence_parallel=True), 2)
+    assert graphs["forward"][0].count("multiply") == 4
 
 
 def test_low_rank_products_and_their_dropout_are_in_the_graph_of_their_block(farm: Farm) -> None:
-    config = small(tensor=2) | {"tune": {"method": "lora", "rank": 2, "dropout": 0.2, "alpha": 8.0}}
-    plain = farm.train(config, 2).checked().result
-    run = farm.call(counted, 2, config=config | {"run": config["run"] | {"compile": True}})
-    graphs = json.loads((run.directory / "graphs.json").read_text())
-    assert graphs["breaks"] == 0
-    assert run.result["losses"] == pytest.approx(plain["losses"], rel=1e-10)
-    assert run.result["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-10)
+    traced(farm, small(tensor=2) | {"tune": {"method": "lora", "rank": 2, "dropout": 0.2, "alpha": 8.0}}, 2)
 
 
 def broken(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
@@ -106,8 +112,8 @@ def broken(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
 
 def test_an_error_of_the_compiler_ends_the_run_unless_a_fallback_is_asked_for(farm: Farm) -> None:
     out = farm.folder()
-    ended = farm.wait(farm.start(farm.write_call(out, broken, config=small(run={"compile": True})), 1, out))
+    ended = farm.wait(farm.start(farm.write_call(out, broken, config=small(model={"layers": 1}, run={"compile": True})), 1, out))
     assert set(ended.codes.values()) != {0} and "no such instruction" in ended.logs
-    eager = farm.train(small(), 1).checked().result
-    fallen = farm.call(broken, 1, config=small(run={"compile": True, "compile_fallback": True})).result
+    eager = farm.train(small(model={"layers": 1}), 1).checked().result
+    fallen = farm.call(broken, 1, config=small(model={"layers": 1}, run={"compile": True, "compile_fallback": True})).result
     assert fallen["losses"] == eager["losses"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from benchmarks.counts import SMALL, Seen, configured, engine_of
 from tests.small_runs import ranks, small
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.tensor.eight_bits import LARGEST, EightBitProduct, rounded
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_product_is_that_of_rows_rounded_by_their_own_largest_element() -> None:
@@ -52,8 +55,13 @@ def test_widths_that_such_products_cannot_have_are_refused(changes: dict[str, An
         resolve(from_dict(TrainConfig, small(precision="fp8", **changes)), ranks(changes))
 
 
-def test_a_compiled_product_is_the_eager_one_for_more_shapes_than_torch_compiles_by_itself() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.campaign("compiler"))])
+def test_a_compiled_product_is_the_eager_one_for_more_shapes_than_torch_compiles_by_itself(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
     """Torch gives up after eight versions of a function; a block has more shapes than that, both ways."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     compiled, eager = EightBitProduct.on(torch.device("cpu"), compiled=True), EightBitProduct()
     draws = torch.Generator().manual_seed(0)
     for rows in (5, 16, 17):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from trainer.data import open_dataset
 from trainer.engine import Engine
 from trainer.pipeline.runtime import PipelineRuntime
 from trainer.spec import Action, TrainConfig, from_dict, resolve
-from trainer.tensor.cross_entropy import Targets, _cross_entropy, chunk_height
+from trainer.tensor.cross_entropy import Targets, _compiled, _cross_entropy, chunk_height
 from trainer.testing import Farm
+
+pytestmark = pytest.mark.slow
 
 VOCAB, TOKENS = 101, 32
 """Tokens of a micro-batch."""
@@ -39,7 +43,7 @@ class Logits(TorchDispatchMode):
 
 def step_with(chunk_mb: float | None, **layout: Any) -> Logits:
     """What a step of four micro-batches makes of logits in fp32."""
-    config = small(precision="fp32", model={"tied": False}, run={"loss_chunk_mb": chunk_mb}, micro_batch=2, **layout)
+    config = small(precision="fp32", model={"tied": False, "layers": 1}, run={"loss_chunk_mb": chunk_mb}, micro_batch=2, **layout)
     resolved = resolve(from_dict(TrainConfig, config), 1)
     engine = Engine(resolved, World(0, 1, torch.device("cpu"), "", 0, 10.0), open_dataset(resolved.data, resolved.model, 1))
     with Logits() as seen:
@@ -94,13 +98,23 @@ def test_chunks_are_equal_and_within_the_limit() -> None:
 def test_losses_do_not_depend_on_the_chunks(farm: Farm, layout: dict[str, Any]) -> None:
     """Tensor ranks have a vocabulary that they cannot share evenly."""
     whole, chunks = (
-        farm.train(small(run={"loss_chunk_mb": chunk}, micro_batch=2, **layout), ranks(layout)).checked().result
+        farm.train(small(model={"layers": 2}, run={"loss_chunk_mb": chunk}, micro_batch=2, **layout), ranks(layout)).checked().result
         for chunk in (None, 4 * VOCAB * 5 / 2**20)
     )
     assert chunks["losses"] == pytest.approx(whole["losses"], rel=1e-12)
     assert chunks["grad_norms"] == pytest.approx(whole["grad_norms"], rel=1e-12)
 
 
+@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.campaign("compiler"))])
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What writes the code of compiled kernels: nobody, and their graph runs as it was traced, or the compiler of every day."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=request.param))
+    _compiled.cache_clear()
+    yield
+    _compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("present", [1, 13, 16])
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
 def test_compiled_kernels_have_the_losses_and_gradients_of_the_others(present: int, dtype: torch.dtype, off: float) -> None:
