@@ -69,7 +69,7 @@ class Case:
         eps keeps that rounding from becoming a step."""
         text = {"source": str(folder / "examples.jsonl"), "path": str(folder / "corpus"), "template": "{question}\n{answer}"}
         return {
-            "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16} | self.model,
+            "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16} | self.model,
             "layout": {"micro_batch": 1} | self.layout,
             "data": text | {"kind": "synthetic"} | self.data,
             "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5},

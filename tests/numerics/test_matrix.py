@@ -74,9 +74,10 @@ NAMED = {
     "a token of a later chunk has its own weight": Case(
         {"tensor": 2}, {"layers": 1, "vocab": 300, "seq": 24}, run={"loss_chunk_mb": 4 * 300 * 5 / 2**20}, data={"kind": "instructions"}
     ),
-    "stages without a block": Case({"pipeline": 4, "stage_layers": [2, 0, 0, 2]}),
+    "stages without a block": Case({"pipeline": 4, "stage_layers": [2, 0, 0, 2]}, {"layers": 4}),
     "stages without a block and a tied head": Case(
-        {"pipeline": 4, "stage_layers": [0, 4, 0, 0], "schedule": "zero_bubble", "recompute": "full"}, {"tied": True, "dropout": 0.1}
+        {"pipeline": 4, "stage_layers": [0, 4, 0, 0], "schedule": "zero_bubble", "recompute": "full"},
+        {"layers": 4, "tied": True, "dropout": 0.1},
     ),
     "more shards than elements": Case(
         {"data": 8, "sharding": sharded(8, 8, 8)}, {"hidden": 4, "ffn": 4, "vocab": 2, "seq": 1, "layers": 1}
