@@ -14,6 +14,8 @@ from trainer.generate.command import parser, texts_of
 from trainer.generate.generate import check_texts
 from trainer.spec import ConfigError, resolve_model
 
+pytestmark = pytest.mark.slow
+
 
 def test_overrides_are_told_from_texts_that_look_like_them() -> None:
     words, overrides, own = split(

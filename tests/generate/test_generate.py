@@ -22,6 +22,8 @@ from trainer.generate.weights import open_weights
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, resolve_model
 
+pytestmark = pytest.mark.slow
+
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 torch.set_num_threads(1)

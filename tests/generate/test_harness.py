@@ -23,6 +23,10 @@ from trainer.testing import Farm
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 pytest.importorskip("lm_eval", reason="tasks are not evaluated: pip install -e '.[eval]'")
+pytestmark = pytest.mark.slow
+
+LIMIT = 12
+"""Items of each task."""
 MODEL = resolve_model(ModelConfig(family="llama", **(SMALL | {"vocab": 300, "seq": 256, "layers": 2})))  # type: ignore[arg-type]
 
 
@@ -50,7 +54,7 @@ def scored(env: RankEnv, out: Path, folder: str, tensor: int, pipeline: int, lim
 
 
 def of_ranks(farm: Farm, folder: Path, ranks: int, **layout: int) -> dict[str, dict[str, float]]:
-    done = farm.call(scored, ranks, folder=str(folder), limit=50, **layout)
+    done = farm.call(scored, ranks, folder=str(folder), limit=LIMIT, **layout)
     return dict(json.loads((done.directory / "figures.json").read_text()))
 
 
@@ -62,21 +66,30 @@ def of_the_library(folder: Path, tasks: Path) -> dict[str, Any]:
     write_tasks(tasks)
     found = lm_eval.simple_evaluate(
         model=HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=16, max_length=MODEL.seq),
-        tasks=list(BUILTIN_TASKS), limit=50, bootstrap_iters=0, log_samples=False,
+        tasks=list(BUILTIN_TASKS), limit=LIMIT, bootstrap_iters=0, log_samples=False,
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
     )  # fmt: skip
     return dict(found["results"])
 
 
-def test_scores_are_those_of_the_library_on_the_exported_folder_under_any_layout(farm: Farm, folder: Path, tmp_path: Path) -> None:
-    theirs = of_the_library(folder, tmp_path / "tasks")
-    for layout in ({"tensor": 1, "pipeline": 1}, {"tensor": 2, "pipeline": 2}):
-        mine = of_ranks(farm, folder, layout["tensor"] * layout["pipeline"], **layout)
-        assert set(mine) == set(BUILTIN_TASKS)
-        for task, figures in mine.items():
-            metrics = ("acc", "acc_norm") if "acc" in figures else ("bits_per_byte", "byte_perplexity", "word_perplexity")
-            for metric in metrics:
-                assert figures[metric] == pytest.approx(theirs[task][f"{metric},none"], rel=1e-4), (layout, task, metric)
+@pytest.fixture(scope="module")
+def theirs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return of_the_library(folder, tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"),
+    [(2, 1), *(pytest.param(*layout, marks=pytest.mark.campaign("generate")) for layout in ((1, 1), (2, 2)))],
+)
+def test_scores_are_those_of_the_library_on_the_exported_folder_under_any_layout(
+    farm: Farm, folder: Path, theirs: dict[str, Any], tensor: int, pipeline: int
+) -> None:
+    mine = of_ranks(farm, folder, tensor * pipeline, tensor=tensor, pipeline=pipeline)
+    assert set(mine) == set(BUILTIN_TASKS)
+    for task, figures in mine.items():
+        metrics = ("acc", "acc_norm") if "acc" in figures else ("bits_per_byte", "byte_perplexity", "word_perplexity")
+        for metric in metrics:
+            assert figures[metric] == pytest.approx(theirs[task][f"{metric},none"], rel=1e-4), (task, metric)
 
 
 def test_items_are_the_same_every_time_and_have_one_right_answer(tmp_path: Path) -> None:

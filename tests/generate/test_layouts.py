@@ -20,6 +20,8 @@ from trainer.launch.rank_env import RankEnv
 from trainer.spec import DataConfig, LayoutConfig, RunConfig, TrainConfig, resolve, resolve_model
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 0, 60], [3, 3]]
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 11}}
 LAYOUTS = list(itertools.product((1, 2, 4), repeat=2))
@@ -96,16 +98,19 @@ def test_text_of_tensor_and_pipeline_ranks_in_fp32(farm: Farm, folders: dict[str
 CASES = [(t, p, replicas) for t, p in LAYOUTS for replicas in (1, 2) if t * p * replicas <= 16]
 
 
+@pytest.mark.campaign("generate")
 @pytest.mark.parametrize("precision", WITHIN)
 @pytest.mark.parametrize(("tensor", "pipeline", "replicas"), CASES)
 def test_text_under_every_layout_and_batch(
-    tensor: int, pipeline: int, replicas: int, precision: str, farm: Farm, folders: dict[str, str], request: pytest.FixtureRequest
+    tensor: int,
+    pipeline: int,
+    replicas: int,
+    precision: str,
+    farm: Farm,
+    folders: dict[str, str],
+    alone: dict[str, dict[str, Any]],
 ) -> None:
-    """Each kind of model, batches of 1, 3 and 8: by hand, with ``--layouts`` above 40. Ranks are started for each: a process makes its
-    groups once (``World.make_group``)."""
-    if request.config.getoption("--layouts") <= 40:
-        pytest.skip("many ranks: give --layouts 100")
-    alone = request.getfixturevalue("alone")[precision]
+    """Each kind of model, batches of 1, 3 and 8. Ranks are started for each: a process makes its groups once (``World.make_group``)."""
     for name, folder in folders.items():
         answers = answers_of(farm, tensor * pipeline * replicas, precision, {name: folder}, [(tensor, pipeline)], [1, 3, 8])
-        assert check(alone, answers, WITHIN[precision]) == len(SAMPLINGS) * 3 * len(PROMPTS)
+        assert check(alone[precision], answers, WITHIN[precision]) == len(SAMPLINGS) * 3 * len(PROMPTS)

@@ -30,6 +30,8 @@ from trainer.generate.telling import end_tokens, read_tokenizer
 from trainer.generate.weights import open_weights
 from trainer.spec import DataConfig, ModelConfig, resolve_model
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [f"{'the quick brown fox '[: n % 17 + 1]}" for n in range(12)]
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 
