@@ -18,6 +18,8 @@ from trainer.checkpoint.shards import Reader, piece_of, snapshot, write_rank
 from trainer.spec import Factors
 from trainer.spec.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
 
+pytestmark = pytest.mark.slow
+
 worlds = st.builds(
     World,
     tensor=st.sampled_from([1, 2, 4]),

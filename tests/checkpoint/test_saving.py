@@ -18,6 +18,8 @@ from trainer.launch.failure import classify
 from trainer.spec import CheckpointConfig, Factors, ModelConfig, Reason, resolve_model
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 ALONE = World(1, Factors(1, 1, 1, 1), 100)
 MODEL = resolve_model(ModelConfig())
 DATA = DataOrder(1234, "synthetic", 8)

@@ -19,6 +19,8 @@ from trainer.convert.__main__ import main
 from trainer.data.prepare import prepare
 from trainer.spec import ConfigError, DataConfig, ModelConfig, resolve_model
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("gguf", reason="GGUF files are not tested: pip install -e '.[gguf]'")
 SHAPES = {
     "gpt": MODELS["gpt"],

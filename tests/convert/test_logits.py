@@ -23,6 +23,8 @@ from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, resolve_model
 from trainer.spec.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 

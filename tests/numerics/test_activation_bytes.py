@@ -9,6 +9,8 @@ import pytest
 from tests.small_runs import ranks, small
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 S, B, H, A = 32, 2, 64, 4
 STATISTICS = 2 * 2 * 2  # two norms, mean and deviation, 16 bits: bytes per token
 

@@ -14,6 +14,8 @@ import pytest
 from tests.small_runs import ranks, small
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 S, H, V, LAYERS, STEPS = 16, 64, 128, 2, 3
 BLOCK = 12 * H * H + 13 * H
 ENDS = {"embedding": V * H + S * H, "head": V * H + 2 * H}

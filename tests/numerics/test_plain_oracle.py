@@ -19,6 +19,8 @@ from trainer.spec import TrainConfig, from_dict, resolve
 from trainer.state.optimizer import learning_rate
 from trainer.state.parameters import ParameterRecord, initial_value
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 
 

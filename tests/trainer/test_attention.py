@@ -16,6 +16,8 @@ from trainer.tensor import block_attention
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import Noise, ShardedAttentionDropout
 
+pytestmark = pytest.mark.slow
+
 
 class Sizes(TorchDispatchMode):
     """Elements of every tensor that an operation makes."""

@@ -8,6 +8,8 @@ from benchmarks import counts
 from trainer.state.parameters import BLOCK
 from trainer.tensor.block_attention import SCORES
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_host_waits_for_nothing_in_a_step_and_logits_are_those_of_a_chunk() -> None:
     waits, late, logits = counts.of_a_step()

@@ -13,6 +13,8 @@ import pytest
 from benchmarks.gpu_ladder import Check
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -10,6 +10,8 @@ import pytest
 from launcher.config import compose, locate_data, resolve
 from trainer.spec import ConfigError, to_dict
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["model=gpt_tiny", "data=synthetic", "tune.method=lora"]
 MODEL = to_dict(resolve(compose(WORDS)).model)
 

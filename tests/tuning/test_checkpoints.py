@@ -21,6 +21,8 @@ from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.manifest import FoundCheckpoint, read_manifest
 from trainer.testing import Farm, Finished
 
+pytestmark = pytest.mark.slow
+
 MODEL = {"family": "llama", "kv_heads": 2, "tied": False}
 TUNES = {"lora": {"method": "lora", "rank": 3, "alpha": 6.0}, "ia3": {"method": "ia3"}}
 

@@ -22,6 +22,8 @@ from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.testing import Farm
 from trainer.validation import Validation
 
+pytestmark = pytest.mark.slow
+
 
 def run_of(examples: dict[str, Any], **layout: Any) -> dict[str, Any]:
     return small(model={"vocab": 300, "seq": 64}, **layout) | {"data": examples}

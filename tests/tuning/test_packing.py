@@ -21,6 +21,8 @@ from trainer.tensor.dropout import DropoutKey
 from trainer.tensor.placed import Texts
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 ROWS = 4
 """That the examples make, packed."""
 FAMILIES = [{"family": "gpt", "attention": "unfused"}, {"family": "llama", "kv_heads": 2}, {"family": "bloom"}]

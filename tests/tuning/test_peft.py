@@ -19,6 +19,8 @@ from trainer.convert import export_adapter, export_weights, import_adapter
 from trainer.spec import ConfigError
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 

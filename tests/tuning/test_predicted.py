@@ -13,6 +13,8 @@ from launcher.planning.plan import plan
 from trainer.spec import TuneConfig
 from trainer.spec.tuning import added_parameters
 
+pytestmark = pytest.mark.slow
+
 LLAMA_70B = "model={family: llama, layers: 80, hidden: 8192, heads: 64, kv_heads: 8, ffn: 28672, vocab: 32000, seq: 4096}"
 
 

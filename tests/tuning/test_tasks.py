@@ -18,6 +18,8 @@ from tests.small_runs import ranks, small
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 TASKS = [number % 3 == 0 for number in range(len(EXAMPLES))]
 """Of each example: task 1 has 4 of them, task 0 has 8."""
 
