@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from numerics.matrix import TOLERANCE, Case, Matrix
+from numerics.matrix import Case, Matrix
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.small_runs import ranks, small
@@ -22,6 +22,8 @@ from trainer.spec import ConfigError, LayoutConfig, RunConfig, TrainConfig, from
 from trainer.spec.schema import CommandConfig
 from trainer.tensor.fused import FusedProducts, reserve
 from trainer.testing import Farm
+
+pytestmark = pytest.mark.slow
 
 SHARDED = {"tensor": 2, "sequence_parallel": True}
 CASES = [
@@ -47,15 +49,9 @@ def matrix(farm: Farm) -> Matrix:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_fused_products_train_what_one_process_and_what_collectives_train(matrix: Matrix, size: int) -> None:
-    """Losses, norms and parameters."""
-    plain = [dataclasses.replace(case, steps=2) for case in CASES if case.ranks == size]
-    fused = [dataclasses.replace(case, async_tensor=True) for case in plain]
-    for case, (name, difference) in zip(fused, matrix.worst_of(fused), strict=True):
-        assert difference <= TOLERANCE["fp64"], f"{name} differs from one process by {difference:.1e}: {case}"
-    for case, one, other in zip(plain, matrix.run(plain), matrix.run(fused), strict=True):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            torch.testing.assert_close(other[name], value, rtol=1e-10, atol=1e-12, msg=f"{name}: {case}")
+    """Losses, norms and parameters, both held against one process."""
+    plain = [dataclasses.replace(case, steps=2, batch=min(case.batch, 6)) for case in CASES if case.ranks == size]
+    matrix.check([*plain, *(dataclasses.replace(case, run={"async_tensor": True}) for case in plain)])
 
 
 def noted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
@@ -78,7 +74,7 @@ def noted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
         (folder / "fused.json").write_text(json.dumps(asked))
 
 
-LAYERS, MICRO, STEPS = 4, 8, 2
+LAYERS, MICRO, STEPS = 2, 4, 2
 ALL_LAYERS = [
     ({}, {}, 4, 2),
     ({"recompute": "full"}, {}, 6, 3),
@@ -96,7 +92,7 @@ def test_what_would_be_waited_for_is_part_of_a_product(
     farm: Farm, layout: dict[str, Any], tune: dict[str, Any], gathers: int, scatters: int
 ) -> None:
     """And the same bytes travel in as many calls as without."""
-    config = small(steps=STEPS, **SHARDED, **layout) | {"tune": tune}
+    config = small(STEPS, model={"layers": LAYERS}, run={"global_batch": MICRO}, **SHARDED, **layout) | {"tune": tune}
     plain = farm.train(config, ranks(SHARDED | layout)).checked().result
     run = farm.call(noted, ranks(SHARDED | layout), config=config | {"run": config["run"] | {"async_tensor": True}})
     each = LAYERS * MICRO * STEPS
