@@ -9,13 +9,15 @@ import pytest
 from tests.small_runs import ranks, small
 from trainer.testing import Farm
 
-CUBE = {"tensor": 2, "pipeline": 2, "data": 2}
+pytestmark = pytest.mark.slow
+
+CUBE = {"tensor": 2, "pipeline": 2, "data": 2, "sequence_parallel": True}
 
 
-@pytest.mark.parametrize("layout", [CUBE, CUBE | {"sequence_parallel": True}], ids=str)
-def test_a_layout_has_the_losses_and_norms_of_one_process(farm: Farm, layout: dict[str, Any]) -> None:
-    one = farm.train(small(steps=20), 1).checked().result
-    many = farm.train(small(steps=20, **layout), ranks(layout)).checked().result
-    assert many["losses"] == pytest.approx(one["losses"], rel=1e-10)
-    assert many["grad_norms"] == pytest.approx(one["grad_norms"], rel=1e-10)
+def test_a_layout_has_the_losses_and_norms_of_one_process(farm: Farm) -> None:
+    steps: dict[str, Any] = {"optimizer": {"decay_steps": 20}}
+    one = farm.train(small(steps=20, **steps), 1).checked().result
+    many = farm.train(small(steps=5, **steps, **CUBE), ranks(CUBE)).checked().result
+    assert many["losses"] == pytest.approx(one["losses"][:5], rel=1e-10)
+    assert many["grad_norms"] == pytest.approx(one["grad_norms"][:5], rel=1e-10)
     assert one["losses"][-1] < one["losses"][0] - 0.01

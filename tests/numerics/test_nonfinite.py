@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,22 +11,36 @@ from tests.numerics.planted import planted as planted_ranks
 from tests.small_runs import ranks, small
 from trainer.testing import Farm, Finished
 
+pytestmark = pytest.mark.slow
+
 CUBE = {"tensor": 2, "pipeline": 2, "data": 2}
 DEEP = {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved", "data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}
 
 
 def planted(farm: Farm, layout: dict[str, Any], rank: int, where: str, **run: Any) -> Finished:
     out = farm.folder()
-    call = farm.write_call(out, planted_ranks, config=small(run=run, **layout), rank=rank, where=where)
+    call = farm.write_call(out, planted_ranks, config=small(run={"global_batch": 4} | run, **layout), rank=rank, where=where)
     return farm.wait(farm.start(call, ranks(layout), out))
 
 
-@pytest.mark.parametrize(("where", "said"), [("weight", "weight "), ("output", "output of blocks."), ("gradient", "gradient of ")])
-@pytest.mark.parametrize(("layout", "rank"), [(CUBE, 3), (CUBE, 5), (CUBE | {"recompute": "full"}, 7), (DEEP, 2)], ids=str)
-def test_the_rank_that_a_value_came_from_is_named(farm: Farm, layout: dict[str, Any], rank: int, where: str, said: str) -> None:
+SAID = {"weight": "weight ", "output": "output of blocks.", "gradient": "gradient of "}
+PLACES: list[tuple[dict[str, Any], int]] = [(CUBE, 3), (CUBE, 5), (CUBE | {"recompute": "full"}, 7), (DEEP, 2)]
+FIRST = [(0, "weight"), (1, "gradient"), (2, "output"), (3, "weight"), (3, "gradient")]
+"""Of each place and each kind of value one; the others in the campaign."""
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        pytest.param(*pair, marks=() if pair in FIRST else pytest.mark.campaign("layouts"))
+        for pair in itertools.product(range(len(PLACES)), SAID)
+    ],
+)
+def test_the_rank_that_a_value_came_from_is_named(farm: Farm, place: int, where: str) -> None:
+    layout, rank = PLACES[place]
     run = planted(farm, layout, rank, where)
     assert set(run.codes.values()) == {1} and run.result["reason"] == "numerics"
-    assert f"the {said}" in run.result["message"] and f" on rank {rank} is not finite" in run.result["message"]
+    assert f"the {SAID[where]}" in run.result["message"] and f" on rank {rank} is not finite" in run.result["message"]
 
 
 def test_a_value_that_does_not_come_again_is_laid_at_a_devices_door(farm: Farm) -> None:
