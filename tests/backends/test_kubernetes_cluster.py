@@ -17,11 +17,11 @@ from tests.clusters.slurm.process import MARK, wait_for
 OWNER = """
 import subprocess, sys, time
 from pathlib import Path
-from tests.clusters.kubernetes import Cluster
+from tests.clusters.kubernetes import OwnCluster
 
-cluster = Cluster(Path(sys.argv[1]), real=True, played=0)
+cluster = OwnCluster(Path(sys.argv[1]), real=True, played=0)
 for name in ("log", "run"):
-    (cluster.directory / name).mkdir(parents=True)
+    (cluster.directory / name).mkdir()
 cluster.node.start()
 pod = subprocess.Popen(["sleep", "1000"])  # as a pod's process: in a cgroup of the cluster, of which it knows nothing
 for group in cluster.node._groups():

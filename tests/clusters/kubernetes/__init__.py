@@ -1,5 +1,5 @@
 """A real Kubernetes on one machine, for tests: ``python -m tests.clusters.kubernetes --help``."""
 
-from tests.clusters.kubernetes.cluster import Cluster, Host, obstacle
+from tests.clusters.kubernetes.cluster import Cluster, Host, OwnCluster, obstacle
 
-__all__ = ["Cluster", "Host", "obstacle"]
+__all__ = ["Cluster", "Host", "OwnCluster", "obstacle"]

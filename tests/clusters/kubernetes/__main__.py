@@ -8,12 +8,11 @@ The first start builds the programs (four to seven minutes). Then, in another sh
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import sys
 from pathlib import Path
 
-from tests.clusters.kubernetes import Cluster, node, obstacle, packages
+from tests.clusters.kubernetes import OwnCluster, node, obstacle, packages
 
 
 def main(argv: list[str]) -> int:
@@ -29,8 +28,7 @@ def main(argv: list[str]) -> int:
     if reason:
         print(f"error: {reason}", file=sys.stderr)
         return 1
-    shutil.rmtree(options.directory, ignore_errors=True)
-    cluster = Cluster(options.directory, not options.no_node, options.played)
+    cluster = OwnCluster(options.directory, not options.no_node, options.played)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell started us in the background
     try:
@@ -41,7 +39,6 @@ def main(argv: list[str]) -> int:
         print("stopping", file=sys.stderr)
     finally:
         cluster.stop()
-        shutil.rmtree(options.directory, ignore_errors=True)
     return 0
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tests.clusters.kubernetes import build
 from tests.clusters.kubernetes.control_plane import LAUNCHER_NAMESPACE, ControlPlane, Settings, connect
@@ -18,26 +17,44 @@ from tests.clusters.kubernetes.image import IMAGE
 from tests.clusters.kubernetes.names import Names, Relay
 from tests.clusters.kubernetes.node import NAME, Node
 from tests.clusters.kubernetes.played import PlayedNodes
-from tests.clusters.slurm.process import wait_for
+from tests.clusters.slurm.process import free_number, wait_for
+
+
+def programs() -> Path:
+    """The folder of kube-apiserver and the others: ``KUBERNETES_PROGRAMS``, else what is built of Debian's sources, now if need be."""
+    given = os.environ.get("KUBERNETES_PROGRAMS")
+    return Path(given).resolve() if given else build.build()
 
 
 def obstacle() -> str | None:
     """Why not even a control plane can run here; None if it can."""
     missing = [] if shutil.which("etcd") else ["etcd (apt-get install etcd-server)"]
-    reasons = [reason for reason in [build.obstacle(), *missing] if reason]
+    built = None if "KUBERNETES_PROGRAMS" in os.environ else build.obstacle()
+    reasons = [reason for reason in [built, *missing] if reason]
     return "; ".join(reasons) or None
 
 
 class Cluster:
-    """Started and stopped as a whole. ``real``: with a kubelet; ``played``: so many nodes without machines."""
+    """What there is of a cluster in files and processes, for any process: all of it can be killed, and started again."""
 
-    def __init__(self, directory: Path, real: bool = True, played: int = 4, with_parent: bool = True):
+    def __init__(self, directory: Path, number: int, real: bool, with_parent: bool = False):
         self.directory = directory
-        self._lock, number = _free_number()
+        self.settings = Settings(directory, programs(), number, with_parent)
+        self.control = ControlPlane(self.settings)
+        self.node = Node(self.settings) if real else None
+
+
+class OwnCluster(Cluster):
+    """Started and stopped as a whole, by one process. ``real``: with a kubelet; ``played``: so many nodes without machines."""
+
+    def __init__(self, directory: Path | None = None, real: bool = True, played: int = 4):
+        number, self._lock = free_number("trireme-kubernetes-{}.lock")
+        directory = directory or Path(tempfile.gettempdir()) / f"trireme-kubernetes-{number}"
+        shutil.rmtree(directory, ignore_errors=True)  # what a killed run left
+        directory.mkdir(parents=True)
         self._guard = Guard(directory, number, self._lock)
-        self.settings = settings = Settings(directory, build.build(), number, with_parent)
-        self.control = ControlPlane(settings)
-        self.node = Node(settings) if real else None
+        super().__init__(directory, number, real, with_parent=True)
+        settings = self.settings
         self.played = PlayedNodes(settings, self.control.kubeconfig, played)
         self._helpers: list[Names | Relay] = []
         if real:
@@ -65,6 +82,7 @@ class Cluster:
             self.node.stop()
         self.control.stop()
         self._guard.dismiss()
+        shutil.rmtree(self.directory, ignore_errors=True)
         self._lock.close()
 
     @property
@@ -98,19 +116,6 @@ class Cluster:
 
         wait_for(account, f"the service account of namespace {name}")
         return name
-
-
-def _free_number() -> tuple[IO[str], int]:
-    """A number that no other cluster on this machine has, and the lock that keeps it so."""
-    for number in range(100):
-        lock = open(Path(tempfile.gettempdir()) / f"trireme-kubernetes-{number}.lock", "w")  # noqa: SIM115 - held while the cluster is
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            continue
-        return lock, number
-    raise RuntimeError("a hundred test clusters run on this machine already")
 
 
 @dataclass(frozen=True)

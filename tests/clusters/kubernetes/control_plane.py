@@ -180,8 +180,8 @@ def connect(kubeconfig: Path) -> Any:
 
 
 def environment() -> dict[str, str]:
-    """Of all programs: an old kubelet asks a cloud's metadata address for credentials when it starts; and no proxy on loopback."""
-    local = {"AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+    """Of all programs: an old kubelet asks a cloud's metadata address for credentials when it starts; no proxy on loopback; memory spares time."""
+    local = {"GOGC": "400", "AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
     return {**os.environ, **local}
 
 

@@ -22,8 +22,9 @@ import yaml
 
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ContainerConfig
-from tests.clusters.kubernetes import Cluster, Host, node, obstacle, packages
-from tests.clusters.kubernetes.control_plane import connect
+from tests.clusters import shared
+from tests.clusters.kubernetes import Cluster, Host, OwnCluster, node, obstacle, packages
+from tests.clusters.kubernetes.control_plane import ControlPlane, connect
 from tests.clusters.kubernetes.played import TAINT
 from tests.clusters.slurm.process import wait_for
 
@@ -176,26 +177,35 @@ def run_inside(kubernetes: Kubernetes, namespace: str, job: dict[str, Any], word
     return log
 
 
-@pytest.fixture(scope="session")
-def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
-    """An API server with nodes of either sort, or a given one. Needs the control plane's programs; a real node only if there can be one."""
-    given = os.environ.get("KUBECONFIG")
-    if given:
-        yield Kubernetes(Path(given), None, os.environ.get("TRIREME_TEST_IMAGE", "lab.local/busybox:1"))
-        return
+@contextmanager
+def held() -> Iterator[dict[str, Any]]:
+    """For the holder: start our own cluster, and end it. A control plane suffices; there is a real node only if there can be one."""
+    reason: str | None = None
     try:
         packages.install()
     except (subprocess.CalledProcessError, OSError) as error:
-        pytest.skip(f"no Kubernetes to test with: its packages cannot be installed ({error})")
-    reason = obstacle()
+        reason = f"its packages cannot be installed ({error})"
+    reason = reason or obstacle()
     if reason:
-        pytest.skip(f"no Kubernetes to test with: {reason}")
-    cluster = Cluster(tmp_path_factory.mktemp("kubernetes"), real=node.obstacle() is None)
+        yield {"obstacle": f"no Kubernetes to test with: {reason}"}
+        return
+    real = node.obstacle() is None
+    cluster = OwnCluster(real=real)
     try:
         cluster.start()
-        yield Kubernetes(cluster.control.kubeconfig, cluster, Host(PROJECT).image)
+        yield {"directory": str(cluster.directory), "number": cluster.settings.number, "real": real}
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def kubernetes(request: pytest.FixtureRequest) -> Kubernetes:
+    """An API server with nodes of either sort, shared by the processes of the run, or a given one."""
+    if "kubernetes" in shared.GIVEN:
+        return Kubernetes(Path(os.environ["KUBECONFIG"]), None, os.environ.get("TRIREME_TEST_IMAGE", "lab.local/busybox:1"))
+    address = shared.address(request.config, "kubernetes")
+    cluster = Cluster(Path(address["directory"]), address["number"], address["real"])
+    return Kubernetes(cluster.control.kubeconfig, cluster, Host(PROJECT).image)
 
 
 @pytest.fixture(scope="session")
@@ -212,6 +222,14 @@ def played_nodes(kubernetes: Kubernetes) -> Kubernetes:
     if kubernetes.own is None:
         pytest.skip("the cluster of KUBECONFIG has no played nodes, and is not ours to break")
     return kubernetes
+
+
+@pytest.fixture
+def control(played_nodes: Kubernetes) -> Iterator[ControlPlane]:
+    """The control plane of our own cluster, to be killed; it is started again after the test."""
+    assert played_nodes.own is not None
+    yield played_nodes.own.control
+    played_nodes.own.control.start_again()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from tests.clusters.slurm import Cluster, Settings, install, why_not
-from tests.clusters.slurm.fixture import real_pyxis
+from tests.clusters.slurm.configuration import real_pyxis
 
 VERBS = ("install", "start", "stop", "status", "kill", "boot", "cut", "plug")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,12 @@ class Settings:
 
     def log(self, name: str) -> Path:
         return self.directory / "log" / f"{name}.log"
+
+
+def real_pyxis() -> Path | None:
+    """The folder in which the script `pyxis` has built pyxis and enroot, from ``TRIREME_TEST_PYXIS``."""
+    folder = os.environ.get("TRIREME_TEST_PYXIS")
+    return Path(folder) if folder else None
 
 
 def files(settings: Settings) -> dict[str, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 MARK = "TRIREME_TEST_CLUSTER"
 
@@ -25,6 +28,19 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 300.0)
 def rest(begin: float) -> None:
     """Between two looks at what has been waited for since ``begin``: a look may cost a process or a handshake, so they become rarer."""
     time.sleep(min(0.5, max(0.05, (time.monotonic() - begin) / 20)))
+
+
+def free_number(pattern: str, count: int = 100) -> tuple[int, IO[str]]:
+    """A number that no other cluster of this kind on this machine has, and the file whose lock keeps it so. ``pattern`` names such files."""
+    for number in range(count):
+        lock = open(Path(tempfile.gettempdir()) / pattern.format(number), "w")  # noqa: SIM115 - held while the cluster is
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        return number, lock
+    raise RuntimeError(f"{count} test clusters of this kind run on this machine already")
 
 
 def succeeds(command: Sequence[str], env: dict[str, str]) -> bool:
@@ -96,7 +112,16 @@ class Daemon:
     def _gone(self, pid: int) -> bool:
         """Not before it has really ended: a process that is ending has no environment any more, and its ports still."""
         _children[:] = [child for child in _children if child.poll() is None]  # reap ours
-        return self.pid() is None and all(child.pid != pid for child in _children)
+        return all(child.pid != pid for child in _children) and _dead(pid)
+
+
+def _dead(pid: int) -> bool:
+    """Also of a process that another one has to reap; while any of its threads ends, it keeps its ports."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return state in "ZX" and int(rest[16]) <= 1
 
 
 _children: list[subprocess.Popen[bytes]] = []
