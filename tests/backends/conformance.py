@@ -1,6 +1,6 @@
 """What every backend owes the sweep loop, tried on the real thing with the real trainer.
 
-A backend's test module subclasses ``Conformance`` and has a ``ground`` fixture:
+Most tests look at the same few jobs (``Shown``), which run once, side by side. A backend's test module subclasses ``Conformance`` and has a ``ground`` fixture:
 
     @pytest.fixture(scope="module")
     def ground(tmp_path_factory):
@@ -8,6 +8,8 @@ A backend's test module subclasses ``Conformance`` and has a ``ground`` fixture:
 
     class TestSlurm(Conformance):
         ...  # and what only this backend promises
+
+    class TestSearchOnSlurm(SearchConformance): ...
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from launcher.planning.inference import plan_inference
 from launcher.search.serving import serving_problem
 from launcher.sweep.search import search
 from launcher.trials.job import Handle, Job, JobState
-from launcher.trials.outcome import decide
+from launcher.trials.outcome import Verdict, decide
 from tests.clusters.slurm.process import rest
 from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status, TrainConfig, resolve, save
 from trainer.spec.files import read_json
@@ -55,6 +57,7 @@ class Ground:
     patience: float = 300.0  # seconds in which anything that is bound to happen happens
     unknown: Handle = field(default_factory=dict)  # the handle of a job that never was
     backend: Backend = field(init=False)
+    _shown: Shown | BaseException | None = None
 
     def __post_init__(self) -> None:
         self.backend = self.make()
@@ -93,6 +96,81 @@ class Ground:
     def log(self, job: Job, handle: Handle) -> str:
         return "\n".join(self.backend.logs(job, handle))
 
+    @property
+    def shown(self) -> Shown:
+        """What became of the suite's jobs, which run when the first test asks. A failure is raised anew for each test."""
+        if self._shown is None:
+            try:
+                self._shown = show(self)
+            except BaseException as error:
+                self._shown = error
+        if isinstance(self._shown, BaseException):
+            raise self._shown
+        return self._shown
+
+
+@dataclass
+class Shown:
+    """What launchers saw of one trial that is done, twice, one that does not fit, and one that is cancelled while it runs."""
+
+    done: Job
+    handles: list[Handle]  # of the one that is done, the one that does not fit, and the long one
+    adopted: Handle  # what a second submission of the same job gave
+    found: dict[str, Handle]  # of the long one and one that never was, while the long one ran
+    followed: list[str]  # lines of the one that is done, followed to their end
+    status_when_followed: Status
+    logs: list[str]
+    ends: list[JobState]  # of the first two
+    in_order: list[JobState]
+    backwards: list[JobState]
+    seen_elsewhere: JobState  # the long one while it ran, as another launcher saw it by its handle as JSON
+    cancelled: list[JobState]  # the long one when the other launcher had cancelled it, as both saw it
+    result: dict[str, Any]  # of the first attempt of the one that is done
+    metrics: list[str]
+    verdict: Verdict  # on the one that does not fit
+    handle_of_second_attempt: Handle
+    second_attempt: JobState
+    second_result: dict[str, Any]
+
+
+HOSTILE = ["a b", "$(touch owned)", "`touch owned`", "'; touch owned; '", '"{rank}"', "a\\b&|<>*?#"]
+
+
+def show(ground: Ground) -> Shown:
+    """Run the suite's jobs. The one that is done has hostile strings as variables, and as the folders that it lies in."""
+    done = ground.job(name="/".join(HOSTILE), env={f"HOSTILE_{n}": text for n, text in enumerate(HOSTILE)})
+    large, long, never = ground.job(TOO_LARGE, ranks=1), ground.job(LONG), ground.job()
+    jobs, other = (done, large, long), ground.make()
+    try:
+        handles = ground.submit(*jobs)
+        (adopted,) = ground.submit(done)
+        followed = sorted(ground.backend.logs(done, handles[0], follow=True))
+        status_when_followed = ground.backend.poll(handles[:1])[0].status
+        logs = sorted(ground.backend.logs(done, handles[0]))
+        ends = [ground.end(job, handle) for job, handle in zip(jobs[:2], handles)]
+        result = read_json(done.directory / "result.json") or {}
+        kept = done.directory / "metrics.jsonl"
+        metrics = kept.read_text().splitlines() if kept.exists() else []
+        verdict = decide(large.attempt, ends[1], read_json(large.directory / "result.json"), failures_in(large.directory))
+        again = dataclasses.replace(done, attempt=1)
+        (second,) = ground.submit(again)
+        ground.running(long, handles[2])
+        found = ground.backend.find([long, never])
+        in_order, backwards = ground.backend.poll(handles), ground.backend.poll(handles[::-1])
+        elsewhere = json.loads(json.dumps(handles[2]))
+        seen_elsewhere = other.poll([elsewhere])[0]
+        other.cancel([elsewhere])
+        cancelled = [ground.until(long, elsewhere, lambda state: state.status.final, other), ground.end(long, handles[2])]
+        ground.backend.cancel([handles[2], handles[2]])
+        ground.backend.cancel([])
+        second_attempt = ground.end(again, second)
+    finally:
+        other.close()
+    return Shown(
+        done, handles, adopted, found, followed, status_when_followed, logs, ends, in_order, backwards, seen_elsewhere, cancelled,
+        result, metrics, verdict, second, second_attempt, read_json(done.directory / "result.json") or {},
+    )  # fmt: skip
+
 
 class Conformance:
     """The suite. ``ground`` is a fixture of the subclass's module."""
@@ -110,15 +188,64 @@ class Conformance:
         assert job.trial in text and "trainer" in text
 
     def test_a_job_runs_to_its_end_and_leaves_result_and_logs_of_all_ranks(self, ground: Ground) -> None:
-        job = ground.job()
-        (handle,) = ground.submit(job)
-        assert ground.end(job, handle).status is Status.DONE
-        result = read_json(job.directory / "result.json") or {}
-        assert (result["status"], result["attempt"], result["world_size"]) == ("done", 0, 2)
-        assert len(result["losses"]) == SHORT.steps
-        lines = list(ground.backend.logs(job, handle))
-        assert all(line.startswith(("[0] ", "[1] ")) for line in lines)
-        assert any("step 3" in line for line in lines)
+        shown = ground.shown
+        assert shown.ends[0].status is Status.DONE
+        assert (shown.result["status"], shown.result["attempt"], shown.result["world_size"]) == ("done", 0, 2)
+        assert len(shown.result["losses"]) == SHORT.steps
+        assert all(line.startswith(("[0] ", "[1] ")) for line in shown.logs)
+        assert any("step 3" in line for line in shown.logs)
+
+    def test_a_handle_is_plain_json_that_serves_another_launcher(self, ground: Ground) -> None:
+        shown = ground.shown
+        assert json.loads(json.dumps(shown.handles)) == shown.handles
+        assert shown.seen_elsewhere.status is Status.RUNNING
+        assert all(state.status.final and state.status is not Status.DONE for state in shown.cancelled)
+
+    def test_a_job_of_the_same_name_is_adopted_not_started_twice(self, ground: Ground) -> None:
+        shown = ground.shown
+        assert shown.adopted == shown.handles[0]
+        assert ground.backend.find([shown.done]).get(shown.done.name, shown.adopted) == shown.adopted
+        assert len(shown.metrics) in (0, SHORT.steps), "one run makes each step once"
+
+    def test_another_attempt_is_another_job(self, ground: Ground) -> None:
+        shown = ground.shown
+        assert shown.handle_of_second_attempt not in shown.handles
+        assert (shown.second_attempt.status, shown.second_result["attempt"]) == (Status.DONE, 1)
+
+    def test_only_jobs_that_exist_are_found(self, ground: Ground) -> None:
+        assert list(ground.shown.found.values()) == [ground.shown.handles[2]]
+
+    def test_many_jobs_are_submitted_and_polled_in_order(self, ground: Ground) -> None:
+        statuses = [Status.DONE, Status.FAILED, Status.RUNNING]
+        assert [state.status for state in ground.shown.in_order] == statuses
+        assert [state.status for state in ground.shown.backwards] == statuses[::-1]
+        assert ground.backend.poll([]) == []
+
+    def test_a_trial_that_does_not_fit_fails_for_that_reason(self, ground: Ground) -> None:
+        verdict = ground.shown.verdict
+        assert (verdict.status, verdict.reason) == (Status.FAILED, Reason.OUT_OF_MEMORY), ground.shown.ends[1]
+
+    def test_a_cancelled_job_ends_and_cancelling_again_is_no_error(self, ground: Ground) -> None:
+        assert all(state.status.final and state.status is not Status.DONE for state in ground.shown.cancelled)
+        ground.backend.cancel(ground.shown.handles)
+
+    def test_a_job_that_nobody_knows_is_a_fault_of_the_place(self, ground: Ground) -> None:
+        (state,) = ground.backend.poll([ground.unknown])
+        assert (state.status, state.reason) == (Status.FAILED, Reason.NODE) and state.detail
+        ground.backend.cancel([ground.unknown])
+
+    def test_following_the_logs_ends_with_the_job_and_misses_nothing(self, ground: Ground) -> None:
+        assert ground.shown.status_when_followed is Status.DONE
+        assert ground.shown.followed == ground.shown.logs
+        assert any("step 3" in line for line in ground.shown.followed)
+
+    def test_hostile_strings_reach_the_ranks_as_data(self, ground: Ground) -> None:
+        assert ground.shown.ends[0].status is Status.DONE, ground.shown.logs
+        assert not list(Path.cwd().glob("owned")) and not list(ground.folder.rglob("owned"))
+
+
+class SearchConformance:
+    """A search on the backend."""
 
     def test_a_search_of_inference_measures_requests_on_ranks(self, ground: Ground) -> None:
         """Tensor 1 and 2 x batch 1 and 2: what ran has percentiles, and its folder is that of any trial."""
@@ -145,93 +272,6 @@ class Conformance:
                 assert 0 < result[name]["p50"] <= result[name]["p90"] <= result[name]["p99"]
             assert measured.seconds == result["step_time_s"] and len(result["step_times_s"]) == SHORT.steps
             assert result["latency_s"]["p50"] >= result["ttft_s"]["p50"] + 2.9 * result["tpot_s"]["p50"]
-
-    def test_a_handle_is_plain_json_that_serves_another_launcher(self, ground: Ground) -> None:
-        job = ground.job(LONG)
-        (handle,) = ground.submit(job)
-        ground.running(job, handle)
-        again = json.loads(json.dumps(handle))
-        assert again == handle
-        other = ground.make()
-        try:
-            assert other.poll([again])[0].status is Status.RUNNING
-            other.cancel([again])
-            ground.until(job, again, lambda state: state.status.final, other)
-        finally:
-            other.close()
-        assert ground.end(job, handle).status is not Status.DONE
-
-    def test_a_job_of_the_same_name_is_adopted_not_started_twice(self, ground: Ground) -> None:
-        job = ground.job()
-        (first,) = ground.submit(job)
-        (second,) = ground.submit(job)
-        assert ground.end(job, second).status is Status.DONE
-        assert ground.backend.find([job]).get(job.name, first) == first == second
-        metrics = (job.directory / "metrics.jsonl").read_text().splitlines() if (job.directory / "metrics.jsonl").exists() else []
-        assert len(metrics) in (0, SHORT.steps), "one run makes each step once"
-
-    def test_another_attempt_is_another_job(self, ground: Ground) -> None:
-        job = ground.job()
-        (handle,) = ground.submit(job)
-        ground.end(job, handle)
-        later = Job(job.trial, job.sweep, 1, job.directory, job.cluster, job.world_size)
-        (second,) = ground.submit(later)
-        assert second != handle and ground.end(later, second).status is Status.DONE
-        assert (read_json(job.directory / "result.json") or {})["attempt"] == 1
-
-    def test_only_jobs_that_exist_are_found(self, ground: Ground) -> None:
-        job, never = ground.job(LONG), ground.job()
-        (handle,) = ground.submit(job)
-        assert ground.backend.find([job, never]) == {job.name: handle}
-        ground.backend.cancel([handle])
-        ground.end(job, handle)
-
-    def test_many_jobs_are_submitted_and_polled_in_order(self, ground: Ground) -> None:
-        jobs = [ground.job(ranks=1), ground.job(TOO_LARGE, ranks=1), ground.job(ranks=1)]
-        handles = ground.submit(*jobs)
-        for job, handle in zip(jobs, handles):
-            ground.end(job, handle)
-        states = ground.backend.poll(handles)
-        assert [state.status for state in states] == [Status.DONE, Status.FAILED, Status.DONE]
-        assert [s.status for s in ground.backend.poll(handles[::-1])] == [Status.DONE, Status.FAILED, Status.DONE]
-        assert ground.backend.poll([]) == []
-
-    def test_a_trial_that_does_not_fit_fails_for_that_reason(self, ground: Ground) -> None:
-        job = ground.job(TOO_LARGE)
-        (handle,) = ground.submit(job)
-        state = ground.end(job, handle)
-        verdict = decide(job.attempt, state, read_json(job.directory / "result.json"), failures_in(job.directory))
-        assert (verdict.status, verdict.reason) == (Status.FAILED, Reason.OUT_OF_MEMORY), state
-
-    def test_a_cancelled_job_ends_and_cancelling_again_is_no_error(self, ground: Ground) -> None:
-        job = ground.job(LONG)
-        (handle,) = ground.submit(job)
-        ground.running(job, handle)
-        ground.backend.cancel([handle])
-        assert ground.end(job, handle).status is not Status.DONE
-        ground.backend.cancel([handle, handle])
-        ground.backend.cancel([])
-
-    def test_a_job_that_nobody_knows_is_a_fault_of_the_place(self, ground: Ground) -> None:
-        (state,) = ground.backend.poll([ground.unknown])
-        assert (state.status, state.reason) == (Status.FAILED, Reason.NODE) and state.detail
-        ground.backend.cancel([ground.unknown])
-
-    def test_following_the_logs_ends_with_the_job_and_misses_nothing(self, ground: Ground) -> None:
-        job = ground.job()
-        (handle,) = ground.submit(job)
-        followed = sorted(ground.backend.logs(job, handle, follow=True))
-        assert ground.backend.poll([handle])[0].status is Status.DONE
-        assert followed == sorted(ground.backend.logs(job, handle))
-        assert any("step 3" in line for line in followed)
-
-    def test_hostile_strings_reach_the_ranks_as_data(self, ground: Ground) -> None:
-        """All of them in one trial: as variables, and as the folders that it lies in."""
-        hostile = ["a b", "$(touch owned)", "`touch owned`", "'; touch owned; '", '"{rank}"', "a\\b&|<>*?#"]
-        job = ground.job(name="/".join(hostile), ranks=1, env={f"HOSTILE_{n}": text for n, text in enumerate(hostile)})
-        (handle,) = ground.submit(job)
-        assert ground.end(job, handle).status is Status.DONE, ground.log(job, handle)
-        assert not list(Path.cwd().glob("owned")) and not list(ground.folder.rglob("owned"))
 
 
 def closing(ground: Ground) -> Iterator[Ground]:

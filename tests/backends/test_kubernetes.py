@@ -10,6 +10,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,7 +26,8 @@ from launcher.tracking.mirror import MlflowSweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
 from launcher.trials.store import Store
-from tests.backends.conformance import LONG, Conformance, Ground, closing
+from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
+from tests.clusters.kubernetes.control_plane import ControlPlane
 from tests.clusters.kubernetes.fixture import Kubernetes, run_inside, shipped
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import Reason, RunConfig, Status
@@ -53,12 +55,12 @@ def run(ground: Ground, **cluster: Any) -> tuple[Job, JobState, Verdict]:
     return job, state, decide(0, state, read_json(job.directory / "result.json"), failures_in(job.directory))
 
 
-class TestKubernetes(Conformance):
-    def test_ranks_of_two_pods_find_each_other_by_name(self, ground: Ground) -> None:
-        job, state, _ = run(ground, nodes=2, gpus_per_node=1)
-        assert state.status is Status.DONE and len(state.nodes) == 2
-        assert len((read_json(job.directory / "result.json") or {})["hosts"]) == 2
+@pytest.mark.campaign("kubernetes")
+class TestSearchOnKubernetes(SearchConformance):
+    """Inference."""
 
+
+class TestKubernetes(Conformance):
     def test_the_command_that_is_printed_can_be_applied_by_hand(self, ground: Ground, real_node: Kubernetes) -> None:
         """Without the launcher's owner references, that is: what is made by hand is removed by hand."""
         job = ground.job(ranks=1)
@@ -91,28 +93,39 @@ def instead_of_ranks(ground: Ground, script: str) -> dict[str, Any]:
 NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "key": "level"}}}
 
 
-@pytest.mark.parametrize(
-    ("cluster", "reason", "words"),
-    [
-        ({"memory": "120Mi", "shared_memory": None}, Reason.HOST_MEMORY, ""),
-        ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
-        ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
-        ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
-        (patched(env=[NO_MAP]) | {"fault_timeout": 1.0}, Reason.CANNOT_START, 'configmap "nope" not found'),
-        ({"pull_policy": "Always", "fault_timeout": 1.0}, Reason.CANNOT_START, "check cluster.container.image and cluster.pull_secrets"),
-        (patched(image="no.such/image:1") | {"pull_policy": "Never"}, Reason.CANNOT_START, "load the image onto the nodes"),
-        (patched(image="No Such Image"), Reason.CANNOT_START, "InvalidImageName"),
-        ({"run": LONG, "patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1}}}}, Reason.TIME_LIMIT, "DeadlineExceeded: Pod was active"),
-    ],
-)
-def test_a_pod_that_fails_or_cannot_start_says_why(ground: Ground, cluster: dict[str, Any], reason: Reason, words: str) -> None:
-    _, state, verdict = run(ground, ranks=1, gpus_per_node=1, **cluster)
+FATES: dict[str, tuple[dict[str, Any], Reason, str]] = {
+    "memory": ({"memory": "120Mi", "shared_memory": None}, Reason.HOST_MEMORY, ""),
+    "python": ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
+    "secret": ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
+    "volume": ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
+    "map": (patched(env=[NO_MAP]) | {"fault_timeout": 1.0}, Reason.CANNOT_START, 'configmap "nope" not found'),
+    "pull": (
+        {"pull_policy": "Always", "fault_timeout": 1.0}, Reason.CANNOT_START, "check cluster.container.image and cluster.pull_secrets",
+    ),
+    "never": (patched(image="no.such/image:1") | {"pull_policy": "Never"}, Reason.CANNOT_START, "load the image onto the nodes"),
+    "name": (patched(image="No Such Image"), Reason.CANNOT_START, "InvalidImageName"),
+    "deadline": (
+        {"run": LONG, "patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1}}}}, Reason.TIME_LIMIT, "DeadlineExceeded: Pod was active",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fates(ground: Ground) -> dict[str, tuple[Job, JobState, Verdict]]:
+    """What became of the pods of ``FATES``, which run side by side."""
+    with ThreadPoolExecutor(len(FATES)) as pool:
+        ended = pool.map(lambda fate: run(ground, ranks=1, gpus_per_node=1, **fate[0]), FATES.values())
+        return dict(zip(FATES, ended))
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_a_pod_that_fails_or_cannot_start_says_why(fates: dict[str, tuple[Job, JobState, Verdict]], fate: str) -> None:
+    (_, state, verdict), (_, reason, words) = fates[fate], FATES[fate]
     assert (verdict.status, verdict.reason) == (Status.FAILED, reason), state
     assert words in verdict.detail and "\n" not in verdict.detail
 
 
-def test_every_line_of_a_log_arrives_once_though_the_api_server_dies_meanwhile(ground: Ground, played_nodes: Kubernetes) -> None:
-    control = played_nodes.own.control  # type: ignore[union-attr]
+def test_every_line_of_a_log_arrives_once_though_the_api_server_dies_meanwhile(ground: Ground, control: ControlPlane) -> None:
     count = 400
     script = f"import time\nfor n in range({count}): print(f'[0] line {{n}}', flush=True); time.sleep(0.03)"
     job = ground.job(ranks=1, **instead_of_ranks(ground, script))
@@ -132,7 +145,8 @@ def _collect(cluster: KubernetesCluster, handle: Handle) -> None:
         time.sleep(0.1)
 
 
-def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_are_killed(ground: Ground) -> None:
+@pytest.mark.parametrize("moments", [(20, 120), pytest.param((20, 60, 120, 180), marks=pytest.mark.campaign("kubernetes"))], ids=len)
+def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_are_killed(ground: Ground, moments: tuple[int, ...]) -> None:
     count = 400
     line = "print(f'[0] line {n}\\n#trireme metrics.jsonl + {n}', flush=True)"
     script = f"import time\nfor n in range({count}): {line}; time.sleep(0.05)"
@@ -140,7 +154,7 @@ def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_ar
     metrics = job.directory / "metrics.jsonl"
     metrics.write_text("of an earlier attempt\n")
     (handle,) = ground.submit(job)
-    for reached in (20, 60, 120, 180):
+    for reached in moments:
         launcher = multiprocessing.get_context("spawn").Process(target=_collect, args=(job.cluster, handle))
         launcher.start()
         wait_for(lambda reached=reached: len(metrics.read_bytes().splitlines()) > reached, "some lines to arrive")  # type: ignore[misc]
@@ -224,7 +238,9 @@ def test_the_main_job_sweeps_layouts_over_pods_and_ranks_them_with_the_losses_of
     for sweep in ("pods", "local"):
         records = Store("runs").sweep(sweep).records
         assert [record.status for record in records] == [Status.DONE, Status.DONE], [record.detail for record in records]
-        losses[sweep] = [(record.read_result() or {})["losses"] for record in records]
+        results = [record.read_result() or {} for record in records]
+        losses[sweep] = [result["losses"] for result in results]
+        assert sweep == "local" or len(results[1]["hosts"]) == len(records[1].nodes) == 2, "ranks of two pods found each other by name"
     assert losses["pods"] == [pytest.approx(series, rel=1e-5) for series in losses["local"]]
     capsys.readouterr()
     assert main(["rank", "pods", "--json"]) == 0

@@ -32,7 +32,7 @@ time.sleep(1000)
 """Starts containerd and a kubelet that has no server; what they need of the machine is there all the same."""
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.campaign("kubernetes"))])
 def test_a_killed_owner_leaves_no_process_cgroup_or_network_interface(real_node: Kubernetes, tmp_path: Path, how: signal.Signals) -> None:
     if real_node.own is None:
         pytest.skip("no cluster is started where KUBECONFIG names one")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from launcher.cli import doctor
 from launcher.config import Config
 from launcher.config.schema import SweepConfig
@@ -13,6 +15,7 @@ from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.process import wait_for
 
 
+@pytest.mark.campaign("kubernetes")
 def test_two_pods_are_measured_with_the_network_between_them(real_node: Kubernetes, tmp_path: Path) -> None:
     with real_node.namespace() as namespace:
         cluster = real_node.cluster(namespace, nodes=2, gpus_per_node=1)

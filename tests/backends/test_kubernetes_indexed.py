@@ -72,6 +72,7 @@ def test_ranks_know_themselves_by_their_completion_index_and_find_rank_0_by_its_
     wait_for(lambda: not left(indexed, handle["namespace"], job), "nothing to be left")
 
 
+@pytest.mark.campaign("kubernetes")
 def test_a_gang_of_a_job_that_is_cancelled_ends_whole_and_is_removed_whole(ground: Ground, indexed: Kubernetes) -> None:
     job = ground.job(LONG)
     (handle,) = ground.submit(job)

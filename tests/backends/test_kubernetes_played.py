@@ -140,7 +140,7 @@ def test_a_gang_that_cannot_be_placed_waits_and_says_why(stage: Stage, settings:
     assert gang.until(lambda state: words in state.detail).status is Status.SUBMITTED
 
 
-def test_a_pod_that_is_preempted_is_worth_another_attempt(stage: Stage) -> None:
+def test_a_pod_that_is_preempted_is_worth_another_attempt(quiet: None, stage: Stage) -> None:
     scheduling = stage.kubernetes.api("SchedulingV1Api")
     for name, value in ((f"{stage.namespace}-low", 1), (f"{stage.namespace}-high", 1000)):
         scheduling.create_priority_class({"metadata": {"name": name}, "value": value})
@@ -179,7 +179,7 @@ def test_a_pod_that_is_drained_or_deleted_is_worth_another_attempt(stage: Stage,
     assert (state.status, state.reason, state.bad_nodes) == (Status.FAILED, Reason.NODE, ()) and "was deleted" in state.detail
 
 
-def test_the_loss_of_a_node_fails_the_gang_and_names_the_node(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_a_node_fails_the_gang_and_names_the_node(quiet: None, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causes, "_CONFIRMATION", 1.0)  # of the half minute that a real node gets
     core, node = stage.kubernetes.core(), {"node_selector": {"kubernetes.io/hostname": "played-3"}, "spread": False}
     gang = stage.submit({"run": "-1"}, unreachable_seconds=1, **node).running()
@@ -269,12 +269,6 @@ def test_an_indexed_job_is_refused_by_a_server_that_would_forget_its_index(stage
     assert (state.status, state.reason) == (Status.FAILED, Reason.CONFIGURATION) and words in state.detail
     batch = stage.kubernetes.api("BatchV1Api")
     wait_for(lambda: not stage.left() and not batch.list_namespaced_job(stage.namespace).items, "the namespace to be empty")
-
-
-@pytest.mark.parametrize("workload", ["jobset", "trainjob", "volcano"])
-def test_a_workload_that_is_not_installed_is_said_beforehand(stage: Stage, workload: str) -> None:
-    with pytest.raises(ConfigError, match=r"does not know this kind of object; install it, or choose another cluster\.workload"):
-        stage.backend(stage.cluster(workload=workload)).check()
 
 
 def test_a_cluster_that_cannot_be_reached_is_said_in_one_sentence(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

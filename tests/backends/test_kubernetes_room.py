@@ -63,6 +63,7 @@ class Running:
         return self.ended()
 
 
+@pytest.mark.campaign("kubernetes")
 def test_gangs_that_would_each_hold_a_half_run_one_after_the_other(real_node: Kubernetes, namespace: str, tmp_path: Path) -> None:
     """Real ranks, which wait for each other, on a node that holds the pods of one gang."""
     if real_node.own is None:

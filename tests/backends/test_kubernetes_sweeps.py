@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.backends.kubernetes import backend
+from launcher.backends.kubernetes import backend, client
 from launcher.backends.kubernetes.client import PATIENCE
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.permissions import needed
@@ -30,6 +30,7 @@ from launcher.config.schema import Config, SweepConfig
 from launcher.sweep.reconcile import catch_up, stop
 from launcher.sweep.run import run_sweep
 from launcher.trials.store import Point, Record, Store
+from tests.clusters.kubernetes.control_plane import ControlPlane
 from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
@@ -89,9 +90,11 @@ class Witness:
         self._thread.join()
 
 
-def test_a_hundred_trials_run_once_each_and_no_more_at_once_than_is_set_also_when_the_api_server_dies(stage: Stage) -> None:
+@pytest.mark.campaign("kubernetes")
+def test_a_hundred_trials_run_once_each_and_no_more_at_once_than_is_set_also_when_the_api_server_dies(
+    stage: Stage, control: ControlPlane
+) -> None:
     """The server is killed twice: once while trials are being submitted, once while they end."""
-    control = stage.kubernetes.own.control  # type: ignore[union-attr]
     witness = Witness(stage.kubernetes, stage.namespace)
     cluster = stage.cluster(nodes=1, gpus_per_node=2)
     ended: list[Record] = []
@@ -110,9 +113,12 @@ def test_a_hundred_trials_run_once_each_and_no_more_at_once_than_is_set_also_whe
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
-def test_a_result_comes_home_though_the_server_dies_while_it_is_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.campaign("kubernetes")
+def test_a_result_comes_home_though_the_server_dies_while_it_is_fetched(
+    stage: Stage, control: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For longer than the ends of logs are waited for."""
-    control, gang, reached, dead = stage.kubernetes.own.control, stage.submit(), threading.Event(), threading.Event()  # type: ignore[union-attr]
+    gang, reached, dead = stage.submit(), threading.Event(), threading.Event()
     follow = gang.backend._follow
     wait_for(lambda: not _active(stage.kubernetes.core().list_namespaced_pod(stage.namespace).items), "the pods to end")
     monkeypatch.setattr(gang.backend, "_follow", lambda *what: (reached.set(), dead.wait(), follow(*what)))
@@ -133,40 +139,57 @@ def _launcher(folder: Path, cluster: KubernetesCluster, count: int, max_parallel
     sweep(folder, cluster, count, max_parallel)
 
 
-def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once(stage: Stage) -> None:
+@pytest.mark.parametrize(("count", "kills"), [(8, [2]), pytest.param(24, [2, 8], marks=pytest.mark.campaign("kubernetes"))], ids=str)
+def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once(stage: Stage, count: int, kills: list[int]) -> None:
     witness = Witness(stage.kubernetes, stage.namespace)
     cluster = stage.cluster({"run": "1"})
-    for ends in (2, 8):
-        launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 24, 4))
+    for ends in kills:
+        launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, count, 4))
         launcher.start()
         wait_for(lambda ends=ends: finished(stage) >= ends, "some trials to end", 300)  # type: ignore[misc]
         os.kill(launcher.pid or 0, signal.SIGKILL)
         launcher.join()
-    records = sweep(stage.folder, cluster, 24, 4)
+    records = sweep(stage.folder, cluster, count, 4)
     witness.close()
-    assert Counter(record.status for record in records) == {Status.DONE: 24}
+    assert Counter(record.status for record in records) == {Status.DONE: count}
     assert {record.attempt for record in records} == {0} and set(witness.created.values()) == {1}
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "mute"])
-def test_ctrl_c_ends_a_launcher_that_submits_to_a_server_that_does_not_answer(stage: Stage, how: signal.Signals) -> None:
+def _hasty_launcher(folder: Path, cluster: KubernetesCluster, count: int) -> None:
+    """One that gives a server that does not answer a tenth of a second once it has been told to end."""
+    client._HURRIED_TIMEOUT = (0.1, 0.1)
+    _launcher(folder, cluster, count, 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [
+        pytest.param(signal.SIGSTOP, 12, id="mute"),
+        pytest.param(signal.SIGKILL, 40, id="dead", marks=pytest.mark.campaign("kubernetes")),
+        pytest.param(signal.SIGSTOP, 40, id="mute while many are submitted", marks=pytest.mark.campaign("kubernetes")),
+    ],
+)
+def test_ctrl_c_ends_a_launcher_that_submits_to_a_server_that_does_not_answer(
+    stage: Stage, control: ControlPlane, how: signal.Signals, count: int
+) -> None:
     """All trials go out together. It ends at once, not when its patience is at an end. The next launcher submits what was not, and nothing twice."""
-    control, witness = stage.kubernetes.own.control, Witness(stage.kubernetes, stage.namespace)  # type: ignore[union-attr]
+    witness = Witness(stage.kubernetes, stage.namespace)
     cluster = stage.cluster({"run": "1"}, nodes=1, gpus_per_node=2)
-    launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, 40, 0))
+    launcher = multiprocessing.get_context("spawn").Process(target=_hasty_launcher, args=(stage.folder, cluster, count))
     launcher.start()
     wait_for(lambda: len(witness.created) > 2, "some trials to be submitted", 300)
     control.api_server.send(how)
     os.kill(launcher.pid or 0, signal.SIGINT)
     launcher.join(PATIENCE / 4)
     assert not launcher.is_alive(), "it waits for the server"
-    control.api_server.kill()
+    if how == signal.SIGSTOP:
+        control.api_server.send(signal.SIGCONT)
     control.start_again()
-    assert finished(stage) < 40
-    records = sweep(stage.folder, cluster, 40, 0)
+    assert finished(stage) < count
+    records = sweep(stage.folder, cluster, count, 0)
     witness.close()
-    assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): 40}
+    assert Counter((record.status, record.attempt) for record in records) == {(Status.DONE, 0): count}
     assert set(witness.created.values()) == {1}
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
@@ -201,12 +224,12 @@ def test_a_sweep_waits_for_rights_that_it_had_and_that_are_gone_for_a_moment(sta
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
+@pytest.mark.campaign("kubernetes")
 def test_a_sweep_waits_for_a_server_that_has_lost_its_database(
-    stage: Stage, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, control: ControlPlane, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers 500, or nothing in time, whatever is asked: also at the last reading of a trial."""
     monkeypatch.setattr("launcher.backends.kubernetes.client._TIMEOUT", (5.0, 5.0))  # each question waits so long in vain
-    control = stage.kubernetes.own.control  # type: ignore[union-attr]
     running = Running(stage, 8, 4)
     wait_for(lambda: finished(stage) >= 2, "some trials to end", 300)
     control.database.kill()
@@ -221,33 +244,6 @@ def test_a_sweep_waits_for_a_server_that_has_lost_its_database(
 
 def _active(pods: list[Any]) -> list[Any]:
     return [pod for pod in pods if pod.status.phase in ("Pending", "Running")]
-
-
-def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage) -> None:
-    """A restarted server does not remember the first version of all: it answers 410 Gone, and everything is listed again."""
-    control = stage.kubernetes.own.control  # type: ignore[union-attr]
-    control.api_server.kill()
-    control.start_again()
-    client, path = stage.backend()._client, "api/v1/namespaces/{namespace}/services"
-    with pytest.raises(ApiError) as gone:
-        next(iter(client.watch(path, resourceVersion="1")))
-    assert gone.value.expired
-    mirror = Mirror(client, path)
-    listed: list[str] = []
-    original = mirror._list
-
-    def forgetful() -> str:
-        listed.append(original())
-        return "1" if len(listed) == 1 else listed[-1]
-
-    mirror._list = forgetful  # type: ignore[method-assign]
-    mirror.start()
-    wait_for(lambda: len(listed) > 1, "everything to be listed anew")
-    headless = {"metadata": {"name": "later"}, "spec": {"clusterIP": "None"}}
-    stage.kubernetes.core().create_namespaced_service(stage.namespace, headless)
-    wait_for(lambda: "later" in [item["metadata"]["name"] for item in mirror.objects()], "a change after that")
-    assert len(listed) == 2, "the new watch goes on: nothing is listed a third time"
-    mirror.close()
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------------------
@@ -271,7 +267,7 @@ def test_what_a_launcher_may_not_do_is_said_beforehand_and_the_shipped_role_is_e
     stage.backend().check()
 
 
-def test_a_cluster_that_tells_nobody_its_version_runs_a_job_to_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_tells_nobody_its_version_runs_a_job_to_its_end(quiet: None, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """As hardened clusters do. The server is asked whether it is there at the start, and when the end of a log is waited for."""
     rights, names = stage.kubernetes.api("RbacAuthorizationV1Api"), ("system:discovery", "system:public-info-viewer")
     before = {name: rights.read_cluster_role_binding(name).subjects for name in names}
@@ -317,6 +313,12 @@ def _refused(told: Any) -> bool:
 # -- workloads of other groups --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("workload", ["jobset", "trainjob", "volcano"])
+def test_a_workload_that_is_not_installed_is_said_beforehand(stage: Stage, workload: str) -> None:
+    with pytest.raises(ConfigError, match=r"does not know this kind of object; install it, or choose another cluster\.workload"):
+        stage.backend(stage.cluster(workload=workload)).check()
+
+
 @pytest.fixture(scope="module")
 def job_sets(played_nodes: Kubernetes) -> Iterator[None]:
     """The kind JobSet, of which the server keeps everything but spec.suspend and spec.ttlSecondsAfterFinished; nobody makes pods of it but the test."""
@@ -346,6 +348,32 @@ def _served(customs: Any) -> bool:
         return bool(customs.list_namespaced_custom_object("jobset.x-k8s.io", "v1alpha2", "default", "jobsets"))
     except ApiException:
         return False
+
+
+def test_a_watch_that_is_too_old_to_go_on_starts_anew(stage: Stage, job_sets: None) -> None:
+    """A server does not remember versions from before it knew of a kind: it answers 410 Gone, and everything is listed again."""
+    watched = stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(stage.kubernetes.kubeconfig)))._client
+    path = "apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
+    with pytest.raises(ApiError) as gone:
+        next(iter(watched.watch(path, resourceVersion="1")))
+    assert gone.value.expired
+    mirror = Mirror(watched, path)
+    listed: list[str] = []
+    original = mirror._list
+
+    def forgetful() -> str:
+        listed.append(original())
+        return "1" if len(listed) == 1 else listed[-1]
+
+    mirror._list = forgetful  # type: ignore[method-assign]
+    mirror.start()
+    wait_for(lambda: len(listed) > 1, "everything to be listed anew")
+    later = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "later"}, "spec": {}}
+    customs = stage.kubernetes.api("CustomObjectsApi")
+    customs.create_namespaced_custom_object("jobset.x-k8s.io", "v1alpha2", stage.namespace, "jobsets", later)
+    wait_for(lambda: "later" in [item["metadata"]["name"] for item in mirror.objects()], "a change after that")
+    assert len(listed) == 2, "the new watch goes on: nothing is listed a third time"
+    mirror.close()
 
 
 @pytest.mark.parametrize(

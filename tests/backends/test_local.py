@@ -21,7 +21,7 @@ from launcher.backends.local.backend import LocalBackend
 from launcher.backends.local.fork_server import ForkServerClient, ForkServerError
 from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
-from tests.backends.conformance import LONG, Conformance, Ground, closing
+from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.files import read_json
 
@@ -87,6 +87,10 @@ class TestLocal(Conformance):
         os.kill(handle["pids"][1], signal.SIGSEGV)
         state = ground.end(job, handle)
         assert (state.reason, state.detail) == (Reason.ERROR, "rank 1 crashed (SIGSEGV)")
+
+
+class TestSearchOnLocal(SearchConformance):
+    """Inference."""
 
 
 def test_closing_the_backend_leaves_no_rank_behind(tmp_path: Path) -> None:

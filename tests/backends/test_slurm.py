@@ -19,7 +19,7 @@ from launcher.backends import backend_for
 from launcher.backends.slurm import SlurmBackend
 from launcher.cli import status
 from launcher.trials import exclusion
-from tests.backends.conformance import Conformance, Ground, closing
+from tests.backends.conformance import Conformance, Ground, SearchConformance, closing
 from tests.backends.slurm_support import CLUSTER, PROJECT, Running, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
@@ -39,6 +39,11 @@ def ground(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
 
 class TestSlurm(Conformance):
     """The conformance suite."""
+
+
+@pytest.mark.campaign("slurm")
+class TestSearchOnSlurm(SearchConformance):
+    """Inference."""
 
 
 @pytest.fixture
@@ -84,8 +89,7 @@ def test_a_launcher_inside_a_job_submits_jobs_of_their_own_size(slurm: Slurm, tm
 # ---------------------------------------------------------------- health
 
 
-def test_a_bad_node_is_named_and_avoided(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.breakable()
+def test_a_bad_node_is_named_and_avoided(idle: Cluster, tmp_path: Path) -> None:
     sick = interpreter(tmp_path, "tests.backends.sick_trainer")
     either = tmp_path / "either"
     either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && exec {sick} "$@"\nexec {sys.executable} "$@"\n')
@@ -100,10 +104,10 @@ def test_a_bad_node_is_named_and_avoided(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.fixture
 def bad_once(tmp_path: Path) -> str:
-    """An interpreter whose first health check finds n2 bad."""
-    sick, seen, path = interpreter(tmp_path, "tests.backends.sick_trainer"), tmp_path / "seen", tmp_path / "bad_once"
-    check = f'[ "$4" = trainer.health ] && [ ! -e {seen} ] && {{ {sick} "$@"; code=$?; touch {seen}; exit $code; }}'
-    path.write_text(f'#!/bin/sh\n{check}\nexec {sys.executable} "$@"\n')
+    """An interpreter whose first health check says that n2 is bad; ranks and checks are played."""
+    played, seen, path = interpreter(tmp_path, "tests.backends.played_trainer"), tmp_path / "seen", tmp_path / "bad_once"
+    check = f'[ "$RANK" != 0 ] || [ -e {seen} ] && exit 0; touch {seen}; echo n2 >"$5"; exit 1'
+    path.write_text(f'#!/bin/sh\nif [ "$4" = trainer.health ]; then {check}; fi\nexec {played} "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -119,12 +123,11 @@ def test_a_bad_node_is_used_again_when_all_nodes_are_asked_for(
 
 
 def test_a_job_that_waits_may_use_a_bad_node_again_after_a_while(
-    slurm: Slurm, tmp_path: Path, bad_once: str, monkeypatch: pytest.MonkeyPatch
+    idle: Cluster, tmp_path: Path, bad_once: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three nodes of three that are free: the second attempt, which leaves one out, could only start much later."""
     exclusions, ahead = exclusion.exclusions, [0.0]
     monkeypatch.setattr(exclusion, "exclusions", lambda history, seconds, now: exclusions(history, seconds, now + ahead[0]))
-    slurm.breakable()
     other = ["sbatch", "--parsable", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 500"]
     job = subprocess.run(other, check=True, capture_output=True, text=True).stdout.strip()
     until(lambda: ["RUNNING"] in [row[1:] for row in squeue("JobID", "State") if row[0] == job])
@@ -173,12 +176,11 @@ def test_what_slurm_refuses_is_one_plain_line_and_nothing_is_queued(
     slurm: Slurm, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     slurm.breakable()
-    before = {name for (name,) in squeue("Name")}
     with pytest.raises(ConfigError) as refused:
-        run(tmp_path, trial(ranks=fields.get("nodes", 1), **fields))
+        run(tmp_path, trial(ranks=fields.get("nodes", 1), comment=tmp_path.name, **fields))
     assert words in str(refused.value) and "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [], "nothing is left of it"
-    assert not [name for name, state in squeue("Name", "State") if name.startswith("trireme-") and state != "FAILED" and name not in before]
+    assert {state for comment, state in squeue("Comment", "State") if comment == tmp_path.name} <= {"FAILED"}
 
 
 def test_what_slurm_refuses_is_pruned_and_the_rest_of_the_sweep_runs(slurm: Slurm, tmp_path: Path, python: str) -> None:

@@ -116,6 +116,7 @@ def check_variables(record: Record) -> None:
     assert Path(code).parent.name == "code" and "/opt/image" in behind
 
 
+@pytest.mark.campaign("slurm")
 def test_a_sweep_in_a_container_has_the_losses_of_the_host(tmp_path: Path, image: Path, mounts: list[str]) -> None:
     inside = run(tmp_path / "runs", *(contained(image, "pyxis", mounts, ranks=ranks) for ranks in (1, 2)))
     assert [record.status for record in inside] == [Status.DONE] * 2, inside
@@ -123,16 +124,7 @@ def test_a_sweep_in_a_container_has_the_losses_of_the_host(tmp_path: Path, image
     assert (inside[0].read_result() or {})["losses"] == (outside[0].read_result() or {})["losses"]
 
 
-def test_the_jobs_variables_win_over_those_of_a_pyxis_image(tmp_path: Path, image: Path, mounts: list[str]) -> None:
-    check_variables(*run(tmp_path / "runs", contained(image, "pyxis", mounts, env={"GREETING": "job, really"})))
-
-
-def test_the_jobs_variables_win_over_those_of_an_apptainer_image(slurm: Slurm, tmp_path: Path, root: Path, mounts: list[str]) -> None:
-    slurm.breakable()
-    config = contained(root, "apptainer", mounts, env={"GREETING": "job, really"}, setup=[f"PATH={STAND_IN.parent}:$PATH"])
-    check_variables(*run(tmp_path / "runs", config))
-
-
+@pytest.mark.campaign("slurm")
 def test_a_job_is_left_alone_while_its_container_is_removed(slurm: Slurm, tmp_path: Path, image: Path, mounts: list[str]) -> None:
     """A large container takes longer to remove than the trial to run; whoever ends the job meanwhile leaves it on the node for good."""
     (record,) = run(tmp_path / "runs", contained(image, "pyxis", mounts, env={"TEST_CONTAINER_REMOVAL_SECONDS": "20"}))
@@ -142,7 +134,7 @@ def test_a_job_is_left_alone_while_its_container_is_removed(slurm: Slurm, tmp_pa
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
-def test_what_a_run_reads_and_writes_outlives_its_container(
+def test_the_jobs_variables_win_over_the_images_and_what_a_run_reads_and_writes_outlives_its_container(
     tmp_path: Path, root: Path, packed: Callable[[Path], Path], mounts: list[str], runtime: str
 ) -> None:
     """Checkpoints go where the configuration says, into a folder that nobody has made or mounted; the corpus comes from the host."""
@@ -151,10 +143,11 @@ def test_what_a_run_reads_and_writes_outlives_its_container(
     data = DataConfig(source=str(tmp_path / "text.txt"), path=str(corpus), vocab=300)
     prepare(data)
     image = packed(root) if runtime == "pyxis" else root
-    config = saving(contained(image, runtime, mounts, setup=[f"PATH={STAND_IN.parent}:$PATH"]), folder)
+    config = contained(image, runtime, mounts, env={"GREETING": "job, really"}, setup=[f"PATH={STAND_IN.parent}:$PATH"])
+    config = saving(config, folder)
     config = locate_data(resolve(replace(config, data=data, model=replace(config.model, vocab=300))))
     (record,) = run(tmp_path / "runs", config)
-    assert record.status is Status.DONE, record.detail
+    check_variables(record)
     assert checkpoints(folder)
 
 
@@ -198,8 +191,8 @@ def test_a_container_that_does_not_open_says_why(tmp_path: Path, image: Path, ca
 
 @pytest.mark.parametrize(("line", "fields", "words"), [
     (f'exec {sys.executable} "$@"', {"code": "image"}, "has no trainer"),
-    (f'exec {sys.executable} -S "$@"', {}, "has no package yaml"),
-    ("echo Unknown option: -P >&2; exit 2", {}, "is older than 3.11"),
+    pytest.param(f'exec {sys.executable} -S "$@"', {}, "has no package yaml", marks=pytest.mark.campaign("slurm")),
+    pytest.param("echo Unknown option: -P >&2; exit 2", {}, "is older than 3.11", marks=pytest.mark.campaign("slurm")),
     (f'exec {sys.executable} "$@"', {"python": "/opt/ranks/no/python"}, "does not exist there"),
 ])  # fmt: skip
 def test_an_image_whose_python_cannot_run_the_ranks_is_named(

@@ -15,8 +15,11 @@ from launcher.cost.calibration import hardware
 from launcher.sweep.oneoff import run_job
 from launcher.trials.job import JobState
 from tests.backends.slurm_support import CLUSTER, squeue
+from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until
+
+pytestmark = pytest.mark.campaign("slurm")
 
 
 def test_two_nodes_are_measured_with_the_network_between_them(slurm: Slurm, tmp_path: Path) -> None:
@@ -31,7 +34,7 @@ def test_two_nodes_are_measured_with_the_network_between_them(slurm: Slurm, tmp_
     assert list(tmp_path.iterdir()) == [], "nothing of it is left behind"
 
 
-def test_an_interrupted_probe_leaves_the_queue(slurm: Slurm, tmp_path: Path) -> None:
+def test_an_interrupted_probe_leaves_the_queue(idle: Cluster, tmp_path: Path) -> None:
     config = Config(cluster=dataclasses.replace(CLUSTER, gpus_per_node=2), sweep=SweepConfig(dir=str(tmp_path)))
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu"))
 

@@ -89,7 +89,7 @@ def test_a_submission_that_outlives_its_launcher_is_found(whole: Cluster, tmp_pa
     assert len(submissions(runs)) == 3
 
 
-@pytest.mark.parametrize("daemon", ["slurmctld", "munged"])
+@pytest.mark.parametrize("daemon", ["slurmctld", pytest.param("munged", marks=pytest.mark.campaign("slurm"))])
 def test_trials_go_on_while_slurm_cannot_be_asked(whole: Cluster, tmp_path: Path, python: str, daemon: str) -> None:
     configs = [trial("sleep 0.5", seed=seed, steps=10, python=python) for seed in (1, 2)]
     sweep = Running(tmp_path / "runs", *configs)
@@ -101,11 +101,13 @@ def test_trials_go_on_while_slurm_cannot_be_asked(whole: Cluster, tmp_path: Path
 
 
 def test_a_controller_that_goes_away_before_submission_is_waited_for(
-    whole: Cluster, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+    whole: Cluster, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(SlurmBackend, "check", lambda _: whole.kill("slurmctld"))
-    sweep = Running(tmp_path / "runs", trial(python=python))
-    until(lambda: list(tmp_path.glob("runs/trials/*/logs/*.submitted.txt")))
+    with pytest.MonkeyPatch.context() as hasty:
+        hasty.setenv("SLURM_CONF", str(_hasty(whole, tmp_path)))
+        sweep = Running(tmp_path / "runs", trial(python=python))
+        until(lambda: "trying again in" in capfd.readouterr().err)
     whole.boot("slurmctld")
     assert each_done_once(sweep.ended())
 
@@ -187,9 +189,10 @@ def test_a_job_that_leaves_no_word_is_given_up_after_a_while(slurm: Slurm, tmp_p
 def test_a_sweep_is_cancelled_with_as_many_commands_however_long_it_is(
     slurm: Slurm, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty trials in three arrays, some running and some not."""
-    slurm.breakable()
-    run(tmp_path / "runs", *(trial("sleep 1", seed=seed, steps=1000, python=python) for seed in range(40)), follow=False)
+    """Three arrays, of which some trials run and some do not."""
+    count = 2 * slurm.breakable().settings.max_array_size + 3
+    trials = [trial("sleep 1", seed=seed, steps=1000, python=python) for seed in range(count)]
+    run(tmp_path / "runs", *trials, follow=False, max_parallel=4)
     until(lambda: list(tmp_path.glob("runs/trials/*/metrics.jsonl")))
     asked, output = [], Client.output
     monkeypatch.setattr(Client, "output", lambda client, *command, **rest: asked.append(command[0]) or output(client, *command, **rest))
@@ -203,8 +206,9 @@ def test_a_sweep_is_cancelled_with_as_many_commands_however_long_it_is(
     until(lambda: {state for name, state in squeue("Name", "State") if name in ours} == {"CANCELLED"})  # for a moment: COMPLETING
 
 
+@pytest.mark.campaign("slurm")
 def test_a_job_that_clears_up_after_its_result_is_let_to(slurm: Slurm, tmp_path: Path, python: str) -> None:
-    """As long as the removal of a large container takes."""
+    """As long as the removal of a large container takes: longer than a job on this machine is let to."""
     slow = tmp_path / "slow"
     slow.write_text(f'#!/bin/sh\n{python} "$@" && sleep 20 && touch {tmp_path}/cleared\n')
     slow.chmod(0o755)

@@ -27,7 +27,7 @@ import pytest
 
 from tests.clusters.slurm.process import wait_for
 
-ALONE = {"idle": "slurm", "whole": "slurm", "control": "kubernetes"}
+ALONE = {"idle": "slurm", "whole": "slurm", "control": "kubernetes", "quiet": "kubernetes"}
 """Fixtures of tests that break a cluster, or need one without other jobs."""
 GIVEN = {kind for kind, variable in {"slurm": "SLURM_CONF", "kubernetes": "KUBECONFIG"}.items() if variable in os.environ}
 """Clusters that somebody else runs."""

@@ -75,25 +75,29 @@ def check_enough(cluster: ClusterConfig) -> None:
     assert result["peak_memory_bytes"] > 0 and result["communication"], "what rank 0 wrote, not what its steps tell"
 
 
-def test_on_four_nodes_of_a_real_slurm(
-    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("nodes", "trials"), [(2, 2), pytest.param(4, 3, marks=pytest.mark.campaign("slurm"))])
+def test_on_nodes_of_a_real_slurm(
+    slurm: Slurm, tmp_path: Path, nodes: int, trials: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check(searched(dataclasses.replace(CLUSTER, nodes=4), 3, capsys), 3, ranks=4)
+    check(searched(dataclasses.replace(CLUSTER, nodes=nodes), trials, capsys), trials, ranks=nodes)
     assert compose(["recipe=other"]).trainer.launch.script == f"{EXAMPLE}/train.py"
     words = Path("runs/recipe/other.winner/command.sh").read_text()
-    assert "torchrun --nnodes=4 --nproc-per-node=1" in words and "--width" in words
+    assert f"torchrun --nnodes={nodes} --nproc-per-node=1" in words and "--width" in words
 
 
+@pytest.mark.campaign("slurm")
 def test_a_trial_on_a_real_slurm_ends_when_its_step_time_is_known(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_enough(dataclasses.replace(CLUSTER, nodes=2))
 
 
+@pytest.mark.parametrize("trials", [1, pytest.param(2, marks=pytest.mark.campaign("kubernetes"))])
 def test_on_two_pods_of_a_real_kubernetes(
-    real_node: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trials: int, real_node: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with real_node.namespace() as namespace:
-        check(searched(real_node.cluster(namespace, nodes=2, gpus_per_node=1), 2, capsys), 2, ranks=2)
-        check_enough(real_node.cluster(namespace, nodes=2, gpus_per_node=1))
+        check(searched(real_node.cluster(namespace, nodes=2, gpus_per_node=1), trials, capsys), trials, ranks=2)
+        if trials > 1:
+            check_enough(real_node.cluster(namespace, nodes=2, gpus_per_node=1))

@@ -38,6 +38,19 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[
     return {stage["name"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
 
 
+def test_stages_run_in_pods_and_are_not_made_again(
+    pods: str, real_node: Kubernetes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The smallest graph: a corpus, and a model that learns from it."""
+    write(folder, {name: GRAPH[name] for name in ("data", "base")})
+    said = run(capsys)
+    assert {name: stage["status"] for name, stage in said.items()} == {"data": "done", "base": "done"}, said
+    assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
+    assert {stage["status"] for stage in run(capsys).values()} == {"reused"}
+    assert not real_node.core().list_namespaced_service(pods).items, "objects are left in the namespace"
+
+
+@pytest.mark.campaign("kubernetes")
 def test_every_stage_runs_in_pods_once_its_inputs_are_there(pods: str, real_node: Kubernetes, capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys)
     assert {stage["status"] for stage in said.values()} == {"done"}, said
@@ -55,6 +68,7 @@ def test_every_stage_runs_in_pods_once_its_inputs_are_there(pods: str, real_node
     assert not real_node.core().list_namespaced_service(pods).items, "objects are left in the namespace"
 
 
+@pytest.mark.campaign("kubernetes")
 def test_a_launcher_that_is_killed_late_loses_nothing(pods: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done: dict[Path, int] = {}
     for wanted in ("hf", "text"):
@@ -69,11 +83,13 @@ def test_a_launcher_that_is_killed_late_loses_nothing(pods: str, folder: Path, c
     assert len(list((folder / "runs/stages").glob("*"))) == len(GRAPH)
 
 
+@pytest.mark.campaign("kubernetes")
 def test_launchers_killed_at_random_moments_run_nothing_twice(pods: str, folder: Path, request: pytest.FixtureRequest) -> None:
     kill_many(request.config.getoption("--kills"), 8.0, folder, "cluster=pods")
     assert attempts(folder) == {0}
 
 
+@pytest.mark.campaign("kubernetes")
 def test_a_launcher_inside_the_cluster_runs_the_graph(
     pods: str, real_node: Kubernetes, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from launcher.cli.main import main
 from tests.backends.slurm_support import squeue, submissions
 from tests.backends.test_slurm_containers import INSIDE, image, mounts, packed, root
+from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.stages.conftest import GRAPH, attempts, kill_many, write
 from tests.sweep.support import until
@@ -51,12 +52,9 @@ def wait_for_artifacts(said: dict[str, dict[str, Any]]) -> None:
 
 
 @contextmanager
-def busy(slurm: Slurm) -> Iterator[None]:
-    """Nothing begins meanwhile: a job that has ended is no dependency any more. All nodes of our own cluster are taken."""
-    if slurm.cluster is None:
-        yield
-        return
-    command = ["sbatch", "--parsable", f"--nodes={slurm.cluster.settings.nodes}", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
+def busy(cluster: Cluster) -> Iterator[None]:
+    """Nothing begins meanwhile: a job that has ended is no dependency any more. All nodes are taken."""
+    command = ["sbatch", "--parsable", f"--nodes={cluster.settings.nodes}", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
     job = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     until(lambda: [job, "RUNNING"] in squeue("JobID", "State"))
     try:
@@ -65,23 +63,27 @@ def busy(slurm: Slurm) -> Iterator[None]:
         subprocess.run(["scancel", job], check=True)
 
 
+@pytest.mark.parametrize("stages", [["data", "base", "score"], pytest.param([*GRAPH], marks=pytest.mark.campaign("slurm"))], ids=len)
 def test_the_whole_graph_is_submitted_at_once_and_runs_without_a_launcher(
-    slurm: Slurm, folder: Path, capsys: pytest.CaptureFixture[str]
+    idle: Cluster, folder: Path, stages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with busy(slurm):
+    write(folder, {name: GRAPH[name] for name in stages})
+    with busy(idle):
         said = run(capsys, "sweep.follow=false")
         assert {stage["status"] for stage in said.values()} == {"submitted"}
         queued = jobs(said)
     ids = {name: rows[0]["ArrayJobId"] for name, rows in queued.items()}
     waits = {name: sorted(re.findall(r"afterok:(\d+)", rows[0]["Dependency"])) for name, rows in queued.items()}
-    assert waits["text"] == [ids["hf"]] and waits["hf"] == [ids["base"]] and waits["score"] == sorted([ids["data"], ids["base"]])
+    wanted = {"data": [], "base": ["data"], "score": ["data", "base"], "hf": ["base"], "text": ["hf"]}
+    assert waits == {name: sorted(ids[first] for first in wanted[name]) for name in stages}
     assert all("trireme-small-" in rows[0]["JobName"] for rows in queued.values())
     wait_for_artifacts(said)
     again = run(capsys)
     assert {stage["status"] for stage in again.values()} == {"reused"}
-    assert {name: len(rows) for name, rows in jobs(said).items()} == dict.fromkeys(GRAPH, 1), "a stage was submitted twice"
+    assert {name: len(rows) for name, rows in jobs(said).items()} == dict.fromkeys(stages, 1), "a stage was submitted twice"
 
 
+@pytest.mark.campaign("slurm")
 def test_nothing_behind_a_stage_that_failed_is_run(slurm: Slurm, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, GRAPH | {"base": GRAPH["base"] | {"optimizer.lr": 1e30, "run.steps": 8}})
     said = run(capsys, code=1)
@@ -96,6 +98,7 @@ def test_nothing_behind_a_stage_that_failed_is_run(slurm: Slurm, folder: Path, c
     assert {name: stage["status"] for name, stage in again.items()} == {"data": "reused"} | dict.fromkeys(("base", *failed), "done")
 
 
+@pytest.mark.campaign("slurm")
 def test_every_stage_runs_in_its_container(
     slurm: Slurm, folder: Path, image: Path, mounts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +113,7 @@ def test_every_stage_runs_in_its_container(
     assert all(read_artifact(Path(stage["folder"])) is not None for stage in said.values())
 
 
+@pytest.mark.campaign("slurm")
 def test_launchers_killed_at_random_moments_submit_nothing_twice(slurm: Slurm, folder: Path, request: pytest.FixtureRequest) -> None:
     kill_many(request.config.getoption("--kills"), 5.0, folder, *PLACE)
     submitted = submissions(folder / "runs")

@@ -233,6 +233,11 @@ def control(played_nodes: Kubernetes) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture
+def quiet() -> None:
+    """Nobody else uses the cluster meanwhile: a node of it is broken, or a rule of it changed."""
+
+
+@pytest.fixture
 def namespace(kubernetes: Kubernetes) -> Iterator[str]:
     """A namespace for one test."""
     with kubernetes.namespace() as name:

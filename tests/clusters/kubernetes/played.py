@@ -88,16 +88,22 @@ class PlayedNodes:
 
     def _beat(self) -> None:
         while not self._closed.wait(_BEAT_SECONDS):
-            for name in self.names:
-                self._patiently(lambda name=name: self._renew(name))  # type: ignore[misc]
+            self._patiently(self._renew_all)
+
+    def _renew_all(self) -> None:
+        for node in self._core.list_node(label_selector="played=true").items:
+            name, was_silent = node.metadata.name, node.metadata.name in self._silent
+            if "played/silent" in (node.metadata.annotations or {}):
+                self._silent.add(name)
+                continue
+            self._silent.discard(name)
+            self._renew(name)
+            if was_silent:
+                self._report(name)
 
     def _renew(self, name: str) -> None:
         from kubernetes.client.exceptions import ApiException
 
-        if "played/silent" in (self._core.read_node(name).metadata.annotations or {}):
-            self._silent.add(name)
-            return
-        self._silent.discard(name)
         spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _precisely()}
         try:
             self._leases.patch_namespaced_lease(name, "kube-node-lease", {"spec": spec})
@@ -105,7 +111,6 @@ class PlayedNodes:
             if error.status != 404:
                 raise
             self._leases.create_namespaced_lease("kube-node-lease", {"metadata": {"name": name}, "spec": spec})
-        self._report(name)
 
     # -- pods ---------------------------------------------------------------------------------------------------------------
 

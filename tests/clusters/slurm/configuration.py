@@ -21,7 +21,7 @@ class Settings:
     cpus: int = 8  # of a node; need not exist
     gpus: int = 8  # of a node; /dev/null in disguise
     memory_mb: int = 64000
-    max_array_size: int = 17  # small, so that ordinary sweeps are longer than one array
+    max_array_size: int = 9  # small, so that ordinary sweeps are longer than one array
     pyxis: Path | None = None  # where the script `pyxis` has built the real one; None: the stand-in, container.c
 
     @property
