@@ -152,11 +152,11 @@ def show(ground: Ground) -> Shown:
         kept = done.directory / "metrics.jsonl"
         metrics = kept.read_text().splitlines() if kept.exists() else []
         verdict = decide(large.attempt, ends[1], read_json(large.directory / "result.json"), failures_in(large.directory))
-        again = dataclasses.replace(done, attempt=1)
-        (second,) = ground.submit(again)
         ground.running(long, handles[2])
         found = ground.backend.find([long, never])
         in_order, backwards = ground.backend.poll(handles), ground.backend.poll(handles[::-1])
+        again = dataclasses.replace(done, attempt=1)
+        (second,) = ground.submit(again)
         elsewhere = json.loads(json.dumps(handles[2]))
         seen_elsewhere = other.poll([elsewhere])[0]
         other.cancel([elsewhere])

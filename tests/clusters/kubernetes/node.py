@@ -185,7 +185,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}, "x509": {"clientCAFile": str(pki / "ca.crt")}},
             "authorization": {"mode": "AlwaysAllow"}, "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{self._group}",
             "failSwapOn": False, "makeIPTablesUtilChains": False, "clusterDNS": [self._settings.gateway], "clusterDomain": "cluster.local",
-            "volumePluginDir": str(self.folder / "plugins"), "syncFrequency": "2s", "nodeStatusUpdateFrequency": "3s",
+            "volumePluginDir": str(self.folder / "plugins"), "syncFrequency": "10s", "nodeStatusUpdateFrequency": "3s",
             "imageMinimumGCAge": "24h", "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
             "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         }  # fmt: skip
