@@ -13,7 +13,7 @@ from launcher.backends.kubernetes.workloads import KINDS
 from launcher.trials.job import Job
 from tests.backends.conformance import LONG, Ground, closing
 from tests.clusters.kubernetes.fixture import Kubernetes
-from tests.clusters.kubernetes.indexed import GROUP, PLURAL, VERSION, IndexedJobs, kind
+from tests.clusters.kubernetes.indexed import GROUP, IndexedJobs, kind
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import Reason, Status
@@ -23,7 +23,7 @@ from trainer.spec.files import read_json
 @pytest.fixture(scope="module")
 def indexed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
     """A Kubernetes on which ``cluster.workload=job`` works."""
-    if kubernetes.own is None:
+    if kubernetes.indexes:
         yield kubernetes
         return
     jobs = IndexedJobs(kubernetes.kubeconfig)
@@ -49,6 +49,12 @@ def ground(indexed: Kubernetes, real_node: Kubernetes, tmp_path_factory: pytest.
     with indexed.namespace() as namespace:
         cluster = indexed.cluster(namespace, workload="job", nodes=2, gpus_per_node=1)
         yield from closing(Ground(lambda: backend_for(cluster), cluster, tmp_path_factory.mktemp("trials")))
+
+
+def place(stage: Stage) -> tuple[str, str, str, str]:
+    """Where Jobs are: group, version, namespace and plural."""
+    group, version = KINDS["job"].api.split("/")
+    return group, version, stage.namespace, "jobs"
 
 
 def left(kubernetes: Kubernetes, namespace: str, job: Job) -> list[str]:
@@ -120,7 +126,7 @@ def test_what_the_cluster_removes_by_its_time_to_live_takes_the_rest_of_the_tria
     gang = stage.submit(workload="job")
     gang.end()
     customs = stage.kubernetes.api("CustomObjectsApi")
-    customs.delete_namespaced_custom_object(GROUP, VERSION, stage.namespace, PLURAL, gang.job.name)
+    customs.delete_namespaced_custom_object(*place(stage), gang.job.name, propagation_policy="Background")
     wait_for(lambda: not stage.left(), "Service, ConfigMap and pods to go as well")
 
 
@@ -131,7 +137,7 @@ def test_a_queued_job_waits_suspended_starts_when_admitted_and_survives_another_
     customs = stage.kubernetes.api("CustomObjectsApi")
 
     def suspend(value: bool) -> None:
-        customs.patch_namespaced_custom_object(GROUP, VERSION, stage.namespace, PLURAL, gang.job.name, {"spec": {"suspend": value}})
+        customs.patch_namespaced_custom_object(*place(stage), gang.job.name, {"spec": {"suspend": value}})
 
     suspend(False)
     gang.running()

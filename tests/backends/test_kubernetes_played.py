@@ -13,6 +13,7 @@ import yaml
 from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes import causes, states
 from launcher.config.kubernetes_volumes import VolumeConfig
+from tests.clusters.kubernetes.control_plane import CURRENT
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import ConfigError, Reason, Status
@@ -170,7 +171,7 @@ def _admitted(stage: Stage, **spec: Any) -> bool:
 def test_a_pod_that_is_drained_or_deleted_is_worth_another_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SETTLE", 1.0)  # the played peer does not notice
     gang = stage.submit({"run": "-1"}).running()
-    body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": gang.pod(1)}}
+    body = {"apiVersion": "policy/v1" if CURRENT else "policy/v1beta1", "kind": "Eviction", "metadata": {"name": gang.pod(1)}}
     api = stage.kubernetes.core().api_client
     path = f"/api/v1/namespaces/{stage.namespace}/pods/{gang.pod(1)}/eviction"
     _, url, headers, content, _ = api.param_serialize("POST", path, body=body, auth_settings=["BearerToken"])
@@ -259,7 +260,7 @@ def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage)
     core.patch_namespaced_config_map("held", going, {"metadata": {"finalizers": None}})
 
 
-def test_an_indexed_job_is_refused_by_a_server_that_would_forget_its_index(stage: Stage) -> None:
+def test_an_indexed_job_is_refused_by_a_server_that_would_forget_its_index(forgetful: None, stage: Stage) -> None:
     cluster = stage.cluster(workload="job")
     words = "is too old for cluster.workload=job: of the Job it drops spec.completionMode silently; use cluster.workload=pods"
     with pytest.raises(ConfigError, match=words):
@@ -300,7 +301,7 @@ def test_a_server_that_has_never_answered_is_no_reason_to_wait_for_ever(
         backend.poll([handle])
 
 
-def test_what_the_server_warns_of_is_said_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_server_warns_of_is_said_once(forgetful: None, stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     backend = stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(stage.kubernetes.kubeconfig)))
     for _ in range(2):
         backend._client.request("GET", "apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions")

@@ -424,7 +424,7 @@ def test_a_field_that_the_server_forgets_is_a_refusal_and_nothing_is_left(stage:
 
 
 def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_nothing(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    forgetful: None, stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from launcher.cli.main import main
 
@@ -440,7 +440,9 @@ def test_a_server_side_dry_run_says_what_the_server_would_refuse_and_stores_noth
     assert not stage.left() and not list(stage.folder.iterdir())
 
 
-def test_a_cluster_that_cannot_be_used_leaves_no_planned_trial_behind(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_cannot_be_used_leaves_no_planned_trial_behind(
+    forgetful: None, stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
     from launcher.cli.main import main
 
     words = ["train", "-m", "run.seed=1,2", "cluster=kubernetes_cpu", "data=synthetic", "model=gpt_tiny", "cluster.container.image=trireme:1",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clusters.kubernetes import build
-from tests.clusters.kubernetes.control_plane import LAUNCHER_NAMESPACE, ControlPlane, Settings, connect
+from tests.clusters.kubernetes.control_plane import CURRENT, LAUNCHER_NAMESPACE, ControlPlane, Settings, connect
 from tests.clusters.kubernetes.guard import Guard
 from tests.clusters.kubernetes.image import IMAGE
 from tests.clusters.kubernetes.names import Names, Relay
@@ -22,15 +22,13 @@ from tests.clusters.slurm.process import free_number, wait_for
 
 def programs() -> Path:
     """The folder of kube-apiserver and the others: ``KUBERNETES_PROGRAMS``, else what is built of Debian's sources, now if need be."""
-    given = os.environ.get("KUBERNETES_PROGRAMS")
-    return Path(given).resolve() if given else build.build()
+    return Path(os.environ["KUBERNETES_PROGRAMS"]).resolve() if CURRENT else build.build()
 
 
 def obstacle() -> str | None:
     """Why not even a control plane can run here; None if it can."""
     missing = [] if shutil.which("etcd") else ["etcd (apt-get install etcd-server)"]
-    built = None if "KUBERNETES_PROGRAMS" in os.environ else build.obstacle()
-    reasons = [reason for reason in [built, *missing] if reason]
+    reasons = [reason for reason in [None if CURRENT else build.obstacle(), *missing] if reason]
     return "; ".join(reasons) or None
 
 
@@ -110,7 +108,7 @@ class OwnCluster(Cluster):
 
         def account() -> bool:
             try:
-                return bool(core.read_namespaced_service_account("default", name).secrets)
+                return bool(core.read_namespaced_service_account("default", name).secrets) or CURRENT
             except ApiException:
                 return False
 

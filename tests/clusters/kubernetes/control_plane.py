@@ -15,6 +15,10 @@ from tests.clusters.slurm.process import Daemon, wait_for
 
 SERVICE_NETWORK = "10.96.0"
 LAUNCHER_NAMESPACE = "trireme"
+CURRENT = "KUBERNETES_PROGRAMS" in os.environ
+"""The programs are those of a current release, and not the ones that are built of Debian's sources."""
+FORMER_FLAGS = {"insecure-port", "port", "flex-volume-plugin-dir", "container-runtime", "controllers", "enable-priority-and-fairness"}
+"""Current releases do not have them any more, or call their values differently."""
 IDLE_CONTROLLERS = (
     *("attachdetach", "clusterrole-aggregation", "cronjob", "daemonset", "deployment", "endpointslice", "endpointslicemirroring"),
     *("horizontalpodautoscaling", "persistentvolume-binder", "persistentvolume-expander", "pv-protection", "pvc-protection", "replicaset"),
@@ -112,7 +116,7 @@ class ControlPlane:
             "listen-client-urls": url, "advertise-client-urls": url, "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer, "initial-cluster": f"test={peer}",
         }  # fmt: skip
-        return self._daemon("etcd", ["etcd", *_flags(flags)], lambda: _listens(port))
+        return self._daemon("etcd", ["etcd", *flags_of(flags)], lambda: _listens(port))
 
     def _api_server(self) -> Daemon:
         """The advertised address may not be loopback; the reconciler that would reject it is off."""
@@ -130,7 +134,7 @@ class ControlPlane:
             "kubelet-certificate-authority": settings.pki / "ca.crt", "kubelet-preferred-address-types": "InternalIP",
             "enable-priority-and-fairness": "false",  # a fifth of its work
         }  # fmt: skip
-        return self._daemon("kube-apiserver", [settings.programs / "kube-apiserver", *_flags(flags)], self._ready)
+        return self._daemon("kube-apiserver", [settings.programs / "kube-apiserver", *flags_of(flags)], self._ready)
 
     def _controllers(self) -> Daemon:
         settings = self.settings
@@ -141,11 +145,11 @@ class ControlPlane:
             "controllers": ",".join(["*", *(f"-{name}" for name in IDLE_CONTROLLERS)]), "profiling": "false",
             "cluster-signing-cert-file": settings.pki / "ca.crt", "cluster-signing-key-file": settings.pki / "ca.key",
         }  # fmt: skip
-        return self._daemon("kube-controller-manager", [settings.programs / "kube-controller-manager", *_flags(flags)])
+        return self._daemon("kube-controller-manager", [settings.programs / "kube-controller-manager", *flags_of(flags)])
 
     def _scheduler(self) -> Daemon:
         flags = self._common("scheduler", self.settings.ports[4])
-        return self._daemon("kube-scheduler", [self.settings.programs / "kube-scheduler", *_flags(flags)])
+        return self._daemon("kube-scheduler", [self.settings.programs / "kube-scheduler", *flags_of(flags)])
 
     def _common(self, user: str, port: int) -> dict[str, object]:
         config = self.settings.directory / f"{user}.kubeconfig"
@@ -209,5 +213,5 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _flags(flags: dict[str, object]) -> list[str]:
-    return [f"--{name}={value}" for name, value in flags.items()]
+def flags_of(flags: dict[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in flags.items() if not (CURRENT and name in FORMER_FLAGS)]

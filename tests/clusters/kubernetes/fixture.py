@@ -24,7 +24,7 @@ from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ContainerConfig
 from tests.clusters import shared
 from tests.clusters.kubernetes import Cluster, Host, OwnCluster, node, obstacle, packages
-from tests.clusters.kubernetes.control_plane import ControlPlane, connect
+from tests.clusters.kubernetes.control_plane import CURRENT, ControlPlane, connect
 from tests.clusters.kubernetes.played import TAINT
 from tests.clusters.slurm.process import wait_for
 
@@ -40,6 +40,11 @@ class Kubernetes:
     image: str
     groups: list[str] = field(default_factory=list)  # API groups, beside those of the shipped role, of workloads that tests have added
     launchers: dict[str, Path] = field(default_factory=dict)  # by namespace: the kubeconfig of the shipped service account
+
+    @property
+    def indexes(self) -> bool:
+        """Whether it knows Indexed Jobs; Debian's does not, and drops what it does not know."""
+        return self.own is None or CURRENT
 
     def core(self) -> Any:
         """The core API, for what a test does by hand."""
@@ -230,6 +235,13 @@ def control(played_nodes: Kubernetes) -> Iterator[ControlPlane]:
     assert played_nodes.own is not None
     yield played_nodes.own.control
     played_nodes.own.control.start_again()
+
+
+@pytest.fixture
+def forgetful(played_nodes: Kubernetes) -> None:
+    """A server that is too old for Indexed Jobs."""
+    if played_nodes.indexes:
+        pytest.skip("the programs of KUBERNETES_PROGRAMS know all that is asked of them")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.clusters.kubernetes.control_plane import Settings, environment
+from tests.clusters.kubernetes.control_plane import CURRENT, Settings, environment, flags_of
 from tests.clusters.kubernetes.image import IMAGE, PAUSE, save
 from tests.clusters.slurm.process import MARK, Daemon, succeeds, wait_for
 
@@ -97,13 +97,13 @@ class Node:
 
     def _kubelet(self) -> Daemon:
         """In containerd's mount namespace."""
-        flags = {
+        flags: dict[str, object] = {
             "config": self.folder / "kubelet.yaml", "kubeconfig": self._settings.directory / "kubelet.kubeconfig",
             "hostname-override": NAME, "container-runtime": "remote", "container-runtime-endpoint": f"unix://{self._socket}",
             "cert-dir": self.folder / "certificates", "node-labels": "real=true",
         }  # fmt: skip
         enter = ["nsenter", "--target", str(self._containerd.pid()), "--mount", "--root", "--wd", "--"]
-        program = [str(self._settings.programs / "kubelet"), *(f"--{name}={value}" for name, value in flags.items())]
+        program = [str(self._settings.programs / "kubelet"), *flags_of(flags)]
         return self._daemon("kubelet", enter + program)
 
     def _serves(self) -> bool:
@@ -188,6 +188,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
             "volumePluginDir": str(self.folder / "plugins"), "syncFrequency": "10s", "nodeStatusUpdateFrequency": "3s",
             "imageMinimumGCAge": "24h", "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
             "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            **({"failCgroupV1": False} if CURRENT else {}),
         }  # fmt: skip
 
     # -- what is outside of its folder --------------------------------------------------------------------------------------------

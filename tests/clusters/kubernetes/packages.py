@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 from tests.clusters.kubernetes import build
+from tests.clusters.kubernetes.control_plane import CURRENT
 from tests.clusters.slurm.packages import services_kept_down
 
 PACKAGES = {
@@ -26,7 +27,7 @@ SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 def lacking() -> list[str]:
     """Packages that are not installed."""
-    wanted = PACKAGES | ({} if build.built() else BUILDERS)
+    wanted = PACKAGES | ({} if CURRENT or build.built() else BUILDERS)
     return [package for program, package in wanted.items() if shutil.which(program, path=SEARCHED) is None]
 
 
