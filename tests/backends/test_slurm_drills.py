@@ -94,7 +94,7 @@ def test_trials_go_on_while_slurm_cannot_be_asked(whole: Cluster, tmp_path: Path
     configs = [trial("sleep 0.5", seed=seed, steps=10, python=python) for seed in (1, 2)]
     sweep = Running(tmp_path / "runs", *configs)
     until(lambda: len(list(tmp_path.glob("runs/trials/*/metrics.jsonl"))) == 2)
-    whole.kill(daemon)
+    whole.daemon(daemon).kill(signal.SIGTERM)  # a controller that crashes may forget the jobs of its last seconds
     until(lambda: len(list(tmp_path.glob("runs/trials/*/result.json"))) == 2)
     whole.boot(daemon)
     assert each_done_once(sweep.ended())
@@ -116,7 +116,7 @@ def test_cancel_says_in_one_line_that_the_controller_is_dead_and_ends(
     whole: Cluster, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (record,) = run(tmp_path / "runs", trial("sleep 60", python=python), follow=False)
-    whole.kill("slurmctld")
+    whole.daemon("slurmctld").kill(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as hasty:
         hasty.setattr(cancel, "_PATIENCE_SECONDS", 1.0)
         hasty.setenv("SLURM_CONF", str(_hasty(whole, tmp_path)))
