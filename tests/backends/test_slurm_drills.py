@@ -162,6 +162,7 @@ def test_a_sweep_longer_than_a_limit_on_submitted_jobs_runs_as_there_is_room_and
     sweep = Running(tmp_path / "runs", *(trial(seed=seed, python=python, qos="few") for seed in range(7)), max_parallel=2)
     running = [0]
     while sweep.is_alive():
+        sweep.join(0.2)  # between two looks, which cost processes
         ours = submissions(tmp_path / "runs")
         running.append(sum(name in ours and state == "RUNNING" for name, state in squeue("Name", "State")))
     records = sweep.ended()
