@@ -252,7 +252,7 @@ def test_a_namespace_that_is_not_there_or_going_is_said_beforehand(stage: Stage)
     with pytest.raises(ConfigError, match=r"namespace no-such does not exist; create it with 'kubectl create namespace no-such'"):
         stage.backend(missing).check()
     core = stage.kubernetes.core()
-    with stage.kubernetes.namespace() as going:
+    with stage.kubernetes.namespace(remove=True) as going:
         held = {"metadata": {"name": "held", "finalizers": ["test/held"]}}
         core.create_namespaced_config_map(going, held)
     with pytest.raises(ConfigError, match=f"namespace {going} is being deleted; wait until it is gone"):

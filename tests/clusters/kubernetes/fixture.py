@@ -59,8 +59,9 @@ class Kubernetes:
         return getattr(client, kind)(connect(self.kubeconfig))
 
     @contextmanager
-    def namespace(self) -> Iterator[str]:
-        """A namespace of its own with the shipped service account and role, removed afterwards."""
+    def namespace(self, remove: bool = False) -> Iterator[str]:
+        """A namespace of its own with the shipped service account and role. Its pods are removed afterwards; it goes itself if it is to, or
+        is not in a cluster of ours, which ends soon: to look for objects of every kind costs as much as most tests."""
         name = f"test-{uuid.uuid4().hex[:8]}"
         core = self.core()
         core.create_namespace({"metadata": {"name": name}})
@@ -70,7 +71,10 @@ class Kubernetes:
             try:
                 yield name
             finally:
-                core.delete_namespace(name, grace_period_seconds=0)
+                if remove or self.own is None:
+                    core.delete_namespace(name, grace_period_seconds=0)
+                else:
+                    core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
 
     def install_launcher(self, namespace: str, path: Path) -> Path:
         """deploy/kubernetes/rbac.yaml in ``namespace``; the kubeconfig, written to ``path``, with a token of its launcher."""

@@ -127,8 +127,11 @@ class PlayedNodes:
             self._see(pod)
         version = there.metadata.resource_version
         for change in watch.stream(self._core.list_pod_for_all_namespaces, resource_version=version, timeout_seconds=60):
+            pod = change["object"]
             if change["type"] != "DELETED":
-                self._see(change["object"])
+                self._see(pod)
+            elif pod.metadata.uid in self._begun:
+                self._begun[pod.metadata.uid].set()
 
     def _see(self, pod: Any) -> None:
         uid, node = pod.metadata.uid, pod.spec.node_name
