@@ -137,9 +137,10 @@ HOSTILE = ["a b", "$(touch owned)", "`touch owned`", "'; touch owned; '", '"{ran
 
 
 def show(ground: Ground) -> Shown:
-    """Run the suite's jobs. The one that is done has hostile strings as variables, and as the folders that it lies in."""
-    done = ground.job(name="/".join(HOSTILE), env={f"HOSTILE_{n}": text for n, text in enumerate(HOSTILE)})
-    large, long, never = ground.job(TOO_LARGE, ranks=1), ground.job(LONG), ground.job()
+    """Run the suite's jobs. They lie in folders of hostile names, and the one that is done has the same strings as variables."""
+    name = "/".join(HOSTILE)
+    done = ground.job(name=name, env={f"HOSTILE_{n}": text for n, text in enumerate(HOSTILE)})
+    large, long, never = ground.job(TOO_LARGE, ranks=1, name=name), ground.job(LONG, name=name), ground.job(name=name)
     jobs, other = (done, large, long), ground.make()
     try:
         handles = ground.submit(*jobs)

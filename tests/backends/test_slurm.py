@@ -268,16 +268,16 @@ def test_a_folder_of_trials_that_nodes_do_not_share_is_named(slurm: Slurm, tmp_p
 
 
 def test_a_server_side_dry_run_prints_the_answer_of_sbatch_and_submits_nothing(slurm: Slurm, tmp_path: Path) -> None:
-    known = squeue("JobID")
-    accepted = _train(tmp_path / "here", "--dry-run=server")
+    mark = f"cluster.comment={tmp_path.name}"
+    accepted = _train(tmp_path / "here", "--dry-run=server", mark)
     assert accepted.returncode == 0, accepted.stderr
     assert "#SBATCH --ntasks=1" in accepted.stdout and re.search(
         r"^# sbatch: Job \d+ to start at \S+ .* on nodes? n\d", accepted.stdout, re.M
     )
-    refused = _train(tmp_path / "here", "--dry-run=server", "cluster.partition=nosuch")
+    refused = _train(tmp_path / "here", "--dry-run=server", "cluster.partition=nosuch", mark)
     words = "cluster.partition=nosuch does not exist"
     assert refused.returncode == 2 and words in refused.stderr and f"# refused: Slurm refused the job: {words}" in refused.stdout
-    assert all(job in known for job in squeue("JobID")), "others may be forgotten meanwhile"
+    assert [tmp_path.name] not in squeue("Comment")
     assert not list((tmp_path / "here").glob("runs/*"))
 
 
