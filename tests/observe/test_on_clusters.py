@@ -92,12 +92,11 @@ def test_a_trial_on_a_real_slurm_ends_when_its_step_time_is_known(slurm: Slurm, 
     check_enough(dataclasses.replace(CLUSTER, nodes=2))
 
 
-@pytest.mark.parametrize("trials", [1, pytest.param(2, marks=pytest.mark.campaign("kubernetes"))])
+@pytest.mark.campaign("kubernetes")
 def test_on_two_pods_of_a_real_kubernetes(
-    trials: int, real_node: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    real_node: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with real_node.namespace() as namespace:
-        check(searched(real_node.cluster(namespace, nodes=2, gpus_per_node=1), trials, capsys), trials, ranks=2)
-        if trials > 1:
-            check_enough(real_node.cluster(namespace, nodes=2, gpus_per_node=1))
+        check(searched(real_node.cluster(namespace, nodes=2, gpus_per_node=1), 2, capsys), 2, ranks=2)
+        check_enough(real_node.cluster(namespace, nodes=2, gpus_per_node=1))
