@@ -6,29 +6,25 @@ Hydra is given the schema as plain data: it knows every key, and every value is 
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launcher.config.base60 import refuse_base60
-from launcher.config.clusters import CLUSTER_CLASSES, cluster_class, cluster_from_dict
+from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
+from launcher.config.composed import override_parser, plain_errors, to_config
 from launcher.config.folders import conf_dir, group_folders, refuse_hidden
+from launcher.config.jobs import Jobs
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
-from launcher.config.secrets import refuse_secret_address, refuse_secrets
 from launcher.config.yaml_text import read_yaml
-from trainer.spec import ConfigError, from_dict, to_dict
+from trainer.spec import ConfigError, to_dict
 from trainer.spec.errors import listed, nearest
 from trainer.spec.model_files import read_model
 from trainer.spec.schema import METHODS
-
-PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
-"""Groups whose files hold keys of other sections, and of which."""
 
 MODEL_FROM = "model.from"
 """No key of a run, but words for all of ``model``: a folder in the Hugging Face layout. Other keys of ``model`` overrule it."""
@@ -56,56 +52,65 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
 
     ``folder`` holds config groups of the user's own, as Hydra's ``--config-dir`` does.
     """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-
     register_schema()
-    checked = check_overrides(overrides, folder=folder)
+    chosen: list[tuple[str, str]] = []
+    checked = check_overrides(overrides, folder=folder, chosen=chosen)
+    of_hydra = any(_is_of_hydra(text) for text in checked)
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder} is no folder; give one that holds config groups, such as trainer/NAME.yaml")
-        checked.append(f"hydra.searchpath=[file://runs,'file://{folder.absolute()}']")
-    with plain_errors(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        composed = hydra_compose("config", overrides=checked)
-    return to_config(composed)
+        search = f"hydra.searchpath=[file://runs,'file://{folder.absolute()}']"
+        checked = [*checked, search] if of_hydra else [search, *checked]
+    with plain_errors():
+        files = None if of_hydra else _user_files(chosen, folder)
+        if files is None:
+            return to_config(_hydra_compose(checked))
+        if files not in _COMPOSED:
+            _COMPOSED[files] = Jobs(_hydra_compose)
+        return copy.deepcopy(_COMPOSED[files].config(checked))  # whose sections others are made of, too
 
 
-def to_config(composed: Any) -> Config:
-    """The typed form of what Hydra composed. Strict: unknown keys, added with ``+``, are refused as well."""
-    with plain_errors():  # section by section: Hydra's own may hold values that are only known later
-        sections = {str(name): composed[name] for name in composed if name != "hydra"}
-        data: dict[str, Any] = {k: _plain(v) for k, v in sections.items()}
-    for group, package in PACKAGES.items():
-        if group in data:  # the group itself is no key: its files say where their keys belong
-            raise ConfigError(
-                f"the file chosen with {group}=... does not say where its keys belong; begin it with the line '# @package {package}'"
-            )
-    cluster = data.pop("cluster", {})
-    config = from_dict(Config, data)
-    config = dataclasses.replace(config, cluster=cluster_from_dict(cluster))
-    refuse_secrets(config.cluster)  # before anything is written: what is refused later is recorded with the words that asked for it
-    refuse_secret_address(config.tracking.uri)
-    return config
+_COMPOSED: dict[tuple[tuple[str, str], ...], Jobs] = {}
+"""What Hydra has composed in this process, by the content of the user's files that it was composed from."""
 
 
-def _plain(value: Any) -> Any:
-    from omegaconf import OmegaConf
+def _hydra_compose(overrides: list[str]) -> Any:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
 
-    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return hydra_compose("config", overrides=overrides)
 
 
-def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Path | None = None) -> list[str]:
+def _is_of_hydra(text: str) -> bool:
+    """Whether an override is of Hydra's own settings, which may say where files are looked for."""
+    return text.lstrip("+~").startswith("hydra")
+
+
+def _user_files(options: Sequence[tuple[str, str]], own: Path | None) -> tuple[tuple[str, str], ...] | None:
+    """The files of the chosen options outside of conf/, which stays as it is while a command runs: they may be written between two
+    compositions, as a search writes its winner. None where a choice depends on more than that."""
+    if any("$" in name for option in options for name in option):  # an interpolation among the defaults
+        return None
+    paths = [root / group / f"{name}.yaml" for root in group_folders(own)[1:] for group, name in dict.fromkeys(options)]
+    return tuple((str(path.absolute()), path.read_text()) for path in paths if path.is_file())
+
+
+def check_overrides(
+    overrides: Sequence[str], *, sweep: bool = False, folder: Path | None = None, chosen: list[tuple[str, str]] | None = None
+) -> list[str]:
     """Refuse overrides of keys and group options that do not exist, naming the nearest that do; several values only in a ``sweep``. Options
     may also be files of ``folder``, which Hydra calls ``--config-dir``.
 
-    Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition.
+    Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition. Adds to
+    ``chosen`` the group and name of every option that they choose, and of those that its files bring along.
     """
     files = [text for text in overrides if text.startswith(f"{MODEL_FROM}=")]
     overrides = [word for text in files for word in _described(text)] + [text for text in overrides if text not in files]
     parsed = [parse_override(text) for text in overrides]
-    options = [o.value() for o in parsed if o.key_or_group == "cluster"]
+    clusters = [o.value() for o in parsed if o.key_or_group == "cluster"]
     with plain_errors():
-        keys = known_keys(_backend_of(options[-1], folder) if options and isinstance(options[-1], str) else "local")
+        keys = known_keys(_backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else "local")
     groups = config_groups(folder)
     checked = []
     for text, override in zip(overrides, parsed):
@@ -120,7 +125,9 @@ def check_overrides(overrides: Sequence[str], *, sweep: bool = False, folder: Pa
             _check_keys(override.value(), "cluster.hardware" if name == "hardware" else name, keys)
             text = "++" + text.lstrip("+") if keys.get(name) else text
         elif name in groups:
-            _check_group_value(override, groups[name], folder)
+            options = _check_group_value(override, groups[name], folder)
+            if chosen is not None:
+                chosen += options
         elif any(is_open and name.startswith(key + ".") for key, is_open in keys.items()):
             text = "++" + text.lstrip("+")
         elif name not in keys:
@@ -171,18 +178,18 @@ def _unknown(name: str, known: list[str]) -> ConfigError:
 
 def parse_override(text: str) -> Any:
     """One override in Hydra's grammar; ``ConfigError`` with the text if it is not one."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        return OverridesParser.create().parse_overrides([text])[0]
+        return override_parser().parse_overrides([text])[0]
     except (HydraException, ValueError, RecursionError):
         raise ConfigError(
             f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'sweep.name=\"a b\"'"
         ) from None
 
 
-def known_keys(backend: str = "local") -> dict[str, bool]:
+@cache
+def known_keys(backend: str = "local") -> Mapping[str, bool]:
     """Every dotted key, with whether it is an open mapping (such as ``cluster.env``) that takes keys of its own."""
     tree = to_dict(Config())
     tree["cluster"] = to_dict(cluster_class(backend)())
@@ -200,53 +207,27 @@ def config_groups(own: Path | None = None) -> dict[str, list[str]]:
     return {name: sorted(options) for name, options in groups.items()}
 
 
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turn Hydra's and OmegaConf's errors into ``ConfigError`` with their own first sentence and ours around it."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    warnings.filterwarnings("ignore", message="provider=hydra.searchpath")  # runs/ need not exist yet
-    try:
-        yield
-    except ConfigError:
-        raise
-    except RecursionError:
-        raise ConfigError("a file that the run names builds on itself; correct 'defaults' in it") from None
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError) as error:
-        # conf/ is fixed, so whatever composition stumbles over came with the overrides; Hydra lets some of it through as plain ValueError.
-        raise ConfigError(_first_sentence(error)) from None
-
-
-def _first_sentence(error: BaseException) -> str:
-    """What a person needs of a Hydra error: its words without the advice about HYDRA_FULL_ERROR and internal keys."""
-    noise = ("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See https://")
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith(noise)]
-    cause = error.__cause__
-    if cause is not None and str(cause).strip() and str(cause).strip().splitlines()[0] not in " ".join(lines):
-        lines.append(str(cause).strip().splitlines()[0])
-    text = "; ".join(lines[:4]) or type(error).__name__
-    key = getattr(error, "full_key", None)
-    return f"{key}: {text}" if key and str(key) not in text else text
-
-
-def _check_group_value(override: Any, options: list[str], own: Path | None) -> None:
+def _check_group_value(override: Any, options: list[str], own: Path | None) -> list[tuple[str, str]]:
+    """Group and name of the options that ``override`` chooses, and of those that their files bring along."""
     from hydra.core.override_parser.types import Glob, Sweep
 
     value, group = override.value(), override.key_or_group
     values = value.filter(options) if isinstance(value, Glob) else getattr(value, "list", []) if isinstance(value, Sweep) else [value]
     if isinstance(value, Glob) and not values:
         raise ConfigError(f"{override.input_line} stands for nothing; conf/{group}/ has {listed(options)}")
+    chosen: list[tuple[str, str]] = []
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
-        for option in refuse_base60(group_folders(own), group, name):
+        found = refuse_base60(group_folders(own), group, name)
+        for option in found:
             refuse_hidden(*option, own)
+        chosen += found
         if group == "trainer" and name in options:
             from launcher.config.trainers import composed
 
             composed(name, own)  # what it builds on exists, too: Hydra's words name its own places
+    return chosen
 
 
 def _backend_of(cluster_option: str, own: Path | None) -> str:

@@ -1,16 +1,16 @@
-"""The jobs of a Hydra sweep, composed quickly: composing takes Hydra a twentieth of a second and more, and sweeps may have thousands of
-jobs."""
+"""Configurations that differ in values, composed quickly: Hydra takes a tenth of a second for one, a sweep may have thousands of jobs, and
+a pipeline composes one for each of its stages."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.clusters import cluster_from_dict
-from launcher.config.compose import to_config
+from launcher.config.composed import override_parser, to_config, without_secrets
 from launcher.config.schema import Config
 from trainer.spec import ConfigError, from_dict
 
@@ -22,16 +22,14 @@ _WHOLE_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)+)=(0|-?[1-9][0-9]{0,17})")
 
 
 class Jobs:
-    """Composes jobs of one ``config``. Those that differ in values alone, as in ``layout.tensor=2``, get them set on a copy of one
-    composition, as Hydra would set them last; whatever else an override says (a choice of a group, ``+``, ``~``, ``hydra.``) is left to
-    Hydra, with all values before it: Hydra applies what is no choice in the order given, and ``++cluster.env.A=1`` may follow
-    ``cluster.env.A=2``."""
+    """Composes jobs by way of ``whole``, which lets Hydra compose one from all its overrides. Jobs that differ in values alone, as in
+    ``layout.tensor=2``, get them set on a copy of one composition, as Hydra would set them last; whatever else an override says (a choice
+    of a group, ``+``, ``~``, ``hydra.``) is left to Hydra, with all values before it: Hydra applies what is no choice in the order given,
+    and ``++cluster.env.A=1`` may follow ``cluster.env.A=2``."""
 
-    def __init__(self, loader: Any, config: DictConfig):
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
-        self._loader, self._config, self._parser = loader, config, OverridesParser.create()
-        self._bases: dict[tuple[str, ...], DictConfig | None] = {}  # by what is not a value; None: met once
+    def __init__(self, whole: Callable[[list[str]], DictConfig]):
+        self._whole = whole
+        self._bases: dict[tuple[str, ...], DictConfig] = {}  # by what is not a value
         self._typed: dict[tuple[str, ...], _Typed | None] = {}  # the same bases, for jobs that only set plain values
         self._parsed: dict[str, Any] = {}
 
@@ -39,7 +37,7 @@ class Jobs:
         """The typed configuration of one job, as ``to_config(compose(overrides))`` makes it. Sections that are equal in many jobs are one
         object."""
         rest, values = self._split(overrides)
-        if self._bases.get(rest) is not None:
+        if rest in self._bases:
             if rest not in self._typed:
                 self._typed[rest] = _Typed.of(self._bases[rest])
             typed = self._typed[rest]
@@ -58,18 +56,14 @@ class Jobs:
         from omegaconf.errors import OmegaConfBaseException
 
         rest, values = self._split(overrides)
-        if rest not in self._bases:
-            self._bases[rest] = None
-            return self._whole(overrides)
         try:
-            base = self._bases[rest]
-            if base is None:
-                base = self._bases[rest] = self._whole(rest)
-            job = copy.deepcopy(base)
+            if rest not in self._bases:
+                self._bases[rest] = self._whole(list(rest))
+            job = copy.deepcopy(self._bases[rest])
             for override in values:
                 OmegaConf.update(job, override.key_or_group, override.value(), merge=True)
         except (OmegaConfBaseException, HydraException):
-            return self._whole(overrides)  # which says what is wrong in Hydra's words
+            return self._whole(list(overrides))  # which says what is wrong in Hydra's words
         return job
 
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Any]]:
@@ -87,12 +81,8 @@ class Jobs:
         if plain:
             return Override(OverrideType.CHANGE, plain[1], ValueType.ELEMENT, int(plain[2]), input_line=line)
         if line not in self._parsed:
-            self._parsed[line] = self._parser.parse_overrides([line])[0]
+            self._parsed[line] = override_parser().parse_overrides([line])[0]
         return self._parsed[line]
-
-    def _whole(self, overrides: Sequence[str]) -> DictConfig:
-        composed: DictConfig = self._loader.load_sweep_config(self._config, list(overrides))
-        return composed
 
 
 @dataclasses.dataclass
@@ -118,7 +108,7 @@ class _Typed:
     def with_values(self, values: dict[str, Any]) -> Config | None:
         """The configuration with plain values in place of plain values; None where that is not all that ``values`` asks for.
 
-        Raises ``ConfigError`` for what the schema refuses.
+        Raises ``ConfigError`` for what the schema refuses, and for secrets.
         """
         wanted: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
@@ -134,7 +124,7 @@ class _Typed:
             made[section] = self._made[known]
             if made[section] is None:
                 return None
-        return dataclasses.replace(self.config, **made)
+        return without_secrets(dataclasses.replace(self.config, **made))
 
     def _typed_section(self, section: str, data: dict[str, Any]) -> Any:
         if section == "cluster":

@@ -103,7 +103,7 @@ def launch(context: Any, task: MethodType, config: DictConfig, job_overrides: Se
 
     multirun = task.__self__
     assert isinstance(multirun, Multirun)
-    jobs, composer = [], Jobs(context.config_loader, config)
+    jobs, composer = [], Jobs(lambda lines: context.config_loader.load_sweep_config(config, lines))
     for overrides in job_overrides:
         with plain_errors():
             jobs.append((tuple(overrides), composer.config(overrides)))
