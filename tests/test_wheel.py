@@ -34,7 +34,9 @@ def test_an_installed_wheel_composes_groups_and_recipes_without_the_checkout(tmp
     assert "TriremeLauncher" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("backend", "package"), [("slurm", "submitit"), ("kubernetes", "kubernetes")])
+@pytest.mark.parametrize(
+    ("backend", "package"), [("slurm", "submitit"), pytest.param("kubernetes", "kubernetes", marks=pytest.mark.campaign("words"))]
+)
 def test_the_command_for_a_missing_package_installs_it_and_leaves_trireme_alone(backend: str, package: str) -> None:
     """The command of the error message is run as it is printed, here with nothing to download: pip finds all that it names."""
     program = f"""if True:

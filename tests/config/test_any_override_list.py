@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.config import compose, resolve
 from launcher.config.compose import config_groups, known_keys
+from tests.draws import draws
 from trainer.spec import ConfigError, world_size_of
 
 HOSTILE = ["'", '"', "$(touch pwned)", "`id`", "; rm -rf /", "a\nb", "\\", "${", "${model.hidden}", "${oc.env:HOME}", "{a: 1", "[1,", "a=b=c", "é∑", "\t", "\0",
@@ -24,7 +25,7 @@ overrides = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@draws(gate=60, campaign=3000)
 @given(overrides)
 @example(["cluster=" + 300 * "x"])
 @example(["engine=" + 300 * "x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,21 @@ SECTIONS = ("model", "layout", "data", "optimizer", "cluster", "hardware", "trai
 FILES = sorted(path for folder in (*SECTIONS, "recipe") for path in (conf_dir() / folder).glob("*.yaml"))
 
 
-def schema_of(path: Path) -> dict[str, object]:
-    return json_schema(None if path.parent.name == "recipe" else path.parent.name)
+@cache
+def validator(section: str | None) -> Draft202012Validator:
+    schema = json_schema(section)
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
 
 
-def errors(schema: dict[str, object], value: object) -> list[str]:
-    return [error.message for error in Draft202012Validator(schema).iter_errors(value)]
+def errors(section: str | None, value: object) -> list[str]:
+    return [error.message for error in validator(section).iter_errors(value)]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_file_obeys_the_schema(path: Path) -> None:
-    Draft202012Validator.check_schema(schema_of(path))
-    assert errors(schema_of(path), yaml.safe_load(path.read_text()) or {}) == []
+    section = None if path.parent.name == "recipe" else path.parent.name
+    assert errors(section, yaml.safe_load(path.read_text()) or {}) == []
 
 
 @pytest.mark.parametrize(
@@ -43,11 +47,11 @@ def test_every_shipped_file_obeys_the_schema(path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_what_the_reader_refuses_the_schema_refuses(wrong: dict[str, object]) -> None:
-    assert errors(json_schema(), wrong) != []
+    assert errors(None, wrong) != []
 
 
 def test_an_interpolation_may_stand_for_any_value() -> None:
-    assert errors(json_schema(), {"layout": {"tensor": "${cluster.gpus_per_node}"}}) == []
+    assert errors(None, {"layout": {"tensor": "${cluster.gpus_per_node}"}}) == []
 
 
 def test_every_key_is_in_the_schema_with_its_documentation() -> None:

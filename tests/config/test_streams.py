@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).parents[2]
-COMMANDS = ["", "--version", "plan model=gpt_tiny hardware=a100_80 --top 1", "plan model=gpt_tiny hardware=a100_80 --json",
-            "size --parameters 1e9 --tokens 1e9", "validate --columns"]  # fmt: skip
+COMMANDS = ["plan model=gpt_tiny hardware=a100_80 --top 1", "--version"]
+MORE = ["", "plan model=gpt_tiny hardware=a100_80 --json", "size --parameters 1e9 --tokens 1e9", "validate --columns"]
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -19,7 +21,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", f"{sys.executable} {command}"], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("words", [*COMMANDS, *(pytest.param(words, marks=pytest.mark.campaign("words")) for words in MORE)])
 def test_a_closed_output_is_one_that_nobody_reads(words: str, tmp_path: Path) -> None:
     done = shell(f"-m launcher {words} >&-", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

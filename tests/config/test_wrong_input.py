@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -179,19 +180,31 @@ def refused_in_pods(message: str, *overrides: str) -> None:
     assert len(text) < 400 and "\n" not in text
 
 
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Runs ``trireme train`` in an empty folder, which ends with 2 and leaves nothing there; its lines on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def train(*arguments: str) -> list[str]:
+        assert main(["train", "data=synthetic", *arguments]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and "Traceback" not in said.err and list(tmp_path.iterdir()) == []
+        return said.err.splitlines()
+
+    return train
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["layout.tensor=3", "layout.data=1"],
-        ["layout.tensr=2"],
-        ["-m", "layout.tensor=3,5", "layout.data=1"],
-        ["model=nope"],
-        ["cluster.nodes=2"],
-    ],
+    "arguments", [["layout.tensor=3", "layout.data=1"], ["layout.tensr=2"], ["model=nope"], ["cluster.nodes=2"]], ids=" ".join
 )
-def test_command_line_exits_2_and_starts_nothing(arguments: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher", "train", f"sweep.dir={tmp_path}/runs", "data=synthetic", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+def test_a_run_that_is_refused_ends_with_one_plain_line_and_leaves_nothing(refused: Callable[..., list[str]], arguments: list[str]) -> None:
+    *before, last = refused(*arguments)
+    assert last.startswith("error: ") and not any(line.startswith(("error", "sweep")) for line in before)
+
+
+def test_a_refused_command_is_a_process_that_exits_with_2_and_starts_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher", "train", "-m", "data=synthetic", "layout.tensor=3,5", "layout.data=1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert done.returncode == 2, done.stderr
     *before, last = done.stderr.strip().splitlines()
     assert last.startswith("error: ") and "Traceback" not in done.stderr
@@ -201,11 +214,9 @@ def test_command_line_exits_2_and_starts_nothing(arguments: list[str], tmp_path:
 
 @pytest.mark.parametrize("name", ["x" * 300, f"not/yet/{'x' * 300}/runs"], ids=["last", "between"])
 @pytest.mark.parametrize("flags", [[], ["-m"]], ids=["run", "sweep"])
-def test_a_folder_that_no_file_system_can_make_is_named_by_its_key(name: str, flags: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher", "train", *flags, f"sweep.dir={name}", "data=synthetic", "cluster.gpus_per_node=1"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
-    assert (done.returncode, done.stderr) == (2, f"error: sweep.dir={name} cannot be written: File name too long; name another place\n")
-    assert list(tmp_path.iterdir()) == []
+def test_a_folder_that_no_file_system_can_make_is_named_by_its_key(refused: Callable[..., list[str]], name: str, flags: list[str]) -> None:
+    said = refused(*flags, f"sweep.dir={name}", "cluster.gpus_per_node=1")
+    assert said == [f"error: sweep.dir={name} cannot be written: File name too long; name another place"]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +224,11 @@ def test_a_folder_that_no_file_system_can_make_is_named_by_its_key(name: str, fl
     [("sweep.name='a b'", "sweep.name='a b' cannot name a sweep"), ("sweep.follow=false", "sweep.follow=false requires")],
 )
 @pytest.mark.parametrize("flags", [[], ["-m"]], ids=["run", "sweep"])
-def test_a_sweep_that_is_refused_leaves_no_folder_and_starts_no_copier(wrong: str, error: str, flags: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher", "train", *flags, wrong, "data=synthetic", "cluster.gpus_per_node=1"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
-    said = [line for line in done.stderr.splitlines() if "MLflow" in line or line.startswith("error")]
-    assert done.returncode == 2 and len(said) == 1 and said[0].startswith(f"error: {error}"), done.stderr
-    assert list(tmp_path.iterdir()) == []
+def test_a_sweep_that_is_refused_leaves_no_folder_and_starts_no_copier(
+    refused: Callable[..., list[str]], wrong: str, error: str, flags: list[str]
+) -> None:
+    said = [line for line in refused(*flags, wrong, "cluster.gpus_per_node=1") if "MLflow" in line or line.startswith("error")]
+    assert len(said) == 1 and said[0].startswith(f"error: {error}"), said
 
 
 def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli.main import main
@@ -23,6 +23,7 @@ from launcher.config.inference import SlaConfig
 from launcher.config.schema import Config
 from launcher.planning.inference import LIMITS, SATURATED, InferencePlan, command, front, name_of, outward, plan_inference
 from launcher.tables.trace import read_trace
+from tests.draws import draws
 from trainer.spec import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +115,7 @@ def test_a_limit_is_rounded_to_where_it_is_kept_and_no_further(value: float, nam
     assert found == pytest.approx(value, rel=max(1.01 * 10.0 ** (1 - digits), 1e-15), abs=0)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(gate=15, campaign=500)
 @given(st.data())
 def test_the_plan_under_a_relaxation_as_it_is_printed_keeps_it(data: st.DataObject) -> None:
     """And where several limits have to give together, each of them has to."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli.main import main
@@ -19,6 +20,7 @@ from launcher.config.slurm import SlurmCluster
 from launcher.stages.graph import KINDS, choose, parse, read_pipeline
 from launcher.stages.plan import plan
 from launcher.stages.predicted import ENCODED_PER_S, LEARNT_PER_S, of_preparation
+from tests.draws import draws
 from trainer.data.prepare import prepare
 from trainer.spec import ConfigError, DataConfig
 
@@ -53,8 +55,8 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
     return {name: stages[name] for name in draw(st.permutations(list(stages)))}
 
 
+@draws(gate=150, campaign=3000)
 @given(graphs())
-@settings(max_examples=1000)
 def test_every_stage_comes_once_and_after_what_it_needs(stages: dict[str, Any]) -> None:
     order = [stage.name for stage in parse({"stages": stages})]
     assert sorted(order) == sorted(stages)
@@ -62,8 +64,8 @@ def test_every_stage_comes_once_and_after_what_it_needs(stages: dict[str, Any]) 
         assert all(order.index(source) < order.index(name) for source in table["inputs"].values())
 
 
+@draws(gate=50, campaign=1000)
 @given(graphs(), st.data())
-@settings(max_examples=200)
 def test_until_takes_all_that_is_needed_and_from_all_that_needs_it(stages: dict[str, Any], data: st.DataObject) -> None:
     order = parse({"stages": stages})
     name = data.draw(st.sampled_from(list(stages)))
@@ -239,8 +241,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that stages are given, with a corpus that is prepared once."""
+    tmp_path = tmp_path_factory.mktemp("files")
     (tmp_path / "text.txt").write_text("some text to learn from\n" * 40)
     (tmp_path / "examples.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 2)
     (tmp_path / "conf" / "pipeline").mkdir(parents=True)
@@ -248,6 +252,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "torn.gguf").write_bytes(b"GGUF\x03\0\0\0\x02\0\0")
     (tmp_path / "tasks" / "own.yaml").write_text("dataset_kwargs: {data_files: {test: no.jsonl}}\n")
     prepare(DataConfig(source=str(tmp_path / "text.txt"), path=str(tmp_path / "corpus"), vocab=300))
+    return tmp_path
+
+
+@pytest.fixture
+def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,8 @@ from launcher.cli import main
 from launcher.cli.machines import FOLDER
 from tests.sweep.support import PROJECT, trial
 from tests.sweep.support import sweep as run_points
+
+pytestmark = pytest.mark.slow
 
 TABLE = PROJECT / "tests" / "search" / "layouts_13b.csv"
 
@@ -29,12 +34,34 @@ WRITERS: dict[str, list[str]] = {
 """Every command line that writes a file which it is given the name of, up to that name."""
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a measured sweep."""
+    runs = tmp_path_factory.mktemp("measured") / "runs"
+    run_points(runs, trial("ok"))
+    return runs
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder, with a measured sweep beside it."""
-    run_points(tmp_path / "runs", trial("ok"))
+def place(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that holds a measured sweep and nothing else."""
+    shutil.copytree(measured, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def in_campaign(*commands: list[str]) -> list[Any]:
+    return [pytest.param(command, marks=pytest.mark.campaign("words")) for command in commands]
+
+
+def once_each(second: Iterable[str]) -> list[Any]:
+    """Every verb with every one of ``second``: those that have each of both at least once in the gate, the others in the campaign."""
+    names = list(second)
+    pairs = itertools.product(enumerate(WRITERS), enumerate(names))
+    return [
+        pytest.param(verb, name, marks=() if i % len(names) == j or j % len(WRITERS) == i else pytest.mark.campaign("words"))
+        for (i, verb), (j, name) in pairs
+    ]
 
 
 def write(verb: str, path: object) -> int:
@@ -91,8 +118,7 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", WRITERS)
-@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize(("verb", "kind"), once_each(NO_FILES))
 def test_what_is_no_file_is_refused_and_stays(place: Path, capsys: pytest.CaptureFixture[str], verb: str, kind: str) -> None:
     NO_FILES[kind](place / "named")
     (place / "link").symlink_to("named")
@@ -104,8 +130,7 @@ def test_what_is_no_file_is_refused_and_stays(place: Path, capsys: pytest.Captur
     assert os.lstat(place / "named") == before and (place / "link").is_symlink()
 
 
-@pytest.mark.parametrize("verb", WRITERS)
-@pytest.mark.parametrize("path", ["file/in", "/proc/in", "loop", "", "x" * 300])
+@pytest.mark.parametrize(("verb", "path"), once_each(["file/in", "/proc/in", "loop", "", "x" * 300]))
 def test_a_file_that_cannot_be_written_is_one_plain_error(place: Path, capsys: pytest.CaptureFixture[str], verb: str, path: str) -> None:
     (place / "file").write_text("")
     (place / "loop").symlink_to("loop")
@@ -145,7 +170,7 @@ def test_hydras_own_folder_that_cannot_be_made_is_one_plain_error(place: Path) -
     assert done.stderr.startswith("error: /dev/null cannot be used: File exists")
 
 
-@pytest.mark.parametrize("command", [["rank"], ["status", "--json"], ["--help"], ["train", "--cfg", "job"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["rank"], ["train", "--cfg", "job"], *in_campaign(["status", "--json"], ["--help"])], ids=" ".join)
 def test_output_that_cannot_be_written_is_one_plain_error(place: Path, command: list[str]) -> None:
     with open("/dev/full", "w") as full:
         environment = os.environ | {"PYTHONPATH": str(PROJECT)}
@@ -156,7 +181,9 @@ def test_output_that_cannot_be_written_is_one_plain_error(place: Path, command: 
     assert done.stderr.startswith("error: ") and "No space left on device" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["plan", "recipe=gpt3_1.3b"], ["trainers"], ["rank", "--json"], ["--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["plan", "recipe=gpt3_1.3b"], *in_campaign(["trainers"], ["rank", "--json"], ["--help"])], ids=" ".join
+)
 def test_a_reader_that_goes_away_ends_a_verb_in_silence(place: Path, command: list[str]) -> None:
     """As in `trireme plan ... | head`."""
     reader, writer = os.pipe()
