@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from launcher.cli.train import key_docs
 from trainer.spec.outcome import MEANINGS, Reason
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 

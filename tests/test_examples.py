@@ -11,6 +11,8 @@ import pytest
 
 from launcher.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 COMMANDS = re.findall(r"`(trireme [^`]+)`", (EXAMPLES / "README.md").read_text())
 DOCUMENTED = [

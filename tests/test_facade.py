@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import doctest
 
+import pytest
+
 import launcher
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_examples_of_the_facade_are_true() -> None:

@@ -24,6 +24,8 @@ from launcher.trials.job import Handle, Job
 from launcher.trials.store import Point, Store
 from trainer.spec import DataConfig, Status
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["closed", "mute"])
 def nobody(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KubernetesCluster]:

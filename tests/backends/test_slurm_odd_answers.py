@@ -19,6 +19,8 @@ from tests.backends.slurm_support import PROJECT, Running, run, trial
 from tests.sweep.support import until
 from trainer.spec import Status
 
+pytestmark = pytest.mark.slow
+
 LAUNCHER = """\
 import sys
 from pathlib import Path

@@ -20,6 +20,8 @@ from launcher.config.jobs import Jobs
 from tests.draws import draws
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 Loaded = tuple[Any, DictConfig]
 
 

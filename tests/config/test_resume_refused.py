@@ -14,6 +14,8 @@ from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, write_rank
 from trainer.spec import ConfigError, ModelConfig, resolve_model, to_dict
 
+pytestmark = pytest.mark.slow
+
 MODEL = resolve_model(ModelConfig(**SMALL))  # type: ignore[arg-type]
 GIVEN = ["data=synthetic", "cluster.gpus_per_node=1", "layout.data=1", *(f"model.{name}={value}" for name, value in SMALL.items())]
 

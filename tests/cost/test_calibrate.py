@@ -26,6 +26,8 @@ from launcher.tables.learning import as_id, learn, missed, on, run_id, start, st
 from launcher.tables.predictions import predict_rows
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 HARDWARE = "a100_80"
 TABLE = Path(__file__).parent.parent / "search" / "layouts_13b.csv"
 ROWS = [row for row in read(TABLE) if row["gpus"] == 64 and row.step_seconds]

@@ -31,6 +31,8 @@ from tests.cost.machines import HARDWARE, layout, mixed
 from trainer.probe import groups_of, pair_of
 from trainer.spec import ConfigError, ModelConfig
 
+pytestmark = pytest.mark.slow
+
 SHAPES = ((64, 64, 64), (64, 256, 64), (256, 256, 256), (256, 1024, 256), (512, 512, 1024))
 KINDS = [(name, *group) for name in ("all_reduce", "all_gather", "reduce_scatter") for group in ((2, 2), (4, 4), (2, 1), (8, 4))]
 KINDS += [("send", 2, 2), ("send", 2, 1)]

@@ -19,6 +19,8 @@ from launcher.tables.canonical import MeasuredRun, write, written
 from launcher.tables.inference import COLUMNS, is_inference, judge, read, shape_of, summary, weighted_median
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "inference_data"
 
 

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.cost.time.pointwise import PASSES
 
+pytestmark = pytest.mark.slow
+
 ROWS, HIDDEN = 4096, 8
 
 

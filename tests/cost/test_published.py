@@ -20,6 +20,8 @@ from launcher.tables.canonical import COLUMNS, MeasuredRun, read, write
 from launcher.tables.validation import Judged, Summary, by_source, judge, summary
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).parent / "data" / "training.csv"
 MEDIANS = {  # greatest median error of the step time, by source
     "Korthikanti": 0.08, "Megatron-LM SC21": 0.06, "Efficient Parallelization Layouts": 0.06, "MosaicML llm-foundry": 0.05, "AMSP": 0.07,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
-from trainer.models.transformer import Transformer
 from trainer.spec import ModelConfig, resolve_model
 from trainer.spec.flops import model_flops
 from trainer.spec.schema import FAMILIES
@@ -30,6 +28,7 @@ def test_published_models_have_their_published_parameter_counts(model: ModelConf
     assert Shape.of(model).parameters == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", "llama", "bloom"])
 @pytest.mark.parametrize(
     "changes",
@@ -45,6 +44,10 @@ def test_published_models_have_their_published_parameter_counts(model: ModelConf
     ],
 )
 def test_every_family_counts_the_parameters_that_the_trainer_builds(family: str, changes: dict[str, object]) -> None:
+    import torch  # here: to collect pure tests loads no torch
+
+    from trainer.models.transformer import Transformer
+
     model = resolve_model(ModelConfig(**{"family": family, "layers": 3, "hidden": 64, "heads": 4, "vocab": 300, "seq": 48} | changes))
     with torch.device("meta"):
         built = Transformer(model)

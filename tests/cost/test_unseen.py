@@ -14,6 +14,8 @@ from launcher.tables.canonical import read
 from launcher.tables.validation import by_source, judge
 from tests.cost.machines import HARDWARE
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).parent / "data" / "dlperf.csv"
 
 

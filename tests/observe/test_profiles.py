@@ -24,6 +24,8 @@ from trainer.spec import resolve as resolve_run
 from trainer.spec.log_reader import LogReader, plain
 from trainer.spec.schema import PRECISIONS
 
+pytestmark = pytest.mark.slow
+
 OLDER = {"torchtitan_2026": "torchtitan"}
 """Profiles of the same program, known by another year."""
 LAUNCHABLE = sorted(name for name in profile_names() if profile(name).foreign)

@@ -15,6 +15,8 @@ from benchmarks.published.convert import converted
 from benchmarks.published.inference import BATCHES, of_served
 from benchmarks.published.raw import NUMBERS, RawRow
 
+pytestmark = pytest.mark.slow
+
 ROW = dict(zip(BATCHES, ("GPT-1.3B", "24", "2048", "A100-80GB", "1", "1", "8", "60", "20", "250")))
 RAW = f"{','.join(ROW)}\n{','.join(ROW.values())}\n"
 

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.history.figures import MARKS, block, figures_of, newest, with_block
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "benchmarks" / "published" / "data"
 

@@ -8,6 +8,8 @@ from benchmarks.published.interconnect import network_rate
 from benchmarks.published.machine import machine_cells
 from benchmarks.published.raw import RawRow
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("gpu", "file"),

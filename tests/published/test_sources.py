@@ -19,6 +19,8 @@ from launcher.tables.validation import Judged, judge
 from tests.cost.machines import HARDWARE, cluster, layout, mixed
 from trainer.spec import ModelConfig
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "data"
 TESTED = Path(__file__).parents[1]
 CELLS = {"gpus": "16", "tp": "1", "pp": "2", "mbs": "1", "gbs": "64"}

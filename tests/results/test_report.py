@@ -23,6 +23,8 @@ from tests.results.trial_files import SweepOnDisk, demo_sweep, losses, point, wr
 from tests.tracking.headless import Page
 from trainer.spec import ConfigError, Reason, Status
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}{% raw %}&amp;\x1b[31m\x00 $(touch /tmp/x) `id`\u202e"
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 

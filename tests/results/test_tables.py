@@ -18,6 +18,8 @@ from tests.results.trial_files import SweepOnDisk, demo_sweep, point, seeded
 from trainer.spec import Reason, Status
 from trainer.spec.records import read_steps, step_metrics
 
+pytestmark = pytest.mark.slow
+
 LONG = ("layout.tensor=3", "data.path=/scratch/" + "very/" * 30 + "long", "run.seed=7\n8", "cluster.env.TOKEN=planted-secret")
 
 

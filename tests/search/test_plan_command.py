@@ -20,6 +20,8 @@ from launcher.planning.layout_names import name_of
 from launcher.planning.plan import world
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
          "model.seq=1024", "run.global_batch=64", "run.precision=bf16"]  # fmt: skip
 

@@ -14,6 +14,8 @@ from launcher.search.steps import cannot_win
 from launcher.search.surrogate import Candidates
 from trainer.spec import Reason
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = SearchConfig()
 
 

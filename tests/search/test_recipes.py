@@ -13,6 +13,8 @@ from launcher.cost import predict
 from launcher.cost.inputs.shape import Shape
 from launcher.planning.plan import plan
 
+pytestmark = pytest.mark.slow
+
 FILES = sorted((conf_dir() / "recipe").glob("*.yaml"))
 TUNED = [path.stem for path in FILES if "\ntune:" in path.read_text()]
 RECIPES = [path.stem for path in FILES if path.stem not in TUNED]

@@ -20,6 +20,8 @@ from launcher.search.replay import Replay, replay, tables
 from launcher.tables.canonical import MeasuredRun, read, write
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 CSV = Path(__file__).parent / "layouts_13b.csv"
 SETTINGS = SearchConfig()
 

@@ -52,6 +52,8 @@ from trainer.spec import (
     world_size_of,
 )
 
+pytestmark = pytest.mark.slow
+
 BASE = Config(
     model=ModelConfig(layers=8, hidden=1024, heads=16, vocab=8192, seq=512),
     run=RunConfig(global_batch=64, steps=8, warmup_steps=1, precision="bf16"),

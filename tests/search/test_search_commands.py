@@ -17,6 +17,8 @@ from launcher.planning.layout_filter import columns_wanted, from_layout, widen_s
 from launcher.planning.plan import plan
 from trainer.spec import LayoutConfig, ShardingConfig
 
+pytestmark = pytest.mark.slow
+
 CSV = str(Path(__file__).parent / "layouts_13b.csv")
 SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "model.hidden=2048", "model.heads=16", "model.vocab=32000",
          "model.seq=1024", "run.global_batch=64", "run.precision=bf16"]  # fmt: skip

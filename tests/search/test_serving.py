@@ -34,6 +34,8 @@ from launcher.trials.store import Store
 from tests.search.planted import PlantedBackend, Truth
 from trainer.spec import Reason, Status, TrainConfig
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     "task=inference",
     "recipe=gpt3_5b",

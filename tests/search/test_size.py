@@ -12,6 +12,8 @@ from launcher.planning.shapes import build, count, log_interpolate, shape_for
 from launcher.planning.size import DAY, Budget, alternatives, executed_flops, largest, seconds_at
 from trainer.spec import ConfigError, ModelConfig, resolve_model
 
+pytestmark = pytest.mark.slow
+
 SIZES = (5e8, 1e9, 2e9, 4e9, 8e9, 1.5e10, 2.5e10, 6e10, 1e11, 2.4e11, 4e11, 7e11, 1.5e12)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from tests.spec.schedule_validator import ScheduleError, validate
 from trainer.spec import Action, ConfigError, Deadlock, Kind, Schedule, Times, build, idle_fraction, in_flight, makespan, simulate
@@ -76,6 +75,8 @@ def test_zero_bubble_never_loses_to_1f1b(p: int, m: int, send: float) -> None:
 
 def oracle(name: str, p: int, m: int, v: int | None = None) -> Iterator[list[tuple[str, int, int]]]:
     """The order of computation of torch's own pipelining schedule: (kind, global stage, micro-batch)."""
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops  # here: to collect pure tests loads no torch
+
     short = {"FORWARD": "F", "FULL_BACKWARD": "B"}
     for actions in get_schedule_ops(name, p, m, v):
         yield [(short[n], a.stage_index, a.microbatch_index) for a in actions if a and (n := a.computation_type.name) in short]
@@ -90,6 +91,7 @@ def unnumbered(ranks: Iterator[list[tuple[str, int, int]]]) -> list[list[str]]:
     return [[kind for kind, _, _ in actions] for actions in ranks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 2), (2, 5), (4, 4), (4, 11), (6, 8)])
 def test_gpipe_and_1f1b_compute_in_the_order_of_torch(p: int, m: int) -> None:
     assert list(ours(build("gpipe", p, 1, m))) == list(oracle("GPipe", p, m))
@@ -97,6 +99,7 @@ def test_gpipe_and_1f1b_compute_in_the_order_of_torch(p: int, m: int) -> None:
     assert unnumbered(ours(build("1f1b", p, 1, m))) == unnumbered(oracle("1F1B", p, m))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (2, 3, 4), (4, 2, 8), (3, 4, 6)])
 def test_interleaved_computes_in_the_order_of_torch(p: int, v: int, m: int) -> None:
     assert list(ours(build("interleaved", p, v, m))) == list(oracle("Interleaved1F1B", p, m, v))

@@ -24,6 +24,8 @@ from tests.draws import draws
 from trainer.data.prepare import prepare
 from trainer.spec import ConfigError, DataConfig
 
+pytestmark = pytest.mark.slow
+
 GRAPH: dict[str, Any] = {
     "data": {"stage": "prepare", "data.source": "text.txt", "data.vocab": 300},
     "base": {"stage": "train", "inputs": {"data": "data"}, "model.vocab": 300, "model.seq": 16, "cluster.gpus_per_node": 1},
