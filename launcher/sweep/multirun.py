@@ -21,7 +21,7 @@ from launcher.cost.thresholds import CANNOT_FIT
 from launcher.named_files import check_folder
 from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
-from launcher.tracking.process import PATIENCE_S, MlflowMirror
+from launcher.tracking import process
 from launcher.tracking.reachable import check_experiment, check_tracking
 from launcher.trials.store import Store, check_name
 from trainer.spec import ConfigError, Reason, Status
@@ -43,7 +43,7 @@ class Multirun:
         self.records: list[Record] = []
         self.folder = ""  # of the trials, once it is known
         self.error: ConfigError | OSError | None = None
-        self._mirrors: dict[tuple[str, str], MlflowMirror] = {}  # a sweeper may come back with more jobs for the same sweep
+        self._mirrors: dict[tuple[str, str], process.MlflowMirror] = {}  # a sweeper may come back with more jobs for the same sweep
 
     def train(self, composed: DictConfig) -> float:
         """Run one composed job; its step time in seconds."""
@@ -74,14 +74,14 @@ class Multirun:
         if (settings.dir, name) not in self._mirrors:
             if _starts_something(points, settings):
                 check_tracking_of(jobs[0][1])
-            self._mirrors[settings.dir, name] = MlflowMirror(settings.dir, name)
+            self._mirrors[settings.dir, name] = process.MlflowMirror(settings.dir, name)
         with Backends() as backends:
             records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name]])
         self.records += records
         _say_what_next(name, records, settings)
         return [_objective(record) for record in records]
 
-    def finish(self, patience_s: float = PATIENCE_S) -> None:
+    def finish(self, patience_s: float = process.PATIENCE_S) -> None:
         """The command ends: what MLflow does not have yet is copied while it waits, if there is a measurement to wait for, or in the
         background."""
         measured = all(record.status.final for record in self.records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,13 +19,15 @@ from launcher.backends import backend_for
 from launcher.backends.contract import BackendError
 from launcher.backends.local import backend as local
 from launcher.backends.local.backend import LocalBackend
-from launcher.backends.local.fork_server import ForkServerClient, ForkServerError
+from launcher.backends.local.fork_server import ForkServerClient, ForkServerError, start_server
 from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
+from tests.warm import replaced
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.files import read_json
 
+pytestmark = pytest.mark.slow
 CLUSTER = LocalCluster(gpus_per_node=2)
 
 
@@ -32,6 +35,13 @@ CLUSTER = LocalCluster(gpus_per_node=2)
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     unknown = {"job": "trireme-000000000000-0", "host": socket.gethostname(), "pids": [], "since": 0.0}
     yield from closing(Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path_factory.mktemp("trials"), unknown=unknown))
+
+
+@pytest.fixture
+def warm_servers() -> Iterator[None]:
+    """Further fork servers than the one of ``ground``, which imports torch by itself, are forked."""
+    with replaced():
+        yield
 
 
 class TestLocal(Conformance):
@@ -84,6 +94,7 @@ class TestLocal(Conformance):
         job = ground.job(LONG)
         (handle,) = ground.submit(job)
         ground.running(job, handle)
+        resource.prlimit(handle["pids"][1], resource.RLIMIT_CORE, (0, 0))  # torch and all, where the tests were started
         os.kill(handle["pids"][1], signal.SIGSEGV)
         state = ground.end(job, handle)
         assert (state.reason, state.detail) == (Reason.ERROR, "rank 1 crashed (SIGSEGV)")
@@ -93,6 +104,7 @@ class TestSearchOnLocal(SearchConformance):
     """Inference."""
 
 
+@pytest.mark.usefixtures("warm_servers")
 def test_closing_the_backend_leaves_no_rank_behind(tmp_path: Path) -> None:
     ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
     job = ground.job(LONG)
@@ -101,6 +113,7 @@ def test_closing_the_backend_leaves_no_rank_behind(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(pid) for pid in handle["pids"])
 
 
+@pytest.mark.usefixtures("warm_servers")
 def test_a_lost_worker_process_fails_its_trials_and_is_replaced(tmp_path: Path) -> None:
     ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
     job = ground.job(LONG)
@@ -115,6 +128,7 @@ def test_a_lost_worker_process_fails_its_trials_and_is_replaced(tmp_path: Path) 
     ground.backend.close()
 
 
+@pytest.mark.usefixtures("warm_servers")
 def test_a_worker_process_that_died_unnoticed_disturbs_neither_cancel_nor_the_next_trial_nor_close(tmp_path: Path) -> None:
     ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
     job = ground.job(LONG)
@@ -134,7 +148,7 @@ def test_a_worker_process_that_died_unnoticed_disturbs_neither_cancel_nor_the_ne
 
 def test_a_worker_process_that_did_not_live_to_read_its_last_request_is_closed_quietly() -> None:
     server = ForkServerClient((sys.executable, "-c", "input()"))
-    server._process = server._spawn()
+    server._process = start_server(server._command, server._errors)
     server._process.kill()
     server._process.wait()
     with pytest.raises(ForkServerError, match="ended with code -9"):

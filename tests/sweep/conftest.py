@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.sweep.support import Place
+from tests.warm import forked
+
+__all__ = ["forked"]
 
 
 @pytest.fixture

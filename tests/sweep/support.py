@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 from launcher.backends.contract import Backend, BackendError, Request
@@ -21,6 +21,7 @@ from launcher.config.schema import ClusterConfig, Config, LocalCluster, SweepCon
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.store import Record, Store
+from tests.warm import Process
 from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status
 from trainer.spec.files import read_json, write_json
 
@@ -175,12 +176,10 @@ def finish(directory: Path, attempt: int) -> None:
     write_json(directory / "result.json", {"status": "done", "attempt": attempt, "step_time_s": 0.01})
 
 
-def launcher(script: str, *arguments: object) -> subprocess.Popen[str]:
+def launcher(script: str, *arguments: object) -> Process:
     """Python code that may use everything in this module, in a process of its own."""
     code = f"import sys\nfrom pathlib import Path\nfrom tests.sweep.support import *\n{script}"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return Process("-c", code, *arguments, cwd=PROJECT, stdout=PIPE, stderr=STDOUT, text=True)
 
 
 def trial_json(directory: Path) -> dict[str, Any]:
@@ -207,6 +206,11 @@ class Place:
         thread = threading.Thread(target=lambda: records.extend(self.run(*seeds, **settings)))
         thread.start()
         return thread, records
+
+    def look(self, times: int = 3) -> None:
+        """Waits until the loop has polled its queue that many times more."""
+        seen = len(self.queue.calls)
+        until(lambda: len(self.queue.calls) >= seen + times)
 
     def end(self, thread: threading.Thread) -> None:
         """Let everything run that waits, until the sweep of ``thread`` has ended."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
 
 from launcher.cli import cancel, logs, main, status
 from launcher.trials.store import Store
-from tests.sweep.support import PROJECT, Point, launcher, starts, sweep, trial, trial_json, until
+from tests.sweep.support import Point, launcher, starts, sweep, trial, trial_json, until
+from tests.warm import Process
 from trainer.spec import Reason, Status
+
+pytestmark = pytest.mark.slow
 
 RUN = """
 records = sweep(Path(sys.argv[1]), trial("sleep 0.2", tensor=2, steps=10_000, seed=0), trial("ok", seed=1))
@@ -28,7 +30,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel, "_PATIENCE_SECONDS", 600.0)
 
 
-def running_sweep(runs: Path) -> tuple[subprocess.Popen[str], str]:
+def running_sweep(runs: Path) -> tuple[Process, str]:
     """A launcher whose first trial makes steps, and the id of that trial."""
     process = launcher(RUN, runs)
     path = until(lambda: list(runs.glob("trials/*/metrics.jsonl")))[0]
@@ -138,9 +140,8 @@ def test_what_does_not_exist_is_one_plain_error(
 def test_following_logs_goes_on_through_attempts_and_ends_with_the_trial(tmp_path: Path) -> None:
     process = launcher("sweep(Path(sys.argv[1]), trial('gate communication', tensor=2))", tmp_path)
     directory = until(lambda: list(tmp_path.glob("trials/*/metrics.jsonl")))[0].parent
-    command = [sys.executable, "-m", "launcher.cli.main", "logs", "-f", directory.name, "--dir", str(tmp_path)]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
-        assert follower.stderr is not None and follower.stderr.readline() == "-- attempt 0 --\n"
+    with Process("-m", "launcher", "logs", "-f", directory.name, "--dir", tmp_path, stdout=PIPE, stderr=PIPE, text=True) as follower:
+        assert follower.stderr.readline() == "-- attempt 0 --\n"
         (directory / "go").touch()
         lines = sorted(follower.communicate(timeout=600)[0].splitlines())
     process.communicate()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,11 @@ import pytest
 from launcher.cli.main import main
 from launcher.trials.store import Store
 from tests.results.trial_files import SweepOnDisk, point
-from tests.sweep.support import PROJECT, until
+from tests.sweep.support import until
+from tests.warm import PIPE, STDOUT, Process, run
 from trainer.spec import Status
+
+pytestmark = pytest.mark.slow
 
 BLOCK = bytes(4096)
 
@@ -48,12 +50,12 @@ def test_a_sweep_whose_disk_fills_says_so_in_one_line_and_goes_on_when_there_is_
         "run.seed=1,2,3",
         "model=gpt_tiny",
         "data=synthetic",
-        "run.steps=20",
+        "run.steps=10",
         "cluster.gpus_per_node=1",
         "sweep.name=full",
     ]
-    command = [sys.executable, "-m", "launcher", *words, f"sweep.dir={small_disk}"]
-    sweep = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = ["-m", "launcher", *words, f"sweep.dir={small_disk}"]
+    sweep = Process(*command, stdout=PIPE, stderr=STDOUT, text=True)
     until(lambda: list(small_disk.glob("trials/*/result.json")), 600)
     fill(small_disk / "filler")
     said = sweep.communicate()[0].splitlines()
@@ -63,14 +65,15 @@ def test_a_sweep_whose_disk_fills_says_so_in_one_line_and_goes_on_when_there_is_
 
     measured = {path: path.read_bytes() for path in small_disk.glob("trials/*/result.json") if path.stat().st_size}
     (small_disk / "filler").unlink()
-    again = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    run(*command, check=True)
     assert [record.status for record in Store(small_disk).sweep("full").records] == [Status.DONE] * 3
     assert measured and all(path.read_bytes() == content for path, content in measured.items()), "nothing is measured twice"
 
 
-@pytest.mark.parametrize("disk", ["full", "read-only"])
-@pytest.mark.parametrize("under_way", [False, True], ids=["all ended", "under way"])
+@pytest.mark.parametrize(("disk", "under_way"), [
+    ("full", True), ("read-only", False),
+    *(pytest.param(*case, marks=pytest.mark.campaign("launchers")) for case in [("full", False), ("read-only", True)]),
+])  # fmt: skip
 def test_what_is_recorded_is_shown_where_nothing_can_be_written(
     disk: str, under_way: bool, small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,16 +102,15 @@ def test_a_single_run_whose_disk_fills_names_the_key_in_one_line(small_disk: Pat
     words = [
         "model=gpt_tiny",
         "data=synthetic",
-        "run.steps=2000",
+        "run.steps=1000",
         "run.warmup_steps=1",
         "cluster.gpus_per_node=1",
         f"sweep.dir={small_disk}",
     ]
-    command = [sys.executable, "-m", "launcher", "train", *words]
-    run = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    alone = Process("-m", "launcher", "train", *words, stdout=PIPE, stderr=STDOUT, text=True)
     until(lambda: list(small_disk.glob("trials/*/metrics.jsonl")), 600)
     fill(small_disk / "filler")
-    said = run.communicate()[0]
+    said = alone.communicate()[0]
     errors = [line for line in said.splitlines() if line.startswith(("error", "Error"))]
-    assert run.returncode == 2 and len(errors) == 1 and "Traceback" not in said, said
+    assert alone.returncode == 2 and len(errors) == 1 and "Traceback" not in said, said
     assert errors[0].startswith(f"error: sweep.dir={small_disk}: {small_disk}/") and "No space left on device; make room" in errors[0]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import signal
-import subprocess
-import sys
-import termios
 import threading
 from pathlib import Path
 
@@ -16,8 +12,11 @@ import psutil
 import pytest
 
 from launcher.trials.store import Store
-from tests.sweep.support import PROJECT, trial_json, until
+from tests.sweep.support import trial_json, until
+from tests.warm import DEVNULL, Process
 from trainer.spec import Reason, Status
+
+pytestmark = pytest.mark.slow
 
 LONG = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
         "run.global_batch=4", "run.steps=1000000"]  # fmt: skip
@@ -28,10 +27,7 @@ class Terminal:
 
     def __init__(self, cwd: Path, *arguments: str):
         self._keyboard, screen = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *arguments], cwd=cwd, stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
-            preexec_fn=_as_a_shell_starts_it, env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        )  # fmt: skip
+        self.process = Process("-m", "launcher", *arguments, cwd=cwd, stdin=screen, stdout=screen, stderr=screen, session=True)
         os.close(screen)
         self._screen = bytearray()
         threading.Thread(target=self._read, daemon=True).start()
@@ -58,12 +54,6 @@ class Terminal:
         return self.process.wait(600)
 
 
-def _as_a_shell_starts_it() -> None:
-    """With its terminal, and with SIGHUP as it is by default: whoever runs the tests may be under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 def running(runs: Path) -> Path:
     """The folder of the trial that runs, once it has made a step."""
     path: Path = until(lambda: list(runs.glob("trials/*/metrics.jsonl")))[0].parent
@@ -74,8 +64,11 @@ def running(runs: Path) -> Path:
 ENDINGS = {"Ctrl-C": (130, "interrupted"), "SIGTERM": (143, "SIGTERM"), "the terminal is closed": (129, "the terminal was closed (SIGHUP)")}
 
 
-@pytest.mark.parametrize("verb", ["train", "search"])
-@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize(("how", "verb"), [
+    ("Ctrl-C", "train"), ("SIGTERM", "search"), ("the terminal is closed", "train"),
+    *(pytest.param(*case, marks=pytest.mark.campaign("launchers")) for case in
+      [("SIGTERM", "train"), ("Ctrl-C", "search"), ("the terminal is closed", "search")]),
+])  # fmt: skip
 def test_trials_end_and_say_why_and_the_exit_code_is_the_signals(how: str, verb: str, tmp_path: Path) -> None:
     terminal = Terminal(tmp_path, verb, *LONG, *(["hardware=v100_32", "layout.tensor=1,2"] if verb == "search" else []))
     folder = running(tmp_path / "runs")
@@ -89,8 +82,7 @@ def test_trials_end_and_say_why_and_the_exit_code_is_the_signals(how: str, verb:
 
 
 def test_nohup_is_obeyed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher", "train", *LONG]
-    process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = Process("-m", "launcher", "train", *LONG, cwd=tmp_path, ignored=[signal.SIGHUP])
     folder = running(tmp_path / "runs")
     process.send_signal(signal.SIGHUP)
     step = (Store(tmp_path / "runs").load(folder.name).read_last_step() or {})["step"]
@@ -100,7 +92,7 @@ def test_nohup_is_obeyed(tmp_path: Path) -> None:
 
 
 def test_verb_that_only_waits_ends_with_the_signals_code(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "launcher", "train", *LONG], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    process = Process("-m", "launcher", "train", *LONG, cwd=tmp_path, stderr=DEVNULL)
     folder = running(tmp_path / "runs")
     try:
         for how in ENDINGS:

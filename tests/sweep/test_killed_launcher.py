@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,7 +14,10 @@ import pytest
 
 from launcher.trials.store import Store
 from tests.sweep.support import PlayedQueue, launcher, starts, sweep, trial, trial_json, until
+from tests.warm import Process
 from trainer.spec import Reason, Status
+
+pytestmark = pytest.mark.slow
 
 QUEUED = """
 moment, runs, queue = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
@@ -67,6 +69,7 @@ def test_killed_while_following_the_jobs_go_on_and_are_found_again(tmp_path: Pat
     assert [starts(r) for r in Store(tmp_path / "runs").sweep("demo").records] == [[0], [0]]
 
 
+@pytest.mark.campaign("launchers")
 def test_killed_again_and_again_at_any_moment_every_trial_is_trained_once(tmp_path: Path) -> None:
     queue, chance = queue_of(tmp_path), random.Random(7)
     for _ in range(6):
@@ -136,7 +139,7 @@ def open_gate(runs: Path) -> None:
         (directory / "go").touch()
 
 
-def finished(process: subprocess.Popen[str]) -> str:
+def finished(process: Process) -> str:
     output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output
     return output
@@ -147,7 +150,7 @@ def test_a_second_launcher_of_the_same_sweep_waits_says_for_whom_and_trains_noth
     first = launcher(LOCAL, runs, "gate", "ok")
     until(lambda: (runs / "sweeps" / "demo.json").exists())
     second = launcher(LOCAL, runs, "gate", "ok")
-    assert second.stdout is not None and f"sweep demo is being run by process {first.pid} on " in second.stdout.readline()
+    assert f"sweep demo is being run by process {first.pid} on " in second.stdout.readline()
     open_gate(runs)
     assert "done done" in finished(first)
     assert "2 trials, 2 already done" in finished(second)
@@ -191,7 +194,7 @@ time.sleep(1000)
     from launcher.trials.lock import Locks
 
     holder = launcher(script, tmp_path / "locks")
-    assert holder.stdout is not None and holder.stdout.readline() == "True\n"
+    assert holder.stdout.readline() == "True\n"
     locks = Locks(tmp_path / "locks")
     assert (locks.take("a"), locks.held("a"), locks.take("b"), locks.held("c")) == (False, True, True, False)
     holder.kill()

@@ -17,6 +17,8 @@ from launcher.trials.store import Record
 from tests.sweep.support import local, points, starts, sweep, trial
 from trainer.spec import LayoutConfig, Reason, Status
 
+pytestmark = pytest.mark.slow
+
 SIX = LocalCluster(gpus_per_node=4, max_processes=6)
 
 

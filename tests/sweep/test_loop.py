@@ -22,6 +22,8 @@ from tests.sweep.support import Place, PlayedQueue, finish, points, starts, swee
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.files import write_json
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_trial_runs_once_and_a_repetition_runs_nothing(cluster: Place) -> None:
     records = cluster.run(1, 2, 3)
@@ -51,7 +53,7 @@ def test_rerun_measures_again_as_a_newer_attempt(cluster: Place) -> None:
 def test_no_more_than_max_parallel_trials_are_submitted_at_once(place: Place) -> None:
     thread, _ = place.begin(1, 2, 3, max_parallel=2)
     until(lambda: len(place.queue.queued()) == 2)
-    time.sleep(0.3)
+    place.look()
     assert len(place.queue.queued()) == 2
     place.queue.play()
     until(lambda: len(place.queue.queued()) == 1)

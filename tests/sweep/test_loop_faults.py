@@ -15,6 +15,8 @@ from tests.sweep.support import Place, PlayedQueue, finish, starts, sweep, trial
 from trainer.spec import Reason, Status
 from trainer.spec.files import read_json, write_json
 
+pytestmark = pytest.mark.slow
+
 
 class Silence(PlayedQueue):
     """A queue on a file system that shows files late."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +20,8 @@ from launcher.trials.job import Handle, JobState
 from launcher.trials.store import Record
 from tests.sweep.support import Place, PlayedQueue, points, starts, trial, until
 from trainer.spec import Reason, Status
+
+pytestmark = pytest.mark.slow
 
 
 def chain(place: Place, chains: bool) -> tuple[threading.Thread, list[Record], list[str]]:
@@ -40,7 +42,7 @@ def chain(place: Place, chains: bool) -> tuple[threading.Thread, list[Record], l
 def test_a_trial_waits_for_what_it_needs_where_no_queue_does(place: Place) -> None:
     thread, records, names = chain(place, chains=False)
     until(lambda: list(place.queue.queued()) == names[:1])
-    time.sleep(0.3)
+    place.look()
     assert list(place.queue.queued()) == names[:1]
     place.queue.play()
     until(lambda: list(place.queue.queued()) == names[1:])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.trials.labels import duration
 from tests.sweep.support import PROJECT, sweep, trial
+from tests.warm import Process
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_log_gets_one_line_for_each_end_and_says_what_was_done_already(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +36,7 @@ def on_a_terminal(script: str, *arguments: object) -> str:
     leader, follower = pty.openpty()
     code = f"import sys\nfrom tests.sweep.support import *\n{script}"
     environment = os.environ | {"COLUMNS": "140", "TERM": "xterm"}
-    with subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], cwd=PROJECT, stderr=follower, env=environment) as process:
+    with Process("-c", code, *arguments, cwd=PROJECT, stderr=follower, env=environment) as process:
         os.close(follower)
         shown = b""
         try:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from launcher.backends.contract import BackendError
 from launcher.config.own_python import finding_ours, module
@@ -95,19 +95,13 @@ class ForkServerClient:
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._process is None:
-            self._process = self._spawn()
+            self._process = start_server(self._command, self._errors)
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise ForkServerError(f"the worker process ended with code {self._process.wait()}{self._last_words()}") from None
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        environment = os.environ | finding_ours() | {"OMP_NUM_THREADS": "1"}  # must be there before torch is imported
-        return subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment, start_new_session=True
-        )
 
     def _take(self, message: dict[str, Any]) -> None:
         if "started" in message:
@@ -121,3 +115,9 @@ class ForkServerClient:
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()[-3:]
         return ": " + " | ".join(lines) if lines else ""
+
+
+def start_server(command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start ``command`` as a fork server in a session of its own, which writes its complaints to ``errors``."""
+    environment = os.environ | finding_ours() | {"OMP_NUM_THREADS": "1"}  # must be there before torch is imported
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, start_new_session=True)
