@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL, TimeoutExpired
 from typing import Any
 
 import pytest
 import yaml
 
-from launcher.trials.store import Record
+from tests.warm import Process, forked
+
+__all__ = ["forked"]
 
 SIZE = {"model.layers": 2, "model.hidden": 32, "model.heads": 2, "model.vocab": 300, "model.seq": 16}
 GRAPH: dict[str, Any] = {
@@ -37,58 +36,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "conf" / "pipeline").mkdir(parents=True)
     write(tmp_path, GRAPH)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launcher.tracking.process.MlflowMirror", Unmirrored)
     return tmp_path
 
 
-class Unmirrored:
-    """An observer that tells MLflow nothing: tests/tracking looks at what MLflow is told."""
-
-    def __init__(self, *_: Any):
-        """Nothing is held."""
-
-    def begin(self) -> None:
-        """Nothing to say."""
-
-    def on_trial(self, record: Record) -> None:
-        """Nothing to say."""
-
-    def on_poll(self, records: Sequence[Record]) -> None:
-        """Nothing to say."""
-
-    def close(self) -> None:
-        """Nothing to say."""
-
-    def finish(self, patience_s: float = 0.0) -> None:
-        """Nothing to wait for."""
-
-
-LAUNCHER = """\
-import sys
-from launcher.cli.main import main
-from launcher.tracking import process
-from tests.stages.conftest import Unmirrored
-
-process.MlflowMirror = Unmirrored
-sys.exit(main(sys.argv[1:]))
-"""
-"""The command in a process of its own."""
-
-
 def killed_at(wanted: str, folder: Path, *words: str) -> dict[Path, int]:
-    """A launcher that is killed while that stage is at work, or a moment before or after; the manifests then, and when they were written."""
+    """A launcher that is killed when that stage has begun; the manifests then, and when they were written."""
     with launcher(*words) as process:
         while process.poll() is None and wanted not in begun(folder):
             time.sleep(0.01)
-        time.sleep(0.2)
         process.send_signal(signal.SIGKILL)
     return manifests(folder)
 
 
-def launcher(*words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", LAUNCHER, "run", "pipeline=small", "--config-dir", "conf", *words]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def launcher(*words: str) -> Process:
+    return Process("-m", "launcher", "run", "pipeline=small", "--config-dir", "conf", *words, stdout=DEVNULL, stderr=DEVNULL)
 
 
 def manifests(folder: Path) -> dict[Path, int]:
@@ -121,7 +82,7 @@ def _killed(after_s: float, *words: str) -> bool:
     with launcher(*words) as process:
         try:
             assert process.wait(after_s) == 0
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             process.kill()
             return True
     return False

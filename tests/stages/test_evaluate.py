@@ -25,6 +25,8 @@ from trainer.spec.corpus import TOKENIZER, TOKENS, read_index
 from trainer.spec.manifest import FoundCheckpoint, read_manifest
 from trainer.testing import Farm
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"tensor": 2, "pipeline": 2},
