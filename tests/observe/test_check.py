@@ -15,6 +15,8 @@ from launcher.cli.trainers import refused, teller
 from launcher.config.trainers import profile
 from tests.observe.test_observe import observed
 
+pytestmark = pytest.mark.slow
+
 REFUSALS = {
     # what torchtitan 0.3 (tyro) printed
     "torchtitan": ("--training.stepz=2", "  Unrecognized options: --training.stepz=2                                      "),
@@ -57,7 +59,7 @@ def test_the_key_that_told_a_word_is_found() -> None:
     assert teller(launch, "--training.steps=5") == "trainer.launch.command" and teller(launch, "--module") == "trainer.launch.arguments"
 
 
-@pytest.mark.parametrize("paths", [[], ["."]])
+@pytest.mark.parametrize("paths", [["."], pytest.param([], marks=pytest.mark.campaign("launchers"))])
 def test_a_folder_may_have_a_trainer_of_its_own(paths: list[str], tmp_path: Path) -> None:
     """And the modules that many folders have; its program finds its own, not ours."""
     for name in ("trainer", "tests", *(["launcher"] if not paths else [])):

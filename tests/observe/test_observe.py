@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -10,16 +11,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
 from launcher.config import compose, resolve
 from launcher.config.rules import run_of
+from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
+from tests import warm
 from tests.processes import alive
 from trainer.spec import save
 from trainer.spec.log_reader import LogReader
+
+pytestmark = pytest.mark.slow
 
 LOG = [r"it (?P<step>\d+) loss (?P<loss>\S+) (?P<milliseconds>[\d.]+) ms", r"peak (?P<memory_mib>[\d.]+) MiB"]
 STEPS = "for i in range(1, 6): print(f'it {i} loss {3 / i} {100 + i} ms'); print(f'peak {i}.0 MiB')"
@@ -32,17 +38,17 @@ def observed(
     script = tmp_path / "program.py"
     script.write_text(program)
     settings = {"command": ["{python}", "{script}"], "script": str(script), "log": LOG, **launch}
-    config = compose(["model=gpt_tiny", "cluster.gpus_per_node=1", "run.steps=5", "run.warmup_steps=1", *overrides])
+    config = composed(*overrides)
     profile = dataclasses.replace(config.trainer, name="fake", launch=LaunchProfile(program="command", **settings))
     save(run_of(resolve(dataclasses.replace(config, trainer=profile))), tmp_path / "config.yaml")
-    done = subprocess.run(
-        [*RANK, str(tmp_path / "config.yaml")], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=600
-    )
+    done = warm.run("-m", "trainer", tmp_path / "config.yaml", env=os.environ | (env or {}))
     path = tmp_path / "result.json"
     return done.returncode, json.loads(path.read_text()) if path.exists() else {}, done.stdout + done.stderr
 
 
-RANK = [sys.executable, "-m", "trainer"]
+@functools.cache
+def composed(*overrides: str) -> Config:
+    return compose(["model=gpt_tiny", "cluster.gpus_per_node=1", "run.steps=5", "run.warmup_steps=1", *overrides])
 
 
 def test_steps_losses_times_and_memory_are_those_of_the_log(tmp_path: Path) -> None:
@@ -192,8 +198,7 @@ def test_a_signal_is_passed_on_and_the_run_counts_as_stopped(tmp_path: Path) -> 
         "import signal, sys, time\ndef end(*_):\n print('saved', flush=True); sys.exit(0)\nsignal.signal(signal.SIGTERM, end)\n"
         "for i in range(1, 3): print(f'it {i} loss 2.0 5 ms', flush=True)\ntime.sleep(1000)"
     )
-    rank = subprocess.Popen([*RANK, str(tmp_path / "config.yaml"), "--attempt", "1"], stdout=subprocess.PIPE, text=True)
-    assert rank.stdout is not None
+    rank = warm.Process("-m", "trainer", tmp_path / "config.yaml", "--attempt", "1", stdout=PIPE, text=True)
     while "it 2" not in rank.stdout.readline():
         pass
     rank.send_signal(signal.SIGTERM)
@@ -208,8 +213,7 @@ def test_nothing_that_a_command_started_outlives_its_rank(tmp_path: Path, number
     (tmp_path / "program.py").write_text(
         "import os, time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(1000)"
     )
-    rank = subprocess.Popen([*RANK, str(tmp_path / "config.yaml"), "--attempt", "1"], stdout=subprocess.PIPE, text=True)
-    assert rank.stdout is not None
+    rank = warm.Process("-m", "trainer", tmp_path / "config.yaml", "--attempt", "1", stdout=PIPE, text=True)
     child = int(rank.stdout.readline())
     rank.send_signal(number)
     rank.wait(300)

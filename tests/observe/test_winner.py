@@ -16,6 +16,8 @@ from tests.observe.test_whole_sweeps import sweep
 from trainer.spec import LayoutConfig
 from trainer.spec.schema import CommandConfig
 
+pytestmark = pytest.mark.slow
+
 
 def made(tmp_path: Path, command: CommandConfig, layout: LayoutConfig, per_node: int = 4) -> Path:
     folder = tmp_path / "a folder"

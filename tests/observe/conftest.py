@@ -1,0 +1,5 @@
+"""Ranks of these tests are forked from a process that has imported torch."""
+
+from tests.warm import forked
+
+__all__ = ["forked"]
