@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import main
+from tests.warm import forked
+
+__all__ = ["forked"]
 
 pytestmark = pytest.mark.slow
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
 COMMANDS = re.findall(r"`(trireme [^`]+)`", (EXAMPLES / "README.md").read_text())
 DOCUMENTED = [

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ("launcher", "trainer", "hydra_plugins", "tests", "benchmarks")
 
