@@ -23,6 +23,8 @@ from trainer.spec import ConfigError, ResolvedModelConfig
 from trainer.spec.gguf_header import ARCHITECTURES, LENGTHS, read_header
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
+FACTORS = "rope_freqs.weight"
+"""A tensor by whose elements the frequencies of rotary positions are divided."""
 BLOCK = 32
 """Numbers that share a scale in Q8_0."""
 
@@ -107,6 +109,14 @@ class File:
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(f"{source} cannot be read as GGUF: {error}; give a whole .gguf file") from None
         self.used: set[str] = set()
+        if FACTORS in self.tensors and (self._values(FACTORS) != 1).any():
+            raise ConfigError(
+                f"{source}: the tensor {FACTORS} scales rotary positions (as Llama 3.1 does); only unscaled ones are trained here"
+            )
+
+    def _values(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        stored = self.tensors[name]
+        return np.array(self.gguf.dequantize(stored.data, stored.tensor_type), dtype=np.float32)
 
     def take(self, name: str) -> Tensor:
         """The tensor of that name, fp32, in the order of the Hugging Face layout."""
@@ -114,12 +124,11 @@ class File:
         if theirs not in self.tensors:
             raise ConfigError(f"{self.source} has no tensor {theirs}; it is incomplete or of another architecture")
         self.used.add(theirs)
-        stored = self.tensors[theirs]
-        values = np.array(self.gguf.dequantize(stored.data, stored.tensor_type), dtype=np.float32)
-        return arranged(name, torch.from_numpy(values.reshape(stored.shape.tolist()[::-1])), self.model, back=True)
+        shape = self.tensors[theirs].shape.tolist()[::-1]
+        return arranged(name, torch.from_numpy(self._values(theirs).reshape(shape)), self.model, back=True)
 
     def check_all_used(self) -> None:
         """Refuse weights that would be left out."""
-        left = sorted(set(self.tensors) - self.used - {"rope_freqs.weight"})
+        left = sorted(set(self.tensors) - self.used - {FACTORS})
         if left:
             raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")

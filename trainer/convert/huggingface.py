@@ -37,6 +37,7 @@ from trainer.spec.model_files import read_model, to_config, to_import
 
 FILE_BYTES = 5 * 10**9
 """Size at which a new safetensors file is begun."""
+INDEX = "model.safetensors.index.json"
 COMPUTED = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq|self_attention\.bias)$")
 """Names in older files that are no parameters but constants."""
 
@@ -209,7 +210,7 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
         final = f"model-{i:05d}-of-{len(files):05d}.safetensors"
         path.rename(folder / final)
         places |= dict.fromkeys(names, final)
-    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -239,20 +240,38 @@ def _joined(tensors: _Tensors | gguf.File, model: ResolvedModelConfig) -> Iterat
         yield rule.ours, rule.join(parts, shape).contiguous()
 
 
+def weight_files(source: Path) -> list[Path]:
+    """The files that hold a folder's weights: those that its index names, ``model.safetensors``, or else all there are. An earlier save may
+    have left others. ``ConfigError`` if there are none."""
+    single, index, named = source / "model.safetensors", source / INDEX, set[Path]()
+    if index.exists():
+        try:
+            named = {source / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{index} cannot be read: {error}; give the index that was saved with the weights") from None
+    if single.exists() and named - {single}:
+        raise ConfigError(f"{source} has both {single.name} and {INDEX}; remove the one of an earlier save")
+    if named or single.exists():
+        return sorted(named or {single})
+    paths = sorted(source.glob("*.safetensors"))
+    if not paths:
+        raise ConfigError(f"{source} has no .safetensors file; convert its weights to safetensors first")
+    return paths
+
+
 class _Tensors:
     """The tensors of a folder by name, read when asked for."""
 
     def __init__(self, source: Path, stack: ExitStack) -> None:
         self.source = source
-        paths = sorted(source.glob("*.safetensors"))
-        if not paths:
-            raise ConfigError(f"{source} has no .safetensors file; convert its weights to safetensors first")
         self.files: dict[str, Any] = {}
-        for path in paths:
+        for path in weight_files(source):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{path} cannot be read: {error}") from None
+            if twice := sorted(self.files.keys() & file.keys()):
+                raise ConfigError(f"{source} has {twice[0]} in several files, {path.name} among them; remove those of another save")
             self.files |= dict.fromkeys(file.keys(), file)
         self.used: set[str] = set()
 

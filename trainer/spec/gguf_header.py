@@ -18,6 +18,11 @@ from trainer.spec.schema import ModelConfig, ResolvedModelConfig
 ARCHITECTURES = {"gpt": "gpt2", "llama": "llama", "bloom": "bloom"}
 LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length", "seq": "context_length",
            "heads": "attention.head_count", "kv_heads": "attention.head_count_kv"}  # fmt: skip
+UNDERSTOOD = {
+    *LENGTHS.values(), "vocab_size", "rope.freq_base", "rope.scaling.type", "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon", "attention.causal", "tensor_data_layout",
+}  # fmt: skip
+"""Fields of an architecture that are read, or say what holds for every model here."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MOST_BYTES = 1 << 26
@@ -45,13 +50,11 @@ def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> Reso
         raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(ARCHITECTURES.values())}")
     if (scaling := fields.get(f"{architecture}.rope.scaling.type", "none")) != "none":
         raise ConfigError(f"{source}: rope.scaling.type={scaling!r} cannot be imported; only unscaled rotary positions are trained here")
-    try:
-        lengths = {ours: int(fields[f"{architecture}.{theirs}"]) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
-    except KeyError as error:
-        raise ConfigError(f"{source} has no field {error.args[0]}, which such a model needs") from None
+    lengths = {ours: _length(fields, f"{architecture}.{theirs}", source) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
+    lengths["kv_heads"] = _length(fields, f"{architecture}.{LENGTHS['kv_heads']}", source, lengths["heads"])
+    _check_understood(fields, f"{architecture}.", lengths["hidden"] // max(1, lengths["heads"]), source)
     vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
     eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family == 'llama' else ''}_epsilon", 1e-5)
-    kv_heads = int(fields.get(f"{architecture}.{LENGTHS['kv_heads']}") or lengths["heads"])
     rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
     facts = {
         "family": family,
@@ -59,9 +62,31 @@ def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> Reso
         "tied": "output.weight" not in tensors,
         "norm_eps": _shortest(eps),
         "rope_theta": rope,
-        "kv_heads": kv_heads,
     }
     return resolve_model(from_dict(ModelConfig, facts | lengths, "model."))
+
+
+def _length(fields: Mapping[str, Any], name: str, source: Path, default: int | None = None) -> int:
+    """A number of the header. The form allows one for each layer instead: those must be equal."""
+    value = fields.get(name, default)
+    numbers = set(value) if isinstance(value, list) else {value}
+    if numbers <= {None}:
+        raise ConfigError(f"{source} has no field {name}, which such a model needs")
+    if len(numbers) > 1:
+        raise ConfigError(f"{source}: {name} differs from layer to layer ({value}), which is not trained here; all layers must be alike")
+    return int(numbers.pop()) or default or 0
+
+
+def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source: Path) -> None:
+    """Raises ``ConfigError`` for a field of the architecture that would make another model than the one that is read here. One that is off
+    (0, false) makes none."""
+    widths = dict.fromkeys(("rope.dimension_count", "attention.key_length", "attention.value_length"), head)
+    for name, value in fields.items():
+        key = name.removeprefix(prefix)
+        if key == name or not value or key in UNDERSTOOD or value == widths.get(key):
+            continue
+        allowed = f"only {widths[key]} is trained here" if key in widths else "nothing here understands it"
+        raise ConfigError(f"{source}: {name}={value!r} cannot be imported; {allowed}")
 
 
 def _shortest(value: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,27 @@ ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
 """GPT-2's ``activation_function``; ours are the tanh form of GELU and Primer's max(x, 0)^2."""
 
 
+READ = {
+    "gpt2": "n_layer n_embd n_head n_inner n_positions activation_function layer_norm_epsilon attention_head_type "
+    "scale_attn_by_inverse_layer_idx scale_attn_weights add_cross_attention",
+    "llama": "num_hidden_layers hidden_size num_attention_heads num_key_value_heads intermediate_size max_position_embeddings head_dim "
+    "hidden_act rms_norm_eps rope_parameters rope_scaling rope_theta attention_bias mlp_bias",
+    "bloom": "n_layer num_hidden_layers hidden_size n_embed n_head num_attention_heads seq_length layer_norm_epsilon "
+    "apply_residual_connection_post_layernorm",
+}
+"""Keys that say what the model is, and are read or refused by their value; beside ``vocab_size``, ``tie_word_embeddings``."""
+NO_MATTER = re.compile(
+    r"_.*|architectures|model_type|auto_map|.*_token_ids?|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|use_bfloat16|"
+    r"output_.*|return_dict.*|summary_.*|task_specific_params|(id2label|label2id|num_labels|problem_type|finetuning_task|prefix)|"
+    r".*(dropout|pdrop)|initializer_range|chunk_size_feed_forward|torchscript|gradient_checkpointing|attn_implementation|"
+    r"n_ctx|max_sequence_length|unsloth_.*|reorder_and_upcast_attn|attention_softmax_in_fp32|pretraining_tp|slow_but_exact|"
+    r"masked_softmax_fusion|bias_dropout_fusion|skip_bias_add.*|offset_alibi|do_sample|temperature|top_[kp]|typical_p|num_beam.*|"
+    r"num_return_sequences|(max|min)_length|(repetition|length|diversity)_penalty|.*no_repeat_ngram_size|early_stopping|remove_invalid_values|"
+    r"bad_words_ids|suppress_tokens|begin_suppress_tokens|quantization_config"
+)
+"""Keys of a config.json that do not change the model: labels, generation, dropout, ways to compute the same, storage of weights."""
+
+
 def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
     """``config.json`` of a resolved model; ``ConfigError`` if the family's architecture there cannot express it."""
     _check_expressible(model)
@@ -30,6 +52,7 @@ def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
     read = {"gpt2": _from_gpt2, "llama": _from_llama, "bloom": _from_bloom}.get(str(config.get("model_type")))
     if read is None:
         raise ConfigError(f"model_type={config.get('model_type')!r} cannot be imported; use gpt2, llama or bloom")
+    _check_understood(config)
     try:
         given = read(config)
     except KeyError as error:
@@ -141,7 +164,9 @@ def _from_gpt2(config: Mapping[str, Any]) -> ModelConfig:
     activation = config.get("activation_function", "gelu_new")
     if activation not in names:
         raise ConfigError(f"activation_function={activation!r} cannot be imported; use gelu_new or relu2")
-    _refuse(config, scale_attn_by_inverse_layer_idx=False, scale_attn_weights=True, add_cross_attention=False)
+    _refuse(
+        config, attention_head_type="multihead", scale_attn_by_inverse_layer_idx=False, scale_attn_weights=True, add_cross_attention=False
+    )
     return ModelConfig(
         family="gpt",
         layers=config["n_layer"],
@@ -192,6 +217,18 @@ def _from_bloom(config: Mapping[str, Any]) -> ModelConfig:
         tied=config.get("tie_word_embeddings", True),
         norm_eps=config.get("layer_norm_epsilon", 1e-5),
     )
+
+
+def _check_understood(config: Mapping[str, Any]) -> None:
+    """Raises ``ConfigError`` for a key that may make another model than the one that is read here. One that is off (null, false, empty)
+    makes none."""
+    known = {*READ[config["model_type"]].split(), "vocab_size", "tie_word_embeddings"}
+    for name, value in config.items():
+        if value and name not in known and not NO_MATTER.fullmatch(name):
+            raise ConfigError(
+                f"{name}={value!r} of config.json cannot be imported: nothing here understands it; "
+                "remove it if the model is the same without it"
+            )
 
 
 def _refuse(config: Mapping[str, Any], **required: Any) -> None:

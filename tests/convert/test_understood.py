@@ -1,0 +1,113 @@
+"""A file that says more than is read here is refused by the name of what it says; one that says it is off is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.convert.test_logits import MODELS, checkpoint, loaded, ours
+from trainer.convert import export_gguf, export_weights, huggingface, import_weights
+from trainer.spec import ConfigError, resolve_model
+from trainer.spec.gguf_header import model_in
+from trainer.spec.model_files import from_config, to_config
+
+HEADER: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.embedding_length": 16,
+    "llama.feed_forward_length": 32,
+    "llama.context_length": 8,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.vocab_size": 5,
+}
+
+
+def header(**fields: Any) -> Any:
+    return model_in(HEADER | {f"llama.{name.replace('__', '.')}": value for name, value in fields.items()}, set(), Path("m.gguf"))
+
+
+def test_a_number_for_each_layer_is_read_where_all_are_equal() -> None:
+    assert header(attention__head_count_kv=[2, 2], feed_forward_length=[32, 32]) == header()
+    with pytest.raises(ConfigError, match=r"llama\.attention\.head_count_kv differs from layer to layer \(\[2, 4\]\)"):
+        header(attention__head_count_kv=[2, 4])
+    with pytest.raises(ConfigError, match=r"has no field llama\.attention\.head_count,"):
+        header(attention__head_count=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "value"),
+    [
+        ("expert_count", 0, 8),
+        ("attention.sliding_window", 0, 4096),
+        ("rope.dimension_count", 4, 2),
+        ("attention.key_length", 4, 8),
+        ("rope.scaling.factor", 0.0, 8.0),
+    ],
+)
+def test_a_field_of_gguf_that_makes_another_model_is_refused_by_its_name(name: str, off: Any, value: Any) -> None:
+    assert header(**{name: off}) == header()
+    with pytest.raises(ConfigError, match=f"llama.{name}={value} cannot be imported"):
+        header(**{name: value})
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama", "bloom"])
+def test_a_key_of_a_config_that_nothing_here_understands_is_refused_by_its_name(family: str) -> None:
+    config = to_config(resolve_model(MODELS[family]))
+    labels = {"architectures": ["X"], "bos_token_id": 3, "use_cache": True, "torch_dtype": "float16", "residual_scale": None, "experts": 0}
+    assert from_config(config | labels) == from_config(config)
+    with pytest.raises(ConfigError, match=r"residual_scale=0\.5 of config\.json cannot be imported"):
+        from_config(config | {"residual_scale": 0.5})
+
+
+def test_one_key_and_value_head_for_all_queries_of_gpt2_is_refused() -> None:
+    config = to_config(resolve_model(MODELS["gpt"]))
+    assert from_config(config | {"attention_head_type": "multihead"}) == from_config(config)
+    with pytest.raises(ConfigError, match="attention_head_type='multiquery' cannot be imported"):
+        from_config(config | {"attention_head_type": "multiquery"})
+
+
+def test_factors_of_rotary_frequencies_in_a_gguf_file_are_refused_unless_they_change_nothing(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="GGUF files are not tested: pip install -e '.[gguf]'")
+    model = resolve_model(MODELS["llama"])
+    network = ours(model, seed=1)
+    root = checkpoint(network, model, tmp_path / "c")
+    write = gguf.GGUFWriter.write_header_to_file
+    for name, factors in (("same", [1, 1, 1, 1]), ("scaled", [1, 1, 6.5, 32])):
+        with pytest.MonkeyPatch.context() as patch:  # a file of llama.cpp's converter has the tensor among the others
+            patch.setattr(
+                gguf.GGUFWriter,
+                "write_header_to_file",
+                lambda writer, f=factors: [writer.add_tensor("rope_freqs.weight", np.array(f, "<f4")), write(writer)],
+            )
+            export_gguf(root, tmp_path / f"{name}.gguf")
+    import_weights(tmp_path / "same.gguf", tmp_path / "same")
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight scales rotary positions"):
+        import_weights(tmp_path / "scaled.gguf", tmp_path / "scaled")
+    assert not (tmp_path / "scaled").exists()
+
+
+def test_shards_that_the_index_does_not_name_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "FILE_BYTES", 20_000)
+    model = resolve_model(MODELS["llama"])
+    network = ours(model, seed=3)
+    export_weights(checkpoint(network, model, tmp_path / "c"), tmp_path / "hf")
+    index = json.loads((tmp_path / "hf" / huggingface.INDEX).read_text())
+    first = tmp_path / "hf" / min(index["weight_map"].values())
+    stale = {name: tensor + 1 for name, tensor in load_file(first).items()}
+    save_file(stale, tmp_path / "hf" / "model-00001-of-00099.safetensors")
+    back = loaded(tmp_path / "d", import_weights(tmp_path / "hf", tmp_path / "d"))
+    for (name, a), (_, b) in zip(network.named_parameters(), back.named_parameters()):
+        assert a.equal(b), name
+    save_file(stale, tmp_path / "hf" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"has both model.safetensors and model\.safetensors\.index\.json"):
+        import_weights(tmp_path / "hf", tmp_path / "e")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    (tmp_path / "hf" / huggingface.INDEX).unlink()
+    with pytest.raises(ConfigError, match="in several files"):
+        import_weights(tmp_path / "hf", tmp_path / "e")
