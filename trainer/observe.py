@@ -287,9 +287,16 @@ class Recording:
     def take(self, line: str, now: float) -> None:
         if done := self.reader.take(line, now):
             self._add(done)
-        loss = self.reader.told.get("loss")
-        if loss is not None and not math.isfinite(loss) and self.config.run.on_nonfinite == "stop":
-            raise TrainerFailure(Reason.NUMERICS, f"the loss of step {self.reader.told['step']:.0f} is {loss}")
+        if self.config.run.on_nonfinite == "stop":
+            self._check_finite()
+
+    def _check_finite(self) -> None:
+        """Raises ``TrainerFailure`` where the step says that it has diverged. Some print a loss of 0 in place of NaN, but the norm as it is. In
+        fp16 a norm that is not finite is a step that the loss scale skips."""
+        for name, words in (("loss", "loss"), ("grad_norm", "gradient norm")):
+            value = self.reader.told.get(name)
+            if value is not None and not math.isfinite(value) and (name == "loss" or self.config.run.precision != "fp16"):
+                raise TrainerFailure(Reason.NUMERICS, f"the {words} of step {self.reader.told['step']:.0f} is {value}")
 
     def measured(self) -> bool:
         """Whether steps after the warm-up were told with their times."""

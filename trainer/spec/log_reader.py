@@ -16,6 +16,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\0")
 THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?[\d.]+,\d+(e[-+]?\d+)?", re.IGNORECASE)
+_FRACTION = re.compile(r"\d|\.\d")
 RATES = ("tokens_per_s", "tokens_per_s_per_rank", "samples_per_s")
 GROUPS = ("step", "loss", "grad_norm", *SECONDS, *RATES, *BYTES)
 """Names of groups in the patterns of a log. The unit is part of the name."""
@@ -105,7 +106,7 @@ class LogReader:
         """
         groups: dict[str, float] = {}
         for pattern in self._patterns:
-            if match := pattern.search(line):
+            if (match := pattern.search(line)) and not _is_cut(match):
                 groups |= _numbers({name: text for name, text in match.groupdict().items() if text is not None})
         if not self._numbered and "loss" in groups:
             self._counted += 1
@@ -143,6 +144,12 @@ class LogReader:
         times += [work[name] / (told[name] or math.nan) for name in RATES if name in told]
         seconds = times[0] if times else told["seconds_here"]
         return float(seconds) if seconds is not None and seconds > 0 and math.isfinite(seconds) else None
+
+
+def _is_cut(match: re.Match[str]) -> bool:
+    """True where the number of a step is only the beginning of another one: ``step: 120`` of ``step: 120.05``, milliseconds."""
+    end = match.end("step") if "step" in match.re.groupindex else -1
+    return end > 0 and _FRACTION.match(match.string, end) is not None
 
 
 def _numbers(found: Mapping[str, str]) -> dict[str, float]:
