@@ -291,8 +291,8 @@ class Recording:
             self._check_finite()
 
     def _check_finite(self) -> None:
-        """Raises ``TrainerFailure`` where the step says that it has diverged. Some print a loss of 0 in place of NaN, but the norm as it is. In
-        fp16 a norm that is not finite is a step that the loss scale skips."""
+        """Raises ``TrainerFailure`` for a step that has diverged. Some print a loss of 0 in place of NaN, but the norm as it is. In fp16
+        a norm that is not finite is a step that the loss scale skips."""
         for name, words in (("loss", "loss"), ("grad_norm", "gradient norm")):
             value = self.reader.told.get(name)
             if value is not None and not math.isfinite(value) and (name == "loss" or self.config.run.precision != "fp16"):
