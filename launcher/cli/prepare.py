@@ -19,7 +19,7 @@ from trainer.spec.records import CONFIG
 EPILOG = """\
 overrides (Hydra's grammar):
   data=stdlib                 the Python standard library's sources, which are on every machine (default)
-  data.source=FILE|FOLDER     your own text: .jsonl files are read line by line, all others as UTF-8 text
+  data.source=FILE|FOLDER     your own text: JSON lines (.jsonl, .ndjson, .json) are read line by line, all others as UTF-8 text
   data.path=FOLDER            where the prepared corpus goes
   data.vocab=N                size of the vocabulary
   data.pattern='**/*.txt'     which files of a source folder are read

@@ -1,4 +1,4 @@
-"""Where text comes from: Python's standard library, a text or JSONL file, or a folder of them."""
+"""Where text comes from: Python's standard library, a text file or one of JSON lines, or a folder of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from trainer.spec.schema import DataConfig
 STDLIB = "stdlib"
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 """Folders of the standard library that are left out: tests (a third of it, much generated data) and installed packages."""
+
+LONGEST_LINE = 1 << 24
+"""Bytes of a line that are looked at to tell lines of JSON from one document."""
 
 
 @dataclass
@@ -40,11 +43,11 @@ class Source:
         return digest.hexdigest()
 
     def documents(self) -> Iterator[tuple[int, list[str]]]:
-        """For each file: its size in bytes and its documents (a text file is one, a JSONL file one per line)."""
+        """For each file: its size in bytes and its documents (a text file is one, a file of JSON lines one per line)."""
         self.skipped.clear()
         for path in self.files:
             size = path.stat().st_size
-            if path.suffix == ".jsonl":
+            if holds_json_lines(path):
                 for line_bytes, document in self._json_lines(path):
                     yield line_bytes, [document]
             else:
@@ -88,6 +91,19 @@ class Source:
 
     def _name(self, path: Path) -> str:
         return path.name if path == self.root else path.relative_to(self.root).as_posix()
+
+
+def holds_json_lines(path: Path) -> bool:
+    """True for a file of JSON objects, one a line: by its name, or for other names of JSON by its first two lines."""
+    name = path.suffix.lower()
+    if name in (".jsonl", ".ndjson") or name != ".json":
+        return name in (".jsonl", ".ndjson")
+    try:
+        with path.open("rb") as file:
+            lines = [line for line in (file.readline(LONGEST_LINE) for _ in range(2)) if line.strip()]
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except (OSError, ValueError, RecursionError):
+        return False  # one document over several lines, or something that reading it will name
 
 
 def open_source(data: DataConfig) -> Source:

@@ -64,6 +64,10 @@ _BEFELL = {
     "DeadlineExceeded": Reason.TIME_LIMIT,
 }
 """Reasons of a pod's status and of its condition DisruptionTarget."""
+_OWN_LIMIT = re.compile(
+    r"exceeds the total limit of containers|exceeded its local ephemeral storage limit|EmptyDir volume .* exceeds the limit"
+)
+"""A kubelet's words (pkg/kubelet/eviction/eviction_manager.go) where a pod has used up what it may use: any node would do the same."""
 _EVENTS = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE}
 
 
@@ -231,6 +235,9 @@ def _befallen(pod: Object, events: Sequence[Object]) -> tuple[Reason, str] | Non
     """What the cluster did to the pod: evicted, preempted, its node lost."""
     status = pod.get("status") or {}
     word, message = status.get("reason") or "", line(status.get("message"))
+    if word == "Evicted" and _OWN_LIMIT.search(message):
+        remedy = "write less there, put cluster.run_dir on a volume, or raise the limit (a LimitRange may set it)"
+        return Reason.CONFIGURATION, f"Evicted: {message}; {remedy}"
     if word == "Evicted":
         return (Reason.HOST_MEMORY if "memory" in message else Reason.NODE), f"Evicted: {message}"
     if word in _BEFELL or word.startswith("OutOf"):
