@@ -2,8 +2,9 @@
 
 Eagerly a layer is an autograd function (``trainer.tensor.layers``). In a traced block it is an operation that runs the same code: its
 collectives and its gradient buffers are nothing that a compiler has to follow. An operation finds its layer by a number and its micro-batch
-by a stamp, both tensors on the CPU: so all blocks are one graph. Its backward runs for the sake of an empty tensor, ``due``: otherwise a
-layer whose input needs no gradient would be taken for one without effect.
+by a stamp, both tensors on the CPU: so all blocks are one graph. Its backward runs for the sake of a tensor of one element, ``due``:
+otherwise a layer whose input needs no gradient would be taken for one without effect. The gradient of an empty one is known without it, and
+inductor, which knows that, left the backward of a first block out.
 
 They are defined as plain operations: ``torch.library.custom_op`` would look at every call for what they promise not to do, which took a
 tenth of a block's time on the host.
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 LAYERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """All layers of this process, by number."""
 NUMBERS = itertools.count()
-DUE = {trains: torch.empty(0, requires_grad=trains) for trains in (False, True)}
+DUE = {trains: torch.zeros(1, requires_grad=trains) for trains in (False, True)}
 """Inputs that ask for a layer's backward, or do not."""
 NO_STAMP = torch.zeros(2, dtype=torch.int64)
 """Of layers to which micro-batches are alike."""
@@ -68,19 +69,19 @@ def _(x: Tensor, due: Tensor, number: Tensor, stamp: Tensor, shape: list[int], i
     return x.new_empty(shape), x.new_empty(inner)
 
 
-@defined("multiply_backward(Tensor dy, Tensor x, Tensor inner, Tensor number, Tensor stamp, SymInt[] shape) -> (Tensor, Tensor)")
-def multiply_backward(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
-    """Gradient of the input, of ``shape`` ([0]: not wanted), and an empty one for ``due``. Weight gradients go where they belong."""
+@defined("multiply_gradients(Tensor dy, Tensor x, Tensor inner, Tensor number, Tensor stamp, SymInt[] shape) -> (Tensor, Tensor)")
+def multiply_gradients(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
+    """Gradient of the input, of ``shape`` ([0]: not wanted), and zero for ``due``. Weight gradients go where they belong."""
     layer = LAYERS[int(number)]
     if layer.gradients.defers:  # compiled code writes new values into what it gave to an operation that has returned
         dy, x, inner = dy.clone(), x.clone(), inner.clone()
     dx = layer.differentiate(dy, _or_none(x), _or_none(inner), stamp, None if shape == [0] else tuple(shape))
-    return dy.new_empty(0) if dx is None else dx, torch.empty(0)
+    return dy.new_empty(0) if dx is None else dx, torch.zeros(1)
 
 
-@torch.library.register_fake("trireme::multiply_backward", lib=OPERATIONS)
+@torch.library.register_fake("trireme::multiply_gradients", lib=OPERATIONS)
 def _(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
-    return dy.new_empty(shape), torch.empty(0)
+    return dy.new_empty(shape), torch.empty(1)
 
 
 def _or_none(tensor: Tensor) -> Tensor | None:
@@ -95,7 +96,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     x, inner, number, stamp = ctx.saved_tensors
-    dx, nothing = multiply_backward(dy, x, inner, number, stamp, ctx.shape if ctx.needs_input_grad[0] else [0])
+    dx, nothing = multiply_gradients(dy, x, inner, number, stamp, ctx.shape if ctx.needs_input_grad[0] else [0])
     return dx if ctx.needs_input_grad[0] else None, nothing if ctx.needs_input_grad[1] else None, None, None, None, None
 
 
