@@ -85,7 +85,7 @@ def test_all_blocks_are_one_graph_with_one_operation_per_matrix(farm: Farm, mode
     """A matrix or a dropout that the compiler cannot look into would end a graph."""
     graphs = traced(farm, small(model=model, **layout), ranks(layout))
     assert len(graphs["forward"]) == len(graphs["backward"]) == 1
-    assert graphs["forward"][0].count("multiply") == graphs["backward"][0].count("multiply_backward") == 4
+    assert graphs["forward"][0].count("multiply") == graphs["backward"][0].count("multiply_gradients") == 4
     blocks_of_queries = int("dropout" in model and "attention" not in model)
     assert graphs["forward"][0].count("attend") == graphs["backward"][0].count("attend_backward") == blocks_of_queries
 
