@@ -12,7 +12,7 @@ DEFECTS = [
         PLAN,
         'digest({"stage": stage.verb, "content": work.content, "inputs": inputs})',
         'digest({"stage": stage.verb, "content": work.content, "inputs": sorted(inputs)})',
-        "tests/stages/test_graph.py",
+        "tests/stages/test_stage_identity.py",
     ),
     Defect(
         "where a corpus lies makes it another one",
