@@ -10,6 +10,7 @@ gets a processor it is ended, and all that is done again at the usual priority.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import select
@@ -87,6 +88,8 @@ class Copier:
         unmirrored.take(self._root, name)
         mirror = self._mirrors.setdefault(name, MlflowSweep(self._root, name))
         trouble = attempt(mirror) if self._has_begun(name) else ""
+        if not gc.get_freeze_count():
+            gc.freeze()  # MLflow's modules are not garbage, and are not looked through again
         if not trouble:
             self._due.pop(name, None)
             self._pauses.pop(name, None)
@@ -171,4 +174,4 @@ def stand_back() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # taking MLflow's modules apart costs time and serves nobody
