@@ -23,51 +23,42 @@ ROOT = Path(__file__).resolve().parents[1]
 HISTORY = ROOT / "benchmarks" / "history" / "campaign.json"
 SEED = "{seed}"
 
-DRAWS = ["tests", "-m", "not slow", "--hypothesis-profile", "fresh", "--hypothesis-seed", SEED]
-AREAS: dict[str, tuple[str, list[list[str]]]] = {
-    "layouts": (
-        "drawn layouts, of training and of tuning, against one process",
-        [
-            ["tests/numerics/test_matrix.py", "--layouts", "400", "--layout-seed", SEED],
-            ["tests/tuning/test_tuned_layouts.py", "--tuned-layouts", "200", "--layout-seed", SEED],
-        ],
-    ),
-    "compiler": ("every compiled form with the real compiler", []),
-    "checkpoints": ("kills and power cuts while checkpoints are written, resumption under other layouts", []),
-    "generate": ("generation and serving under more layouts and clients", []),
-    "draws": ("properties of pure functions with new examples", [DRAWS]),
-    "words": ("every sentence about wrong input, through the whole program", []),
-    "launchers": (
-        "launchers killed at random moments, full disks, a hundred trials, Ctrl-C",
-        [["tests/stages", "-k", "killed", "--kills", "5"]],
-    ),
-    "tracking": ("MLflow: databases, servers and pages that fail", []),
-    "slurm": ("drills on a real Slurm", []),
-    "kubernetes": ("drills on a real Kubernetes", []),
-    "docs": ("the documentation as pages, the wheel, every example", []),
-    "planted": ("planted defects, each of which the gate must catch", []),
+FRESH = ["--hypothesis-profile", "fresh", "--hypothesis-seed", SEED, "--layout-seed", SEED, "-o", "timeout=7200"]
+"""Words of every run: examples that no run before had, and time for them."""
+AREAS = {
+    "layouts": "drawn layouts, of training and of tuning, against one process",
+    "compiler": "every compiled form with the real compiler",
+    "checkpoints": "kills and power cuts while checkpoints are written",
+    "generate": "generation and serving under more layouts",
+    "draws": "properties of pure functions with new examples",
+    "words": "every sentence about wrong input, through the whole program",
+    "launchers": "launchers killed at random moments, full disks, Ctrl-C, other trainers",
+    "tracking": "MLflow: databases, servers and pages that fail",
+    "slurm": "drills on a real Slurm",
+    "kubernetes": "drills on a real Kubernetes",
+    "docs": "the documentation as pages, the wheel, a corpus of the whole library",
+    "planted": "planted defects, each of which the gate must catch",
 }
-"""What each proves, and the runs of it beside the tests that are marked for it."""
+"""What each proves."""
+WORDS = {"layouts": ["--layouts", "400"], "draws": ["-m", "not slow"]}
+"""What an area's run is told beside FRESH. Draws are those of the gate's tests; all others run the tests that are marked for them."""
 
 
 def run_area(area: str, seed: int, workers: int) -> dict[str, Any]:
     """Run one area whole; its line of the history."""
     began, before = time.monotonic(), _processor_seconds()
-    runs = [["tests", "--campaign", area], *([word.replace(SEED, str(seed)) for word in words] for words in AREAS[area][1])]
-    tests, worst = Counter[str](), dict[str, float]()
-    for words in runs:
-        found = _pytest([*words, "-n", str(workers), "--dist", "loadgroup"])
-        tests.update(found["tests"])
-        worst |= {name: max(value, worst.get(name, value)) for name, value in found["worst"].items()}
     if area == "planted":
-        tests.update(_planted(workers))
+        found = {"tests": _planted(workers), "worst": {}}
+    else:
+        words = [*([] if area == "draws" else ["--campaign", area]), *WORDS.get(area, []), *FRESH]
+        found = _pytest(["tests", *(word.replace(SEED, str(seed)) for word in words), "-n", str(workers), "--dist", "loadgroup"])
     return {
         "area": area,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": _commit(),
         "seed": seed,
-        "tests": dict(sorted(tests.items())),
-        "worst": worst,
+        "tests": dict(sorted(found["tests"].items())),
+        "worst": found["worst"],
         "seconds": round(time.monotonic() - began),
         "cpu_seconds": round(_processor_seconds() - before),
     }
@@ -138,7 +129,7 @@ def page(lines: list[dict[str, Any]]) -> str:
         "| area | what it proves | date | commit | tests | worst | time |",
         "|---|---|---|---|---|---|---|",
     ]
-    for area, (what, _) in AREAS.items():
+    for area, what in AREAS.items():
         line = found.get(area)
         cells = [line["date"], f"`{line['commit']}`", _counts(line), _figures(line), _minutes(line)] if line else ["not yet run", *[""] * 4]
         text.append(f"| {area} | {what} | " + " | ".join(cells) + " |")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,9 +32,8 @@ settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--layouts", type=int, default=40, help="layouts that the matrix draws (tests/numerics/test_matrix.py)")
+    parser.addoption("--layouts", type=int, default=40, help="layouts that the campaign draws (tests/numerics/test_matrix.py)")
     parser.addoption("--long", action="store_true", help="also the tests that download a model")
-    parser.addoption("--tuned-layouts", type=int, default=24, help="layouts that tuning draws (tests/tuning/test_tuned_layouts.py)")
     parser.addoption(
         "--kills", type=int, default=0, help="launchers of pipelines that are killed at random moments, on each backend (tests/stages)"
     )
@@ -43,6 +44,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 SLOW_FIXTURES = ("farm", "slurm", "kubernetes", "server", "empty_database", "page")
 """Fixtures that start processes: their tests are slow, as are those that say so."""
+SLOW_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that are slow as a whole where only quick tests are asked for: many import torch."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return SLOW_FILE.search(collection_path.read_text()) is not None or None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ from trainer.state.sharding import sums_wide
 from trainer.tensor.eight_bits import OLDEST
 from trainer.testing import Farm
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU here")]
 
 
 def losses(farm: Farm, device: str, precision: str, run: dict[str, Any] | None = None, **layout: Any) -> list[float]:

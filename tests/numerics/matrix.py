@@ -365,10 +365,10 @@ class Matrix:
         return self.faults([case])[0]
 
     def check(self, cases: Sequence[Case]) -> None:
-        """``AssertionError`` with every case that fails, and how to run it as plain as it still fails."""
+        """``AssertionError`` with every case that fails and how to run it; the first one as plain as it still fails."""
         faults = [(case, fault) for case, fault in zip(cases, self.faults(cases) if cases else []) if fault]
-        said = [f"{fault}; smallest failing case:\npython tests/numerics/matrix.py '{self.shrunk(case)}'" for case, fault in faults]
-        assert not said, "\n".join(said)
+        shown = [self.shrunk(case) if number == 0 else case for number, (case, _) in enumerate(faults)]
+        assert not faults, "\n".join(f"{fault}\npython tests/numerics/matrix.py '{case}'" for case, (_, fault) in zip(shown, faults))
 
     def shrunk(self, case: Case) -> Case:
         """A failing case as plain as it gets: every setting that is not needed for the failure is left out."""
