@@ -20,6 +20,8 @@ import pytest
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WORST = "worst "
+SHOWN = 40
+"""Tests that are named for what they cost."""
 
 
 class Account:
@@ -29,6 +31,7 @@ class Account:
         self.began, self.outcomes = time.monotonic(), Counter[str]()
         self.tests, self.cpu = Counter[str](), defaultdict[str, float](float)
         self.worst: dict[str, float] = {}
+        self.costliest: list[tuple[float, str]] = []
 
     def add(self, report: pytest.TestReport) -> None:
         room = room_of(report.nodeid)
@@ -39,6 +42,7 @@ class Account:
             for name, value in report.user_properties:
                 if name == "cpu seconds":
                     self.cpu[room] += float(str(value))
+                    self.costliest = sorted([*self.costliest, (float(str(value)), report.nodeid)], reverse=True)[:SHOWN]
                 elif name.startswith(WORST):
                     self.worst[name.removeprefix(WORST)] = max(float(str(value)), self.worst.get(name.removeprefix(WORST), float("-inf")))
 
@@ -48,6 +52,7 @@ class Account:
             "seconds": round(time.monotonic() - self.began),
             "cpu_seconds": {room: round(seconds, 1) for room, seconds in sorted(self.cpu.items())},
             "worst": self.worst,
+            "costliest": {test: round(seconds, 1) for seconds, test in self.costliest},
         }
 
     def lines(self) -> Iterator[str]:
@@ -55,6 +60,7 @@ class Account:
         for room, seconds in sorted(self.cpu.items(), key=lambda item: -item[1]):
             yield f"{room:<16}{self.tests[room]:>7}{seconds:>8.1f}"
         yield f"{'all':<16}{sum(self.tests.values()):>7}{sum(self.cpu.values()):>8.1f}   in {time.monotonic() - self.began:.0f} s"
+        yield from (f"{seconds:7.1f} s   {test}" for seconds, test in self.costliest)
         yield from (f"worst {name}: {value:.3g}" for name, value in sorted(self.worst.items()))
 
 

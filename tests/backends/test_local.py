@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -157,10 +158,11 @@ def test_a_worker_process_that_did_not_live_to_read_its_last_request_is_closed_q
 
 
 def _kill_and_wait(process: psutil.Process) -> None:
-    """Kill a child of ours and wait until it can be collected, which is left to its owner."""
+    """Kills a process and waits until it has ended; whoever started it collects it."""
     process.kill()
-    while process.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
 
 
 def test_a_worker_process_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:

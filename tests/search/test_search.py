@@ -244,8 +244,7 @@ def planted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     planted = PlantedBackend(tmp_path / "place", lambda config: 1.0 + config.layout.micro_batch)
     for room in (pool, multirun):  # one that was first imported meanwhile would keep the stand-ins
         monkeypatch.setattr(room, "Backends", partial(Backends, planted))
-    for room in (tracking, multirun):
-        monkeypatch.setattr(room, "MlflowMirror", MagicMock())  # a database takes seconds to begin
+    monkeypatch.setattr(tracking, "MlflowMirror", MagicMock())  # a database takes seconds to begin
 
     def run(*words: str) -> dict[str, Any]:
         assert command.main(["--json", "hardware=a100_80", "search.space.max_micro_batch=2", *words]) == 0

@@ -210,8 +210,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     truth = truth_of(prepared(tmp_path))
     for room in (pool, multirun):
         monkeypatch.setattr(room, "Backends", partial(Backends, PlantedBackend(tmp_path / "place", truth)))
-    for room in (tracking, multirun):
-        monkeypatch.setattr(room, "MlflowMirror", MagicMock())
+    monkeypatch.setattr(tracking, "MlflowMirror", MagicMock())
 
     def run(*words: str) -> dict[str, Any]:
         assert main(["search", "--json", *WORDS, *words]) == 0
