@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import resource
@@ -74,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if _area(item) != area]
     if others:
         config.hook.pytest_deselected(items=others)
-    items[:] = sorted((item for item in items if _area(item) == area), key=_turn)
+    items[:] = _in_turn([item for item in items if _area(item) == area])
 
 
 def _area(item: pytest.Item) -> str | None:
@@ -83,10 +84,19 @@ def _area(item: pytest.Item) -> str | None:
     return str(marker.args[0]) if marker else None
 
 
-def _turn(item: pytest.Item) -> int:
-    if shared.kinds(item):
-        return 0
-    return 1 if item.get_closest_marker("slow") else 2
+def _in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Groups on clusters, which mostly wait, between others that are slow, which compute; pure ones last, for they fill every gap."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        marker = item.get_closest_marker("xdist_group")
+        groups.setdefault(str(marker.args[0]) if marker else item.nodeid, []).append(item)
+    kinds: tuple[list[list[pytest.Item]], ...] = ([], [], [])
+    for group in groups.values():
+        kinds[min(0 if shared.kinds(item) else 1 if item.get_closest_marker("slow") else 2 for item in group)].append(group)
+    clusters, slow, pure = (sorted(kind, key=len, reverse=True) for kind in kinds)
+    pairs = itertools.zip_longest(clusters, slow[: 2 * len(clusters) : 2], slow[1 : 2 * len(clusters) : 2], fillvalue=[])
+    order = [*itertools.chain(*pairs), *slow[2 * len(clusters) :], *pure]
+    return [item for group in order for item in group]
 
 
 @pytest.fixture(scope="session")

@@ -160,6 +160,6 @@ def test_an_older_attempt_that_a_queue_might_still_admit_is_removed_before_a_lat
     wait_for(lambda: gang.backend.find([gang.job, later]).keys() == {later.name}, "the older attempt to be gone")
 
 
-def test_a_job_whose_pods_find_no_room_waits_and_says_so(stage: Stage) -> None:
+def test_a_job_whose_pods_find_no_room_waits_and_says_so(quiet: None, stage: Stage) -> None:
     gang = stage.submit({"run": "-1"}, workload="job", nodes=6, gpus_per_node=8)
     assert gang.until(lambda state: "Insufficient nvidia.com/gpu" in state.detail).status is Status.SUBMITTED

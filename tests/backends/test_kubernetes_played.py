@@ -130,7 +130,6 @@ def test_each_way_a_pod_fails_is_told_and_cleaned_up(stage: Stage, name: str) ->
     ("settings", "words"),
     [
         ({"gpus_per_node": 9}, "Insufficient nvidia.com/gpu"),
-        ({"nodes": 6, "gpus_per_node": 8}, "4 of 6 pods run; Unschedulable: "),
         ({"node_selector": {"gpu": "none-such"}}, "didn't match Pod's node affinity"),
         ({"volumes": [{"mount": "/x", "claim": "nope"}]}, 'persistentvolumeclaim "nope" not found'),
     ],
@@ -139,6 +138,11 @@ def test_a_gang_that_cannot_be_placed_waits_and_says_why(stage: Stage, settings:
     volumes = [VolumeConfig(**volume) for volume in settings.pop("volumes", [])]
     gang = stage.submit({"run": "-1"}, volumes=volumes, **settings)
     assert gang.until(lambda state: words in state.detail).status is Status.SUBMITTED
+
+
+def test_a_gang_that_is_placed_in_part_says_how_many_of_its_pods_run(quiet: None, stage: Stage) -> None:
+    gang = stage.submit({"run": "-1"}, nodes=6, gpus_per_node=8)
+    assert gang.until(lambda state: "4 of 6 pods run; Unschedulable: " in state.detail).status is Status.SUBMITTED
 
 
 def test_a_pod_that_is_preempted_is_worth_another_attempt(quiet: None, stage: Stage) -> None:

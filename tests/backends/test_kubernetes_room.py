@@ -79,7 +79,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "_ROOM_SECONDS", 1.0)
 
 
-def test_a_gang_that_finds_no_room_says_so(stage: Stage, tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gang_that_finds_no_room_says_so(
+    quiet: None, stage: Stage, tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without a terminal too; and what comes after it takes no room from it."""
     endless = stage.cluster({"run": "-1", "log": ""}, cpu=WHOLE_NODE)
     running = Running(tmp_path / "runs", [gang(endless, 5), gang(endless, 2)])
@@ -91,7 +93,9 @@ def test_a_gang_that_finds_no_room_says_so(stage: Stage, tmp_path: Path, impatie
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
-def test_of_gangs_that_hold_a_part_each_the_one_that_came_first_keeps_it(stage: Stage, tmp_path: Path, impatient: None) -> None:
+def test_of_gangs_that_hold_a_part_each_the_one_that_came_first_keeps_it(
+    quiet: None, stage: Stage, tmp_path: Path, impatient: None
+) -> None:
     """Also when they belong to two launchers."""
     core = stage.kubernetes.core()
     for node in ("played-0", "played-2"):

@@ -90,8 +90,9 @@ def test_every_job_is_what_hydra_composes(loaded: Loaded, jobs: list[list[str]])
 def test_every_typed_job_is_the_typed_form_of_what_hydra_composes(loaded: Loaded, jobs: list[list[str]]) -> None:
     loader, config = loaded
     composer = Jobs(lambda lines: loader.load_sweep_config(config, lines))
-    for overrides in [*jobs, *jobs, *jobs]:  # the third time typed
-        assert typed(composer.config, overrides) == typed(lambda lines: to_config(loader.load_sweep_config(config, lines)), overrides)
+    expected = [typed(lambda lines: to_config(loader.load_sweep_config(config, lines)), overrides) for overrides in jobs]
+    for _ in range(3):  # the third time typed
+        assert [typed(composer.config, overrides) for overrides in jobs] == expected
 
 
 def test_jobs_do_not_share_what_they_set(loaded: Loaded) -> None:

@@ -162,12 +162,12 @@ def test_a_machine_far_from_what_is_expected_is_learnt_from_ten_runs(slower: flo
 
 def test_what_is_learnt_of_scatter_grows_with_it_and_is_as_sure_as_its_runs_allow() -> None:
     """A standard deviation estimated from n numbers is known to 1 / sqrt(2 n)."""
-    cases, hardware = cases_of(ROWS), shipped_hardware()[HARDWARE]
+    cases, hardware = cases_of(ROWS[::2]), shipped_hardware()[HARDWARE]
     seconds, noise = step_seconds(on(cases, hardware)), np.random.default_rng(0).normal(0, 0.1, len(cases))
-    learnt = [learn(measured_as(cases, seconds * np.exp(size * noise)), hardware, "here").hardware.learnt for size in (1.0, 1.2, 1.44)]
+    learnt = [learn(measured_as(cases, seconds * np.exp(size * noise)), hardware, "here").hardware.learnt for size in (1.0, 1.3)]
     widths = [each["widths"]["layout"] for each in learnt]
-    assert np.divide(widths[1:], widths[:-1]) == pytest.approx([1.2, 1.2], rel=0.02)
-    assert [each["widths"]["scale"] for each in learnt] == pytest.approx([(2 * len(cases)) ** -0.5] * 3, rel=0.2)
+    assert widths[1] / widths[0] == pytest.approx(1.3, rel=0.02)
+    assert [each["widths"]["scale"] for each in learnt] == pytest.approx([(2 * len(cases)) ** -0.5] * 2, rel=0.2)
 
 
 @cache

@@ -47,7 +47,7 @@ def matrix(farm: Farm) -> Matrix:
     return Matrix(farm)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.campaign("layouts"))])
 def test_fused_products_train_what_one_process_and_what_collectives_train(matrix: Matrix, size: int) -> None:
     """Losses, norms and parameters, both held against one process."""
     plain = [dataclasses.replace(case, steps=2, batch=min(case.batch, 6)) for case in CASES if case.ranks == size]

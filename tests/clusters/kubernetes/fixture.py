@@ -250,7 +250,7 @@ def forgetful(played_nodes: Kubernetes) -> None:
 
 @pytest.fixture
 def quiet() -> None:
-    """Nobody else uses the cluster meanwhile: a node of it is broken, or a rule of it changed."""
+    """Nobody else uses the cluster meanwhile: a node of it is broken or full, or a rule of it changed."""
 
 
 @pytest.fixture
