@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 wrong configuration, 75 stopped by SIGTERM or SIGUSR2 (to 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
@@ -104,4 +105,8 @@ def _read(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, st
 
 if __name__ == "__main__":
     faulthandler.enable()  # a crash of native code says where Python was
-    sys.exit(main())
+    code = main()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # as forked ranks do: threads of libraries may abort a process that takes itself apart, after all is done
