@@ -71,7 +71,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
 
 
 _COMPOSED: dict[tuple[tuple[str, str], ...], Jobs] = {}
-"""What Hydra has composed in this process, by the content of the user's files that it was composed from."""
+"""Compositions of this process, by the content of the user's files that they were made from."""
 
 
 def _hydra_compose(overrides: list[str]) -> Any:

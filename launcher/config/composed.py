@@ -1,4 +1,4 @@
-"""What Hydra parsed and composed, as values of our own types, and its errors as plain ones."""
+"""Turns results of Hydra into our own types, and its errors into plain ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def _first_sentence(error: BaseException) -> str:
-    """What a person needs of a Hydra error: its words without the advice about HYDRA_FULL_ERROR and internal keys."""
+    """Returns the part of a Hydra error that a person needs: its words without the advice about HYDRA_FULL_ERROR and internal keys."""
     noise = ("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See https://")
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith(noise)]
     cause = error.__cause__
