@@ -25,6 +25,8 @@ from tests.clusters.kubernetes.control_plane import free_ports
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import Reason, records
 
+pytestmark = pytest.mark.slow
+
 TRAINER = """
 import json, os, signal, sys, time
 from pathlib import Path

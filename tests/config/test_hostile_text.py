@@ -10,6 +10,8 @@ import pytest
 from launcher.cli.main import main
 from launcher.labels import shown
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).parents[1] / "search" / "layouts_13b.csv"
 NAMES = ["x [/foo]", "H100 [sxm]", "[bold]x[/bold]", "a :smile:"]
 SMALL = ["model=gpt_tiny", "hardware=a100_80", "cluster.gpus_per_node=4"]

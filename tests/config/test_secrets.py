@@ -12,6 +12,8 @@ from launcher.config.secrets import refuse_secrets, secrets_in
 from launcher.config.slurm import SlurmCluster
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 NAMED = {
     "OPENAI_KEY": "abcd1234", "PGPASS": "hunter22", "PGPASSWORD": "12", "SSHPASS": "a b", "MYSQL_PWD": "root1", "HF_TOKEN": "x",
     "HFTOKEN": "x", "openaiKey": "zzz", "DEPLOY_KEY_2": "qqqq", "API_KEY_OF_US": "abc", "DB_CREDENTIALS": "me and you", "SENTRY_DSN": "abcd",

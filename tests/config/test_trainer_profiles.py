@@ -12,6 +12,8 @@ from launcher.config import compose
 from launcher.config.trainers import changed, profile, profile_names
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 PLAN = ["recipe=llama_13b", "layout.tensor=2", "search.space.max_pipeline=2", "search.space.sharding=levels", "--json"]
 TABLE = Path(__file__).parent.parent / "search" / "layouts_13b.csv"
 
@@ -47,7 +49,6 @@ def test_a_trainer_of_ones_own_is_one_file_and_plans(own: Path, capsys: pytest.C
     assert both and all(its[name] < base[name] for name in both), "gradients of 2 bytes instead of 4"
 
 
-@pytest.mark.slow
 def test_a_trainer_of_ones_own_sizes_searches_tables_and_validates(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = ["--config-dir", str(own), "trainer=ours", "--json"]
     assert tool.main(["size", "--gpus", "8", "--days", "10", "--tokens", "20e9", "hardware=h100", *mine]) == 0

@@ -14,6 +14,8 @@ from launcher.config import compose, resolve
 from launcher.config.rules import locate_data
 from trainer.spec import ConfigError
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     (["layout.tensor=3"], "layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.tensor=2", "cluster.gpus_per_node=5"], "layout.tensor=2 x layout.pipeline=1 = 2 ranks do not divide the cluster's 5"),

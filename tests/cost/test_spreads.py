@@ -23,6 +23,8 @@ from launcher.cost.uncertainty import Traits, between
 from launcher.tables.canonical import read, write
 from launcher.tables.validation import judge
 
+pytestmark = pytest.mark.slow
+
 
 def planted(source: str, count: int, size: float, seed: int) -> Missed:
     """Misses drawn from the shipped widths, of two machines, where what no part explains is ``size`` times as large."""

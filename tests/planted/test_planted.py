@@ -12,6 +12,8 @@ from tests.planted.__main__ import main
 from tests.planted.defect import Defect, DoesNotApply
 from tests.planted.defects import rooms
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = rooms()
 DEFECTS = [(room, defect) for room, defects in ROOMS.items() for defect in defects]

@@ -16,6 +16,8 @@ from tests.sweep.support import launcher, sweep, trial, until
 from trainer.spec import ConfigError, LayoutConfig, RunConfig, Status, TrainConfig, from_record, to_dict
 from trainer.spec.records import FORMAT
 
+pytestmark = pytest.mark.slow
+
 VERBS = (["rank"], ["rank", "--json"], ["status"], ["status", "--all"], ["report"], ["cancel", "planted"])
 
 

@@ -20,6 +20,8 @@ from launcher.trials.store import Record, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep
 from trainer.spec import Status
 
+pytestmark = pytest.mark.slow
+
 Place = tuple[str | int, ...]
 WRONG: list[Any] = [None, True, -1, 0, 1.5, "x", "", [], {}, [1], ["x"], [[]], {"a": 1}, {"a": {}}, 1e300, float("nan"), 10**30]
 
