@@ -215,6 +215,15 @@ def test_shards_summed_by_all_reduce_travel_twice() -> None:
     assert 1.3 < summed / scattered < 2  # an all-reduce waits for a tree, not for a ring
 
 
+def test_updated_parameters_climb_each_level_with_the_bytes_of_the_level_above() -> None:
+    """How far parameters are sharded beyond says nothing of what is gathered into the shard of gradients."""
+    both, upper, lower = (
+        float(states.work(case, stages.held(case)).refresh[0])
+        for case in (cases(layout(1, 1, 8, sharding=ShardingConfig(*shards)), BASE) for shards in ((1, 2, 4), (1, 2, 2), (2, 2, 4)))
+    )
+    assert lower == pytest.approx(both - upper) and upper > lower > 0
+
+
 @pytest.mark.parametrize("width", [2, 8, 64, 1024])
 def test_owners_wait_for_the_ring_one_after_the_other(width: int) -> None:
     """A rank that updates whole tensors broadcasts them; there are no more owners than tensors, and the bytes are those of one gather."""

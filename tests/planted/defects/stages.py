@@ -19,7 +19,7 @@ DEFECTS = [
         PLAN,
         'for name in ("path", "source", "pattern", "text_key", "vocab"):',
         'for name in ("source", "pattern", "text_key", "vocab"):',
-        "tests/stages/test_graph.py",
+        "tests/stages/test_stage_identity.py",
     ),
     Defect(
         "--until runs all stages before it in the file",
