@@ -128,14 +128,15 @@ class AskedBatch(TokenBatch):
 class Engine:
     """Built once per rank of ``world``, from a resolved configuration."""
 
-    def __init__(self, config: ResolvedTrainConfig, world: World, dataset: Dataset, draws: bool = True):
-        """Without ``draws``, weights come from a checkpoint, or from ``draw_weights`` later."""
+    def __init__(self, config: ResolvedTrainConfig, world: World, dataset: Dataset, draws: bool = True, positions: int | None = None):
+        """Without ``draws``, weights come from a checkpoint, or from ``draw_weights`` later. ``positions``: how many these are made for, if
+        more than those of a row."""
         self.config, self.world, self.device, self.dataset = config, world, world.device, dataset
         layout, model = config.layout, config.model
         self.groups = Groups.make(world, layout, model.tied)
         if self.device.type == "cuda":
             PROCESS.enter_context(kernels_by_preference(torch.cuda.get_device_capability(self.device)))
-        self.trains = config.run.task not in FORWARD_TASKS
+        self.trains, self.positions = config.run.task not in FORWARD_TASKS, positions or model.seq
         self.precision = Precision.of(config.run.precision, self.trains, config.run.moments)
         self.clock = world.ledger.clock
         self.recorder = Recorder(self.clock, world.ledger)
@@ -180,7 +181,7 @@ class Engine:
     def _build_chunks(self) -> list[Chunk]:
         """This rank's chunks; the last one's state is made first, because backward starts there."""
         layout, model, at = self.config.layout, self.config.model, self.groups.at
-        counts = blocks_per_chunk(model, layout)
+        counts, longest = blocks_per_chunk(model, layout), replace(model, seq=self.positions)
         tied, stages, noise = model.tied, layout.pipeline, Noise(self.config.run.seed)
         parallelizer = Parallelizer(
             self.region,
@@ -203,7 +204,7 @@ class Engine:
             stage = chunk * stages + at.pipeline
             start = sum(counts[:stage])
             with torch.device("meta"):
-                model_part = Transformer(model, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
+                model_part = Transformer(longest, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
                 parallelizer.added = add_tuning(model_part, model, self.config.tune)
                 self.added |= parallelizer.added or set()
             models.append(model_part)

@@ -73,7 +73,8 @@ class Evaluation:
     def __init__(self, config: ResolvedTrainConfig, world: World, text: HeldOut | HeldOutExamples):
         self.config, self.world, self.text = config, world, text
         self.found = newest(Path(config.run.checkpoint.dir or "."))
-        self.engine = Engine(config, world, text)
+        positions = max(config.model.seq, checkpoint_facts(self.found.path)[1]["model"]["seq"])
+        self.engine = Engine(config, world, text, positions=positions)
         self.manifest: dict[str, Any] = world.group.together(self._load, (ConfigError, CheckpointError))
         self.engine.state.publish_updates()
         self.validation = Validation(self.engine, text)

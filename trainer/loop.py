@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
 from trainer.spec.files import finite
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
-from trainer.spec.resume import base_identity, section
+from trainer.spec.resume import base_identity, positions, section
 from trainer.spec.stage_run import Finish
 from trainer.spec.summary import result_of
 from trainer.spec.tuning import text_model
@@ -61,7 +61,8 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     world = World(env.rank, env.world_size, device, env.address, env.port, config.run.timeout_s, record)
     world.group.together(dataset.check if env.local_rank == 0 else lambda: None, (ConfigError,))
     check_same(dataset.name, world)
-    run = TrainingRun(config, Engine(config, world, dataset, draws=False), out, attempt, stop_flag, finish)
+    longest: int = world.group.gather_objects(positions(config, saved_in(config, out)))[0]
+    run = TrainingRun(config, Engine(config, world, dataset, draws=False, positions=longest), out, attempt, stop_flag, finish)
     run.held_out = None if held_out is None else Validation(run.engine, held_out)
     status = run.run()
     world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
@@ -98,6 +99,14 @@ def identity(config: ResolvedTrainConfig, out: Path) -> str:
     """A hash that all attempts of a run share, and no other run: of its configuration and its folder of results."""
     content = json.dumps([to_dict(config), str(out.resolve())], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def saved_in(config: ResolvedTrainConfig, out: Path) -> Path | None:
+    """The folder of a run's checkpoints; None if it has none."""
+    settings = config.run.checkpoint
+    if settings.dir:
+        return Path(settings.dir)
+    return out / "checkpoints" if settings.every else None
 
 
 def collect_garbage_by_hand() -> None:
@@ -144,14 +153,13 @@ class TrainingRun:
         self.finish = finish
         self.world = engine.groups.world
         self.leads = self.world.index == 0
-        settings = config.run.checkpoint
-        root = Path(settings.dir) if settings.dir else out / "checkpoints"
+        settings, root = config.run.checkpoint, saved_in(config, out)
         self.checkpoints = None
-        if settings.every or settings.dir:
-            order = DataOrder(config.run.seed, engine.dataset.name, config.run.global_batch)
-            run = identity(config, out)
+        if root is not None:
+            order = DataOrder(config.run.seed, engine.dataset.name, config.run.global_batch, config.model.seq)
+            run, model = identity(config, out), replace(config.model, seq=engine.positions)
             tune = section(config.tune, base_identity(config.tune, config.run.seed))
-            self.checkpoints = Checkpoints(settings, root, self.world, config.model, order, run, attempt, config.run.timeout_s, tune)
+            self.checkpoints = Checkpoints(settings, root, self.world, model, order, run, attempt, config.run.timeout_s, tune)
         self.history = History()
         self.held_out: Validation | None = None
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.overrides import PathOption, add_overrides
-from trainer.spec import ConfigError, ModelConfig, from_dict
-from trainer.spec.artifacts import checkpoint_facts
+from trainer.spec import ConfigError, ModelConfig, from_dict, resolve_model
+from trainer.spec.artifacts import check_model_of, checkpoint_facts
 from trainer.spec.corpus import TOKENIZER, other_words, read_in_training, read_index
 from trainer.spec.stage_run import StageRun
 from trainer.spec.stages import BUILTIN_TASKS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Reads the last data.held_out of the corpus data.path (all of it where nothing is held out), up to run.steps batches of run.global_batch
-sequences. The model is the checkpoint's; the layout, the cluster and the precision may be any.
+sequences. The model is the checkpoint's, model.seq at most; the layout, the cluster and the precision may be any.
 
 examples:
   trireme evaluate runs/trials/ID/checkpoints data.path=data/stdlib data.held_out=0.05
@@ -32,6 +32,8 @@ examples:
 """
 
 
+ROW = "model.seq="
+"""The key of the model that an evaluation may have: the length of its rows."""
 OF_TASKS = ("tasks_folder", "tokenizer", "limit", "task")
 """Arguments that an evaluation on a corpus does not take."""
 
@@ -121,16 +123,22 @@ def scores(figures: dict[str, Any]) -> str:
 
 
 def for_evaluation(config: Config, checkpoint: Path, overrides: list[str]) -> Config:
-    """``config`` with the model of the newest checkpoint in ``checkpoint``, and everything set that an evaluation needs. ``ConfigError``
-    if there is none, or if keys of the model are among ``overrides``."""
-    given = [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]
+    """``config`` with the model of the newest checkpoint in ``checkpoint``, and everything set that an evaluation needs. Rows are as long
+    as those that it was trained in, unless ``overrides`` say otherwise. ``ConfigError`` if there is none, or for other keys of the
+    model."""
+    given = [word for word in overrides if word.lstrip("+").startswith(("model.", "model=")) and not word.startswith(ROW)]
     if given:
         raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")
     folder, manifest = checkpoint_facts(checkpoint)
     settings = dataclasses.replace(config.run.checkpoint, dir=os.path.abspath(folder), every=0)
     steps = config.run.steps if any(word.startswith("run.steps=") for word in overrides) else 10**9
     run = dataclasses.replace(config.run, task="evaluate", steps=steps, warmup_steps=0, checkpoint=settings)
-    return dataclasses.replace(config, model=from_dict(ModelConfig, manifest["model"], "model."), run=run)
+    model = from_dict(ModelConfig, manifest["model"], "model.")
+    trained = (manifest.get("data") or {}).get("seq", model.seq)
+    seq = config.model.seq if any(word.startswith(ROW) for word in overrides) else trained
+    model = dataclasses.replace(model, seq=seq)
+    check_model_of(folder, manifest["model"], resolve_model(model), "leave it out")
+    return dataclasses.replace(config, model=model, run=run)
 
 
 def doubt(config: Config) -> str:

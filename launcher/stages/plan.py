@@ -252,9 +252,10 @@ def _run_config(stage: Stage, config: Config, before: dict[str, PlannedStage]) -
 
 
 def _with_model(stage: Stage, config: Config, before: dict[str, PlannedStage]) -> Config:
-    """``config`` with the model of the checkpoint that the stage takes, whose words its text must have."""
-    if given := [key for key in stage.overrides if key.partition("=")[0].split(".")[0] == "model"]:
-        raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")
+    """``config`` with the model of the checkpoint that the stage takes, whose words its text must have, and rows of the stage's length."""
+    given = {key.partition("=")[0]: key for key in stage.overrides}
+    if other := [given[name] for name in given if name.split(".")[0] == "model" and name != "model.seq"]:
+        raise ConfigError(f"{other[0]}: the model is the checkpoint's; leave it out")
     source, tune = stage.inputs["model"], _tune_of(stage, before)
     if stage.reads_examples:
         _check_tokenizer(stage)
@@ -264,7 +265,20 @@ def _with_model(stage: Stage, config: Config, before: dict[str, PlannedStage]) -
         raise ConfigError(f"inputs.model={source} gives {tune.method} weights alone, which are no base; tune what it was tuned from")
     if source in before and not stage.reads_examples:
         _check_spelling(stage, before[source], before)
-    return dataclasses.replace(config, model=_model_of(stage, before))
+    model = _model_of(stage, before)
+    if "model.seq" in given:
+        seq = config.model.seq
+    else:  # as long as those that it was trained in
+        seq = _maker(source, before).config.model.seq if source in before else model.seq
+    if seq > model.seq:
+        raise ConfigError(f"model.seq={seq} is longer than the {model.seq} positions that the model was made for; use {model.seq} or less")
+    return dataclasses.replace(config, model=dataclasses.replace(model, seq=seq))
+
+
+def _maker(source: str, before: dict[str, PlannedStage]) -> PlannedStage:
+    """The stage that makes what ``source`` gives, where that may be a choice."""
+    made = before[source]
+    return before[made.stage.needs[0]] if made.stage.verb == "choose" else made
 
 
 def _tune_of(stage: Stage, before: dict[str, PlannedStage]) -> TuneConfig:
@@ -272,8 +286,7 @@ def _tune_of(stage: Stage, before: dict[str, PlannedStage]) -> TuneConfig:
     source = stage.inputs["model"]
     if source not in before:
         return from_record(TuneConfig, checkpoint_facts(Path(source))[1].get("tune") or {})
-    made = before[source]
-    return (before[made.stage.needs[0]] if made.stage.verb == "choose" else made).config.tune
+    return _maker(source, before).config.tune
 
 
 def _check_merged(stage: Stage, before: dict[str, PlannedStage]) -> None:
@@ -345,7 +358,8 @@ def _model_of(stage: Stage, before: dict[str, PlannedStage]) -> ModelConfig:
     """The model that a stage takes: that of the stage which makes it, or of a folder."""
     source = stage.needs[0] if stage.verb == "choose" else stage.inputs["model"]
     if source in before:
-        return before[source].config.model
+        made = before[source]
+        return _model_of(made.stage, before) if made.stage.verb == "tune" else made.config.model
     return to_import(Path(source))[1] if stage.imports else model_of(Path(source))
 
 

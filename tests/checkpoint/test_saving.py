@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 ALONE = World(1, Factors(1, 1, 1, 1), 100)
 MODEL = resolve_model(ModelConfig())
-DATA = DataOrder(1234, "synthetic", 8)
+DATA = DataOrder(1234, "synthetic", 8, MODEL.seq)
 EXTRA = {"samples": 8, "updates": 1}
 
 

@@ -58,6 +58,10 @@ def test_what_the_ranks_would_refuse_to_go_on_from_is_refused_before_they_start(
     assert "is of other data: run.seed was 7 and is 8 now" in refusal(tmp_path, given, "run.seed=8")
     located(given, "run.seed=8", "run.checkpoint.new_data=true")
     located(given, "run.seed=8", "run.checkpoint.resume=false")
+    half = SMALL["seq"] // 2  # type: ignore[operator]
+    said = refusal(tmp_path, given, "run.seed=7", f"model.seq={half}")
+    assert f"is of other data: model.seq was {SMALL['seq']} and is {half} now" in said
+    located(given, f"model.seq={half}", "run.checkpoint.new_data=true")
     assert "is of another model: model.hidden=32 there, 64 here" in refusal(tmp_path, given, "run.seed=7", "model.hidden=64")
     assert "is of another tuning: tune.method=full there, lora here" in refusal(
         tmp_path, given, "run.seed=7", "tune.method=lora", "tune.rank=2"

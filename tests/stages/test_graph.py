@@ -128,7 +128,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("vocabulary", {"base": {"model.vocab": 299}}, "stage base: model.vocab=299 is smaller than data.vocab=300 of stage data"),
     ("sequence", {"base": {"model.seq": 4000}}, "fewer than a sequence of model.seq=4000 needs"),
     ("memory", {"base": {"hardware": "h100", "model.hidden": 65536, "model.layers": 50}}, "stage base: the layout needs about"),
-    ("model of a checkpoint", {"score": {"model.seq": 8}}, "stage score: model.seq=8: the model is the checkpoint's; leave it out"),
+    ("model of a checkpoint", {"score": {"model.hidden": 8}}, "stage score: model.hidden=8: the model is the checkpoint's; leave it out"),
+    (
+        "longer rows",
+        {"tuned": PROMPTED | {"model.seq": 32}},
+        "stage tuned: model.seq=32 is longer than the 16 positions that the model was made for; use 16 or less",
+    ),
     ("own folder", {"base": {"run.checkpoint.dir": "x"}}, "stage base: run.checkpoint.dir=x is decided by the pipeline"),
     ("own path", {"data": {"data.path": "x"}}, "stage data: data.path=x is decided by the pipeline"),
     ("no source", {"data": {"data.source": "nowhere.txt"}}, "stage data: data.source=nowhere.txt is neither"),
@@ -338,6 +343,16 @@ def test_stages_that_need_each_other_are_named() -> None:
     stages = {"a": {"stage": "train", "inputs": {"data": "b"}}, "b": {"stage": "train", "inputs": {"data": "a"}}}
     with pytest.raises(ConfigError, match=r"in a circle: (a <- b <- a|b <- a <- b); take one of these inputs away"):
         parse({"stages": stages})
+
+
+def test_a_stage_tunes_in_shorter_rows_and_the_model_keeps_its_length(folder: Path) -> None:
+    tuned = TUNE | EXAMPLES | {"tune.method": "lora", "model.seq": 8}
+    after = {"asked": {"stage": "evaluate", "inputs": {"model": "tuned"}} | EXAMPLES | {"data.kind": "instructions"}}
+    after |= {"text": GRAPH["text"] | {"inputs": {"model": "tuned"}, "tokens": 12}}
+    planned = plan(parse({"stages": {name: GRAPH[name] for name in ("data", "base")} | {"tuned": tuned} | after}), ())
+    assert {item.stage.name: item.config.model.seq for item in planned} | {"data": 0} == {
+        "data": 0, "base": 16, "tuned": 8, "asked": 8, "text": 16
+    }  # fmt: skip
 
 
 def test_every_stage_is_predicted_where_something_is_known_of_its_hardware(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

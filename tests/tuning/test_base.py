@@ -51,4 +51,7 @@ def test_a_base_of_another_model_is_refused_before_a_rank_starts(tmp_path: Path)
         f"tune.base={theirs}: checkpoint {theirs / 'step-000004'} is of another model: model.family=llama there, gpt here; "
         "give the model of the base, or another tune.base"
     )
+    with pytest.raises(ConfigError, match=r"model\.seq=\d+ is longer than the 8 positions that checkpoint .* was made for; use 8 or less"):
+        located(base(tmp_path / "short", model={**MODEL, "seq": 8}))
+    assert located(base(tmp_path / "long", model={**MODEL, "seq": 2 * MODEL["seq"]}))
     assert located(base(tmp_path / "alike", model={**MODEL, "dropout": 0.5, "init_std": 1.0}))

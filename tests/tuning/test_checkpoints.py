@@ -14,11 +14,13 @@ from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.checkpoint.tuned import open_reader
 from trainer.convert import export_gguf, import_weights
+from trainer.data.dataset import Synthetic
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
 from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
 from trainer.spec.artifacts import newest_checkpoint
 from trainer.spec.manifest import FoundCheckpoint, read_manifest
+from trainer.spec.model_files import model_of
 from trainer.testing import Farm, Finished
 
 pytestmark = pytest.mark.slow
@@ -83,6 +85,30 @@ def test_merged_weights_compute_what_the_added_ones_compute(farm: Farm, base: Pa
     plain.load_state_dict({name: found[name] for name in plain.state_dict()})
     assert float((plain(tokens) - with_product(tokens)).detach().abs().max()) > 1e-3
     torch.testing.assert_close(merged(tokens), with_product(tokens), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("family", ["gpt", *(pytest.param(name, marks=pytest.mark.campaign("layouts")) for name in ("llama", "bloom"))])
+def test_a_model_is_tuned_in_shorter_rows_and_keeps_the_length_of_its_base(farm: Farm, tmp_path: Path, family: str, method: str) -> None:
+    def short(steps: int, seq: int, folder: str, tune: dict[str, Any], **layout: Any) -> Finished:
+        settings = {"steps": steps, "warmup_steps": 0, "checkpoint": {"every": 2, "dir": str(tmp_path / folder)}}
+        config = small(model={"family": family, "seq": seq, "layers": 2}, run=settings, optimizer={"lr": 0.02, "decay_steps": 8}, **layout)
+        return farm.train(config | {"tune": tune}, ranks(layout))
+
+    short(2, 16, "base", {}).checked()
+    before, tune = weights(opened(tmp_path / "base")), {"method": method, "rank": 2, "base": str(tmp_path / "base")}
+    losses = short(2, 8, "tuned", tune, tensor=2, sequence_parallel=True).checked().result["losses"]
+    config = resolve(from_dict(TrainConfig, small(model={"family": family, "seq": 16, "layers": 2})), 1)
+    model = Transformer(config.model).double()
+    model.load_state_dict(before)
+    rows = torch.from_numpy(Synthetic(config.model.vocab, 8, config.run.seed).batch(0, 8)).t()
+    assert losses[0] == pytest.approx(float(torch.nn.functional.cross_entropy(model(rows[:-1]).flatten(0, 1), rows[1:].flatten())))
+    short(4, 8, "tuned", tune, pipeline=2).checked()
+    after = weights(opened(tmp_path / "tuned"))
+    assert {name: values.shape for name, values in after.items()} == {name: values.shape for name, values in before.items()}
+    assert model_of(tmp_path / "tuned").seq == 16
+    failed = short(2, 32, "longer", tune).failure(0)
+    assert "model.seq=32 is longer than the 16 positions that checkpoint" in failed["message"]
 
 
 def test_a_file_of_a_tuned_model_holds_its_merged_weights(farm: Farm, base: Path, tmp_path: Path) -> None:

@@ -131,9 +131,15 @@ def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def check_model_of(checkpoint: Path, saved: Mapping[str, Any], model: ModelConfig, remedy: str) -> None:
-    """``ConfigError`` with ``remedy`` if a resolved ``model`` has not the weights of the one in a checkpoint's manifest."""
+    """``ConfigError`` with ``remedy`` if a resolved ``model`` has not the weights of the one in a checkpoint's manifest, or longer rows
+    than these were made for; shorter ones take the first positions."""
     for name, value in asdict(model).items():
-        if name not in NOT_SHAPE and saved.get(name) != value:
+        if name == "seq" and value > saved["seq"]:
+            raise ConfigError(
+                f"model.seq={value} is longer than the {saved['seq']} positions that checkpoint {checkpoint} was made for; "
+                f"use {saved['seq']} or less, or {remedy}"
+            )
+        if name not in (*NOT_SHAPE, "seq") and saved.get(name) != value:
             raise ConfigError(f"checkpoint {checkpoint} is of another model: model.{name}={saved.get(name)} there, {value} here; {remedy}")
 
 

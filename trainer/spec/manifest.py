@@ -2,7 +2,7 @@
 
 format, step, attempt     of this file; completed steps; the attempt that saved them
 model                     its shape
-data                      seed and name of what was trained on, and the global batch; null for an imported model
+data                      seed and name of what was trained on, the global batch, the length of a row; null for an imported model
 tune                      method, base and its identity, where only what was tuned is in it (``trainer.checkpoint.tuned``)
 extra                     samples (consumed), updates (of the optimizer), loss scale
 files                     name -> bytes

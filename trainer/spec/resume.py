@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -64,16 +65,17 @@ def check_section(found: FoundCheckpoint, saved: Mapping[str, Any] | None, own: 
 
 @dataclass(frozen=True)
 class DataOrder:
-    """What decides which tokens a sample holds (``seed`` and ``corpus``), and how many samples make a step."""
+    """What decides which tokens a sample holds (``seed``, ``corpus`` and the length ``seq``), and how many samples make a step."""
 
     seed: int
     corpus: str | None  # its digest, or ``synthetic``; None where it is not known yet
     global_batch: int
+    seq: int
 
     def differs(self, saved: Mapping[str, Any] | None) -> list[str]:
         """What a checkpoint's data has otherwise; an imported model has no data (None)."""
-        own = {name: value for name in ("seed", "corpus") if (value := getattr(self, name)) is not None}
-        return [] if saved is None else [name for name, value in own.items() if saved[name] != value]
+        own = {name: value for name in ("seed", "corpus", "seq") if (value := getattr(self, name)) is not None}
+        return [] if saved is None else [name for name, value in own.items() if saved.get(name, value) != value]
 
 
 def found_in(root: Path) -> list[FoundCheckpoint]:
@@ -82,6 +84,17 @@ def found_in(root: Path) -> list[FoundCheckpoint]:
         return []
     named = [(order, path) for path in root.iterdir() if (order := checkpoint_order(path))]
     return sorted((FoundCheckpoint(*order, path) for order, path in named), reverse=True)
+
+
+def positions(config: TrainConfig, root: Path | None) -> int:
+    """How many positions the weights of a run are made for, of which its rows take the first: those of the checkpoint in ``root`` that it
+    goes on from, or else of its base."""
+    base = None if config.tune.base is None else newest_checkpoint(Path(config.tune.base))
+    begins = [found.path for found in found_in(root)] if root is not None and config.run.checkpoint.resume else []
+    for path in (*begins, base):
+        with contextlib.suppress(CheckpointError):
+            return max(config.model.seq, 0 if path is None else read_manifest(FoundCheckpoint(0, 0, path))["model"]["seq"])
+    return config.model.seq
 
 
 def check_folder(root: Path) -> None:
@@ -107,9 +120,10 @@ def check_continues(
     unless ``new_data`` says that it is meant."""
     check_model_of(found.path, manifest["model"], model, REMEDY)
     check_section(found, manifest.get("tune"), tune)
-    if (other := data.differs(manifest["data"])) and not new_data:
-        key = {"seed": "run.seed", "corpus": "the checksum of data.path"}[other[0]]
-        there, here = (str(value)[:12] for value in (manifest["data"][other[0]], getattr(data, other[0])))
+    saved = manifest["data"] and {"seq": manifest["model"]["seq"]} | manifest["data"]
+    if (other := data.differs(saved)) and not new_data:
+        key = {"seed": "run.seed", "corpus": "the checksum of data.path", "seq": "model.seq"}[other[0]]
+        there, here = (str(value)[:12] for value in (saved[other[0]], getattr(data, other[0])))
         raise ConfigError(
             f"checkpoint {found.path} is of other data: {key} was {there} and is {here} now; "
             "restore that, set run.checkpoint.new_data=true to continue with the first sample of this data, "
@@ -146,7 +160,7 @@ def check_resume(config: TrainConfig, corpus: str | None) -> None:
     if not settings.resume or not (candidates := found_in(Path(settings.dir))):
         return
     tune = None if config.tune.method == "full" else section(config.tune, base_identity(config.tune, run.seed))
-    model, data = resolve_model(config.model), DataOrder(run.seed, corpus, run.global_batch)
+    model, data = resolve_model(config.model), DataOrder(run.seed, corpus, run.global_batch, config.model.seq)
 
     def check(found: FoundCheckpoint) -> None:
         check_continues(found, read_manifest(found), model, tune, data, settings.new_data)
