@@ -353,7 +353,9 @@ def _weight_gradients(
     matrix' business."""
     if x is None:
         return
-    low, bias, rows = layer.low, layer.bias if isinstance(layer, ColumnLinear) else None, x
+    low, bias = layer.low, layer.bias if isinstance(layer, ColumnLinear) else None
+    # a parameter as input may lie in another bucket, whose gathered form goes when its own gradients have arrived
+    rows = x.clone() if layer.gradients.defers and isinstance(x, nn.Parameter) else x
 
     def work() -> None:
         if layer.weight.requires_grad:
@@ -364,7 +366,7 @@ def _weight_gradients(
             layer.gradients.add_product(low.b, dy, inner * low.scale)
             layer.gradients.add_product(low.a, d_inner, low.dropped(rows, stamp).flatten(0, 1))
 
-    layer.gradients.later(work, dy, x)
+    layer.gradients.later(work, dy, rows)
 
 
 class _Embedding(torch.autograd.Function):
