@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,47 @@ from torch._dynamo.utils import counters
 from tests.small_runs import ranks, small
 from trainer import loop
 from trainer.launch.rank_env import RankEnv
+from trainer.models.families import FAMILIES
 from trainer.spec import TrainConfig, resolve
 from trainer.spec.read import from_dict
+from trainer.spec.schema import METHODS
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 
 
+def each(env: RankEnv, folder: Path, configs: dict[str, dict[str, Any]]) -> None:
+    """Trainings one after the other, which share what a process does before it compiles; each has its own folder."""
+    for name, config in configs.items():
+        loop.train(resolve(from_dict(TrainConfig, config), env.world_size), env, folder / name, 0)
+
+
 @pytest.mark.parametrize(
-    ("model", "layout"),
+    ("model", "layout", "methods"),
     [
-        ({"layers": 1}, {}),
-        pytest.param({"layers": 1, "family": "bloom"}, {"recompute": "selective"}, marks=pytest.mark.campaign("compiler")),
+        ({"layers": 1}, {}, ["full", "lora"]),  # a frozen embedding hands its block no gradient, whose backward must not seem idle
+        pytest.param({"layers": 1, "family": "bloom"}, {"recompute": "selective"}, ["full"], marks=pytest.mark.campaign("compiler")),
+        *(
+            pytest.param({"layers": 2, "family": family}, {}, [method], marks=pytest.mark.campaign("compiler"))
+            for family, method in itertools.product(FAMILIES, METHODS)
+        ),
     ],
-    ids=["smallest", "around recomputed parts and through linear biases"],
+    ids=str,
 )
-def test_compiled_blocks_train_the_same_model(farm: Farm, model: dict[str, Any], layout: dict[str, Any]) -> None:
+def test_compiled_blocks_train_the_same_model(farm: Farm, model: dict[str, Any], layout: dict[str, Any], methods: list[str]) -> None:
     """In the code that the compiler writes for this processor."""
-    plain, compiled = (
-        farm.train(small(precision="fp32", model=model, run={"compile": way, "global_batch": 2}, **layout), 1) for way in (False, True)
-    )
-    assert compiled.checked().result["losses"] == pytest.approx(plain.checked().result["losses"], rel=1e-5)
-    assert compiled.result["grad_norms"] == pytest.approx(plain.result["grad_norms"], rel=1e-4)
+    ways = {"plain": False, "compiled": True}
+    configs = {
+        f"{way} {method}": small(precision="fp32", model=model, run={"compile": ways[way], "global_batch": 2}, **layout)
+        | {"tune": {"method": method, "rank": 2, "virtual_tokens": 2, "encoder": 4}}
+        for way, method in itertools.product(ways, methods)
+    }
+    folder = farm.call(each, 1, configs=configs).directory
+    found = {name: json.loads((folder / name / "result.json").read_text()) for name in configs}
+    for method in methods:
+        plain, compiled = (found[f"{way} {method}"] for way in ways)
+        assert compiled["losses"] == pytest.approx(plain["losses"], rel=1e-5), method
+        assert compiled["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-4), method
 
 
 def counted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
