@@ -39,7 +39,7 @@ def searched(
     from launcher.sweep.dry_run import print_requests
     from launcher.sweep.multirun import check_tracking_of
     from launcher.sweep.search import first_points, search
-    from launcher.tracking.process import PATIENCE_S, MlflowMirror
+    from launcher.tracking.process import MlflowMirror
 
     config = problem.config
     base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]
@@ -47,13 +47,14 @@ def searched(
         print_requests(first_points(problem, base), config.dry_run)
         return None
     check_tracking_of(config)
-    mirror = MlflowMirror(config.sweep.dir, name)  # told of no single trial: copying during the trials would disturb their timings
+    # Told of no single trial: copying during the trials would disturb their timings.
+    mirror = MlflowMirror(config.sweep.dir, name, config.sweep.mlflow_wait_s)
     mirror.begin()
     with Backends() as backends:
         found = search(name, problem, backends, base, tell=tell)
     keep(found)
     mirror.close()
-    mirror.finish(0 if found.interrupted else PATIENCE_S)
+    mirror.finish(0 if found.interrupted else None)
     return found
 
 

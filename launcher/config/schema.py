@@ -107,6 +107,12 @@ class SweepConfig:
     rerun: bool = key(False, "measure trials again that are already finished")
     ignore_memory: bool = key(False, "try layouts that by the cost model's estimate do not fit into memory")
     follow: bool = key(True, "wait for the trials and show progress; false = submit and return")
+    mlflow_wait_s: Optional[float] = key(
+        None,
+        "seconds for which a command that has measured something waits for MLflow to have it; null = 5, after which it is copied in the "
+        "background, and in a container, which ends with the command, until it is copied",
+        minimum=0,
+    )
 
 
 @dataclass

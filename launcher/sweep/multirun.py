@@ -74,14 +74,14 @@ class Multirun:
         if (settings.dir, name) not in self._mirrors:
             if _starts_something(points, settings):
                 check_tracking_of(jobs[0][1])
-            self._mirrors[settings.dir, name] = process.MlflowMirror(settings.dir, name)
+            self._mirrors[settings.dir, name] = process.MlflowMirror(settings.dir, name, settings.mlflow_wait_s)
         with Backends() as backends:
             records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name]])
         self.records += records
         _say_what_next(name, records, settings)
         return [_objective(record) for record in records]
 
-    def finish(self, patience_s: float = process.PATIENCE_S) -> None:
+    def finish(self, patience_s: float | None = None) -> None:
         """The command ends: what MLflow does not have yet is copied while it waits, if there is a measurement to wait for, or in the
         background."""
         measured = all(record.status.final for record in self.records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import time
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from launcher.trials.store import Record
 
 PATIENCE_S = 5.0
-"""How long a command that has measured something waits for MLflow before it leaves the rest to the background."""
+"""How long a command that has measured something waits for MLflow before it leaves the rest to the background, where there is one."""
+_OF_MACHINE = 0xEFFFFFFC
+"""Number of a machine's own PID namespace (PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h)."""
 PERIOD_S = 5.0
 """Between looks at the steps of trials that run."""
 
@@ -32,8 +35,9 @@ class MlflowMirror:
     something to read. It outlives the launcher until all is copied. What it has to say is in ``mlflow.log`` in the folder of trials.
     """
 
-    def __init__(self, root: str | Path, sweep: str):
-        self._root, self._sweep = Path(root).absolute(), sweep
+    def __init__(self, root: str | Path, sweep: str, wait_s: float | None = None):
+        """``wait_s``: ``sweep.mlflow_wait_s``."""
+        self._root, self._sweep, self._wait_s = Path(root).absolute(), sweep, wait_s
         self._process: subprocess.Popen[bytes] | None = None
         self._told = float("-inf")
         self._here = missing("mlflow") is None
@@ -60,8 +64,11 @@ class MlflowMirror:
         unmirrored.add(self._root, self._sweep)
         self._told = time.monotonic()
 
-    def finish(self, patience_s: float = PATIENCE_S) -> None:
-        """Let the copier finish what is left, without waiting for longer than ``patience_s``."""
+    def finish(self, patience_s: float | None = None) -> None:
+        """Let the copier finish what is left, without waiting for longer than ``patience_s``; None: than is configured, or else until all
+        is copied where the copier would end with this command."""
+        if patience_s is None:
+            patience_s = self._wait_s if self._wait_s is not None else math.inf if nothing_outlives_us() else PATIENCE_S
         if not self._here:
             say(f"not copied to MLflow, which is not installed ({install_command('mlflow')}); 'trireme rank' and 'report' do without")
             return
@@ -80,14 +87,18 @@ class MlflowMirror:
                 f"MLflow does not have all of sweep {self._sweep} yet: {trouble}; any later command tries again, see "
                 f"{self._root / 'mlflow.log'}"
             )
+        elif nothing_outlives_us():
+            say(f"MLflow does not have all of sweep {self._sweep} yet: any later command copies the rest")
         else:
             say(f"sweep {self._sweep} is being copied to MLflow in the background; 'trireme ui' waits for it")
 
     def _wait(self, process: subprocess.Popen[bytes], patience_s: float) -> None:
         start, told = time.monotonic(), False
-        while time.monotonic() - start < patience_s and self._sweep in unmirrored.names(self._root) and not process.poll():
-            if not told and time.monotonic() - start > 1:
-                say("copying to MLflow; Ctrl-C leaves it to the background")
+        while (waited := time.monotonic() - start) < patience_s and self._sweep in unmirrored.names(self._root) and not process.poll():
+            if process.poll() is not None and waited > PATIENCE_S:
+                return  # another copier is at work, which is not ours to wait for
+            if not told and waited > 1:
+                say(f"copying to MLflow; Ctrl-C leaves it to {'a later command' if nothing_outlives_us() else 'the background'}")
                 told = True
             time.sleep(0.05)
 
@@ -95,6 +106,15 @@ class MlflowMirror:
         if self._process is None:
             self._process = start_copier(self._root, subprocess.PIPE)
         return self._process
+
+
+def nothing_outlives_us() -> bool:
+    """Whether this command is what a container was started for: it is its first process, or the child of that. All else there ends then."""
+    try:
+        contained = os.stat("/proc/self/ns/pid").st_ino != _OF_MACHINE
+    except OSError:
+        contained = False
+    return os.getpid() == 1 or (contained and os.getppid() <= 1)
 
 
 def start_copier(root: Path, life: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:

@@ -273,6 +273,16 @@ def test_what_sbatch_is_not_given_is_refused_to_be_inherited(name: str) -> None:
         script(dataclasses.replace(PLAIN, env_inherit=["TOKEN"], env={"TOKEN": "x"}))
 
 
+@pytest.mark.parametrize(("key", "value"), [("env", {"TOKEN": "x"}), ("env_inherit", ["TOKEN"])])
+def test_a_variable_is_given_once_whether_or_not_in_a_file(tmp_path: Path, key: str, value: Any) -> None:
+    """Which of two values ranks would see depends on the container's runtime."""
+    file = tmp_path / "variables"
+    file.write_text("TOKEN=y\n")
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match=rf"^cluster\.env_from has TOKEN, and cluster\.{key} too; leave one of them out$"):
+        script(dataclasses.replace(PLAIN, env_from=str(file), **{key: value}))
+
+
 @pytest.mark.parametrize("code", [CODE, None], ids=["snapshot", "image"])
 @pytest.mark.parametrize("name", ["PYTHONPATH", "OMP_NUM_THREADS", "SLURM_CONF", "SLURM_JWT", "MY_TOKEN"])
 def test_what_is_inherited_is_left_as_it_is_on_its_way_to_the_ranks(name: str, code: Path | None) -> None:

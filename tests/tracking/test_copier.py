@@ -325,6 +325,40 @@ def test_launcher_waits_no_longer_than_it_was_told_nor_after_ctrl_c_but_until_al
     assert [run.info.status for run in children(root).values()] == ["FINISHED"] * 4
 
 
+def test_a_command_that_its_copier_would_end_with_waits_until_all_is_copied_unless_a_key_says_otherwise(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
+
+    def slow(*_: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sh", "-c", f"sleep 0.5; rm {tmp_path}/unmirrored/planted; cat"], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(tracking, "start_copier", slow)
+    for contained, wait_s, copied in ((False, None, False), (True, 0.1, False), (True, None, True), (False, 600.0, True)):
+        monkeypatch.setattr(tracking, "nothing_outlives_us", lambda contained=contained: contained)
+        observer = MlflowMirror(tmp_path, "planted", wait_s)
+        observer.begin()
+        observer.finish()
+        assert (unmirrored.names(tmp_path) == []) == copied, (contained, wait_s)
+        words = capfd.readouterr().err
+        assert ("background" in words, "any later command copies the rest" in words) == (
+            not contained and not copied,
+            contained and not copied,
+        )
+        assert observer._process is not None and observer._process.wait(600) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes PID namespaces")
+@pytest.mark.parametrize(
+    ("command", "alone"), [("exec {}", True), ("{}; true", True), ("sh -c '{}; true'; true", False)], ids=["first", "child", "deeper"]
+)
+def test_a_command_knows_whether_it_is_what_a_container_was_started_for(command: str, alone: bool) -> None:
+    asks = f'{sys.executable} -c "from launcher.tracking.process import nothing_outlives_us as asked; print(asked())"'
+    here = ["unshare", "--pid", "--fork", "sh", "-c", command.format(asks)]
+    assert subprocess.run(here, capture_output=True, text=True, check=True).stdout == f"{alone}\n"
+    assert not tracking.nothing_outlives_us()
+
+
 def test_trials_that_end_in_a_queue_reach_mlflow_by_whoever_looks(root: Path) -> None:
     """With sweep.follow=false nobody is there when a trial ends: the command that notices has it copied."""
     sweep = SweepOnDisk(root)

@@ -97,6 +97,9 @@ def _names(cluster: SlurmCluster) -> list[str]:
     of_file = names_in(cluster.env_from) if cluster.env_from else []
     check_names("cluster.env_from", of_file, OWN)
     check_inherited(cluster)
+    for key, names in (("env", list(cluster.env)), ("env_inherit", cluster.env_inherit)):
+        for name in set(of_file) & set(names):
+            raise ConfigError(f"cluster.env_from has {name}, and cluster.{key} too; leave one of them out")
     return list(dict.fromkeys([*_environment(cluster), *of_file, *cluster.env_inherit, *MEETING]))
 
 
