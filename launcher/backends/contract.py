@@ -96,7 +96,8 @@ class Backend(ABC):
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         """How the jobs stand, in order, in one question. A job that nobody knows any more is ``failed`` with reason ``node``.
 
-        ``BackendError`` when nobody answers now; jobs then stand as they did, and the question is asked again.
+        ``BackendError`` when nobody answers now; jobs then stand as they did, and the question is asked again. ``ConfigError`` when there
+        will be no answer, because the place does not allow the question any more: the command ends, and the jobs stand as they did.
         """
 
     @abstractmethod

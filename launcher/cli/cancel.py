@@ -24,6 +24,9 @@ def main(argv: list[str]) -> int:
         "target", metavar="SWEEP|TRIAL|STAGE", help="name of a sweep or pipeline, id of a trial or its first digits, or name of a stage"
     )
     parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    parser.add_argument(
+        "--forget", action="store_true", help="give up what cannot be reached any more: nothing is asked of its place, where it may go on"
+    )
     arguments = parser.parse_args(argv)
     store = Store(arguments.dir)
     records = store.sweep(arguments.target).records if arguments.target in store.names() else [store.trial(arguments.target)]
@@ -34,9 +37,13 @@ def main(argv: list[str]) -> int:
         return 0
     with Backends() as backends:
         try:
-            left = stop(store, [*unended, *ended], backends, _PATIENCE_SECONDS)
+            left = stop(store, [*unended, *ended], backends, _PATIENCE_SECONDS, arguments.forget)
         except BackendError as error:
-            print(f"error: {error}; what runs there has not been stopped: repeat the command when it answers", file=sys.stderr)
+            print(
+                f"error: {error}; --forget gives up what never answers again; "
+                "what runs there has not been stopped: repeat the command when it answers",
+                file=sys.stderr,
+            )
             return 1
     pending = _wait(store, left)
     stopped = sum(store.load(record.id).status is Status.STOPPED for record in unended)

@@ -31,7 +31,7 @@ class KubernetesCluster(ClusterConfig):
         None, "kubeconfig file; null = $KUBECONFIG, ~/.kube/config, or the service account of the pod we run in"
     )
     context: Optional[str] = key(None, "context of the kubeconfig; null = its current one")
-    namespace: str = key("trireme", "namespace of all objects; one per team, for names derive from what a trial is")
+    namespace: str = key("trireme", "namespace of all objects")
     workload: str = key(
         "job", "what a trial becomes: an Indexed Job, plain pods, a JobSet, a Kubeflow TrainJob, a Volcano Job", choices=WORKLOADS
     )

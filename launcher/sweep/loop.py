@@ -18,9 +18,10 @@ from launcher.sweep.settlement import Settlement
 from launcher.sweep.state import SweepState
 from launcher.sweep.stopping import Stopper
 from launcher.sweep.submitter import Submitter
+from launcher.trials.job import JobState
 from launcher.trials.lock import Locks
 from launcher.trials.store import Record, Store
-from trainer.spec import ConfigError, Reason
+from trainer.spec import ConfigError, Reason, Status
 
 TICK_SECONDS = 0.1
 
@@ -81,6 +82,19 @@ class Loop:
                 silent.append(str(error))
         if silent:
             raise BackendError("; ".join(dict.fromkeys(silent)))
+
+    def forget(self, trials: Iterable[ActiveTrial], words: str) -> list[Record]:
+        """Give up trials that no launcher runs, without asking their places. Those that another launcher holds are returned."""
+        trials = list(trials)
+        claimed = [trial for trial in trials if self._state.claim(trial)]
+        for trial in claimed:
+            trial.record.left, trial.stop = [], (Reason.CANCELLED, words)
+            if trial.record.status.final:
+                self._state.store.save(trial.record)
+                self._state.release(trial)
+            else:
+                self._settlement.settle(trial, JobState(Status.STOPPED, *trial.stop))
+        return [trial.record for trial in trials if trial not in claimed]
 
     def end(self, trials: Iterable[ActiveTrial], patience_s: float) -> list[Record]:
         """Stop trials that no launcher runs. Those that another launcher holds are returned.

@@ -72,7 +72,7 @@ class Poller:
         try:
             trial.backend.collect(self._state.job(trial), trial.handle, remove=not reading)
         except BackendError as error:
-            self._state.note([trial], str(error))
+            self._state.note_silence([trial], error)
             return False
         if reading and trial.backend.leaves_objects:
             record.left.append({"attempt": record.attempt, "handle": trial.handle})

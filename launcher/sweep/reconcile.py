@@ -32,27 +32,30 @@ def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> Non
         loop.catch_up(active)
 
 
-def stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float = 60.0) -> list[Record]:
+FORGOTTEN = "given up by 'trireme cancel --forget'; what may still run was left alone"
+
+
+def stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float = 60.0, forget: bool = False) -> list[Record]:
     """Stop the trials that have not ended, and remove the objects that ended ones have left on their clusters.
 
     Trials that a launcher runs are left to it, with a stop request, and returned. ``BackendError`` when a backend does not answer for
-    ``patience_s``.
+    ``patience_s``. ``forget``: no backend is asked, and what runs and what was left stays where it is.
     """
     impatience = threading.Timer(patience_s, backends.hurry)
     impatience.daemon = True
     impatience.start()
     try:
-        return _stop(store, records, backends, patience_s)
+        return _stop(store, records, backends, patience_s, forget)
     finally:
         impatience.cancel()
 
 
-def _stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float) -> list[Record]:
+def _stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float, forget: bool) -> list[Record]:
     for record in records:
         if not record.status.final:
             store.ask_to_stop(record)
     with _reconciling(store, [record for record in records if not record.status.final or record.left], backends) as (loop, active):
-        return loop.end(active, patience_s)
+        return loop.forget(active, FORGOTTEN) if forget else loop.end(active, patience_s)
 
 
 @contextmanager

@@ -74,8 +74,8 @@ class TestKubernetes(Conformance):
             create[manifest["kind"]](manifest["metadata"]["namespace"], manifest)
         handle = ground.backend.find([job])[job.name]
         assert ground.end(job, handle).status is Status.DONE
-        core.delete_namespaced_pod(f"{job.name}-0", handle["namespace"])
-        core.delete_namespaced_config_map(job.name, handle["namespace"])
+        core.delete_namespaced_pod(f"{handle['name']}-0", handle["namespace"])
+        core.delete_namespaced_config_map(handle["name"], handle["namespace"])
 
 
 # -- what a kubelet says ------------------------------------------------------------------------------------------------------------
@@ -176,11 +176,11 @@ def test_a_pod_that_is_told_to_end_saves_and_the_next_attempt_goes_on_from_there
     job = ground.job(long, nodes=2, gpus_per_node=1, **volume)
     (handle,) = ground.submit(job)
     ground.running(job, handle)
-    real_node.core().delete_namespaced_pod(f"{job.name}-1", handle["namespace"])
+    real_node.core().delete_namespaced_pod(f"{handle['name']}-1", handle["namespace"])
     state = ground.end(job, handle)
     stopped = read_json(job.directory / "result.json") or {}
     assert (state.status, stopped["status"]) == (Status.STOPPED, "stopped"), state
-    assert state.detail.startswith(f"pod {job.name}-1 on ") and "was deleted" in state.detail
+    assert state.detail.startswith(f"pod {handle['name']}-1 on ") and "was deleted" in state.detail
     reached = _last_step(job)
     later = dataclasses.replace(job, attempt=1)
     (handle,) = ground.submit(later)

@@ -65,6 +65,7 @@ class Pod:
         }  # fmt: skip
         program = ["-c", HASTY, str(ENTRY.parent)] if self.hasty else [str(ENTRY)]
         self.process = subprocess.Popen([sys.executable, *program], env=environment, stdout=subprocess.PIPE, cwd=self.folder)
+        assert self.process.stdout is not None and self.process.stdout.readline() == b"#trireme begin\n"
         return self
 
     @property
@@ -72,7 +73,9 @@ class Pod:
         return self.folder / f"out-{self.index}"
 
     def lines(self) -> list[bytes]:
-        return self.process.communicate(timeout=600)[0].splitlines()
+        """Those of ranks and files; the last one, which counts them, is not among them."""
+        lines = self.process.communicate(timeout=600)[0].splitlines()
+        return [line for line in lines if not line.startswith(b"#trireme end")]
 
     def message(self) -> dict[str, object]:
         content: dict[str, object] = json.loads((self.folder / f"termination-{self.index}").read_text())
@@ -114,6 +117,18 @@ def test_what_ranks_write_arrives_as_they_wrote_it(tmp_path: Path, home: Path) -
     for name in ("result.json", "timeline.json", "failure-1.json", "metrics.jsonl"):
         assert (home / name).read_bytes() == (pod.out / name).read_bytes(), name
     assert (home / "logs/attempt0.rank1.log").read_text().startswith("hello from 1\nlonglong")
+
+
+def test_the_last_line_of_a_pods_log_says_how_many_there_were(tmp_path: Path, home: Path) -> None:
+    pod = Pod(tmp_path, 'print("one\\ntwo"); rank or write("result.json", status="done", note="x" * 20000)').start()
+    lines = pod.process.communicate(timeout=600)[0].splitlines()
+    unpacker = Unpacker(home, 0, range(2), {})
+    for line in lines[:-1]:
+        unpacker.take(line)
+    assert not unpacker.told.whole
+    unpacker.take(lines[-1])
+    unpacker.close()
+    assert unpacker.told.whole and unpacker.told.last == len(lines) - 1 > 4 and unpacker.told.result
 
 
 def test_output_that_is_not_text_and_lines_without_an_end_come_through(tmp_path: Path, home: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import backend_for
+from launcher.backends.kubernetes.manifests import object_name
 from launcher.backends.kubernetes.workloads import KINDS
 from launcher.trials.job import Job
 from tests.backends.conformance import LONG, Ground, closing
@@ -60,7 +61,7 @@ def place(stage: Stage) -> tuple[str, str, str, str]:
 def left(kubernetes: Kubernetes, namespace: str, job: Job) -> list[str]:
     core = kubernetes.core()
     lists = [core.list_namespaced_pod(namespace).items, core.list_namespaced_service(namespace).items]
-    return [item.metadata.name for items in lists for item in items if item.metadata.name.startswith(job.name)]
+    return [item.metadata.name for items in lists for item in items if item.metadata.name.startswith(object_name(job))]
 
 
 # -- pods that really run -------------------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def test_ranks_know_themselves_by_their_completion_index_and_find_rank_0_by_its_
     state = ground.end(job, handle)
     assert (state.status, len(state.nodes)) == (Status.DONE, 2), state
     result = read_json(job.directory / "result.json") or {}
-    assert sorted(result["hosts"]) == [f"{job.name}-0", f"{job.name}-1"]
+    assert sorted(result["hosts"]) == [f"{handle['name']}-0", f"{handle['name']}-1"]
     assert "step 3" in job.log_path(0).read_text() and job.log_path(1).exists()
     wait_for(lambda: not left(indexed, handle["namespace"], job), "nothing to be left")
 
@@ -104,7 +105,7 @@ def test_a_job_completes_comes_home_and_leaves_nothing(stage: Stage) -> None:
 def test_one_failed_pod_ends_the_gang_and_is_named_though_the_controller_deletes_the_others(stage: Stage) -> None:
     gang = stage.submit({"exit": "1=137", "reason": "1=OOMKilled", "run": "0=-1,1=1"}, workload="job")
     state = gang.end()
-    assert (state.status, state.reason) == (Status.FAILED, Reason.HOST_MEMORY) and f"{gang.job.name}-1-" in state.detail
+    assert (state.status, state.reason) == (Status.FAILED, Reason.HOST_MEMORY) and f"{gang.pod(1)}-" in state.detail
     gang.backend.collect(gang.job, gang.handle)
     wait_for(lambda: not stage.left(), "the namespace to be empty")
 
@@ -126,7 +127,7 @@ def test_what_the_cluster_removes_by_its_time_to_live_takes_the_rest_of_the_tria
     gang = stage.submit(workload="job")
     gang.end()
     customs = stage.kubernetes.api("CustomObjectsApi")
-    customs.delete_namespaced_custom_object(*place(stage), gang.job.name, propagation_policy="Background")
+    customs.delete_namespaced_custom_object(*place(stage), gang.handle["name"], propagation_policy="Background")
     wait_for(lambda: not stage.left(), "Service, ConfigMap and pods to go as well")
 
 
@@ -137,7 +138,7 @@ def test_a_queued_job_waits_suspended_starts_when_admitted_and_survives_another_
     customs = stage.kubernetes.api("CustomObjectsApi")
 
     def suspend(value: bool) -> None:
-        customs.patch_namespaced_custom_object(*place(stage), gang.job.name, {"spec": {"suspend": value}})
+        customs.patch_namespaced_custom_object(*place(stage), gang.handle["name"], {"spec": {"suspend": value}})
 
     suspend(False)
     gang.running()

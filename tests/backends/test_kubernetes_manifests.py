@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.backends.kubernetes.errors import dropped
-from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, launcher_job, merge, pods_of
+from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, launcher_job, merge, object_name, pods_of
 from launcher.backends.kubernetes.provision import digest
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
 from launcher.config.kubernetes import KubernetesCluster, check_cluster
@@ -61,6 +61,9 @@ FULL = dataclasses.replace(
 
 def job(cluster: KubernetesCluster = PLAIN, world_size: int = 16, **fields: Any) -> Job:
     return Job("0123456789ab", "layouts", 0, Path("/home/a/runs/trials/0123456789ab"), cluster, world_size, **fields)
+
+
+NAME = object_name(job())
 
 
 def rendered(cluster: KubernetesCluster = PLAIN, world_size: int = 16, **fields: Any) -> list[Manifest]:
@@ -152,7 +155,7 @@ def test_every_pod_of_every_workload_finds_pod_0_by_a_name_that_its_kind_gives_t
     for workload in KINDS:
         text = to_text(rendered(variant(workload, False)))
         hosts[workload] = text.partition("name: MASTER_ADDR\n")[2].split("value: ")[1].split("\n")[0]
-    name, rest = "trireme-0123456789ab-0", "trireme-0123456789ab-0.trireme.svc"
+    name, rest = NAME, f"{NAME}.trireme.svc"
     assert hosts == {
         "job": f"{name}-0.{rest}",
         "pods": f"{name}-0.{rest}",
@@ -173,7 +176,7 @@ def test_all_of_a_job_but_its_root_can_be_told_by_its_labels() -> None:
     labels = {tuple(sorted(o["metadata"]["labels"].items())) for o in rendered(dataclasses.replace(PLAIN, workload="pods"))}
     assert len(labels) == 1
     assert dict(labels.pop()).items() >= {
-        ("app.kubernetes.io/managed-by", "trireme"), ("trireme/job", "trireme-0123456789ab-0"), ("trireme/sweep", "layouts"),
+        ("app.kubernetes.io/managed-by", "trireme"), ("trireme/job", NAME), ("trireme/sweep", "layouts"),
     }  # fmt: skip
 
 
@@ -183,10 +186,14 @@ def test_any_name_of_a_sweep_makes_a_valid_label(name: str) -> None:
     assert 0 < len(label) <= 63 and label[-1].isalnum()
 
 
-def test_launchers_of_different_folders_can_tell_their_jobs_apart() -> None:
+@pytest.mark.parametrize("workload", KINDS)
+def test_no_object_of_a_trial_has_the_name_or_the_labels_of_the_same_trial_of_another_folder(workload: str) -> None:
+    """In one namespace two people measure the layouts of the same README."""
     other = dataclasses.replace(job(), directory=Path("/home/b/runs/trials/0123456789ab"))
-    here, there = (render(j, PLAIN, CONFIG)[0]["metadata"]["labels"]["trireme/store"] for j in (job(), other))
-    assert here != there
+    here, there = (render(j, variant(workload, False), CONFIG) for j in (job(), other))
+    for mine, theirs in zip(here, there, strict=True):
+        assert mine["metadata"]["name"] != theirs["metadata"]["name"]
+        assert all(mine["metadata"]["labels"][label] != theirs["metadata"]["labels"][label] for label in ("trireme/store", "trireme/job"))
 
 
 def test_nodes_that_were_at_fault_are_shunned_without_a_demand_that_may_be_impossible() -> None:
@@ -206,7 +213,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 @pytest.mark.parametrize("workload", KINDS)
 def test_every_pod_of_a_trial_gets_a_node_of_its_own_unless_told_otherwise(workload: str) -> None:
-    apart = {"labelSelector": {"matchLabels": {"trireme/job": "trireme-0123456789ab-0"}}, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"labelSelector": {"matchLabels": {"trireme/job": NAME}}, "topologyKey": "kubernetes.io/hostname"}
     cluster = dataclasses.replace(PLAIN, workload=workload)
     assert [terms[REQUIRED] for terms in found("podAntiAffinity", rendered(cluster))] in ([[apart]], [[apart]] * 2)
     assert found("podAntiAffinity", rendered(dataclasses.replace(cluster, spread=False))) == []
@@ -269,7 +276,7 @@ def test_a_queued_workload_starts_suspended(workload: str) -> None:
 
 def test_queued_pods_are_one_group_that_is_admitted_whole() -> None:
     for pod in rendered(dataclasses.replace(variant("pods", False), queue="q"))[2:]:
-        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "trireme-0123456789ab-0"
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == NAME
         assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
 
 

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from launcher.backends.contract import BackendError
-from launcher.backends.kubernetes import causes, states
+from launcher.backends.kubernetes import backend, causes, manifests, states, submission, workloads
+from launcher.backends.kubernetes.manifests import object_name
 from launcher.config.kubernetes_volumes import VolumeConfig
 from tests.clusters.kubernetes.control_plane import CURRENT
-from tests.clusters.kubernetes.stage import RESULT, Stage
+from tests.clusters.kubernetes.stage import RESULT, Gang, Stage
 from tests.clusters.slurm.process import wait_for
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.files import read_json
@@ -67,14 +68,40 @@ def test_what_a_killed_launcher_created_in_part_is_not_found_and_is_completed(st
     assert len(stage.left(("pod",))) == 2 and len(stage.left(("service",))) == 1
 
 
-def test_a_job_of_another_folder_is_left_alone(stage: Stage, tmp_path: Path) -> None:
+def test_two_people_in_one_namespace_each_measure_the_same_trial(stage: Stage, tmp_path: Path) -> None:
     gang = stage.submit({"run": "-1"}).running()
     elsewhere = dataclasses.replace(gang.job, directory=tmp_path / "elsewhere" / gang.job.trial)
-    (handle,) = gang.backend.submit([gang.backend.render(elsewhere)])
-    state = gang.backend.poll([handle])[0]
+    other = stage.backend(gang.job.cluster)  # type: ignore[arg-type]
+    assert other.find([elsewhere]) == {}
+    (handle,) = other.submit([other.render(elsewhere)])
+    Gang(stage, other, elsewhere, handle).running()
+    other.cancel([handle])
+    wait_for(lambda: len(stage.left(("pod",))) == 2, "only the pods of one to be left")
+    assert gang.running()
+
+
+def test_what_is_not_ours_and_has_our_name_is_left_alone(stage: Stage) -> None:
+    job, backend = stage.job(), stage.backend()
+    theirs = {"metadata": {"name": object_name(job)}, "spec": {"clusterIP": "None", "ports": [{"port": 1}]}}
+    stage.kubernetes.core().create_namespaced_service(stage.namespace, theirs)
+    (handle,) = backend.submit([backend.render(job)])
+    state = backend.poll([handle])[0]
     assert (state.status, state.reason) == (Status.FAILED, Reason.CONFIGURATION)
-    assert f"made for {gang.job.directory}" in state.detail and "use another cluster.namespace" in state.detail
-    assert gang.backend.find([elsewhere]) == {} and gang.running()
+    assert "made for something other than Trireme" in state.detail and "use another cluster.namespace" in state.detail
+    assert backend.find([job]) == {} and len(stage.left()) == 1
+
+
+def test_a_job_that_was_submitted_under_its_former_name_is_found_and_brought_home(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (manifests, workloads, submission, backend):
+        monkeypatch.setattr(module, "object_name", lambda job: job.name)
+    gang = stage.submit({"run": "1"}).running()
+    monkeypatch.undo()
+    now = stage.backend(gang.job.cluster)  # type: ignore[arg-type]
+    assert now.find([gang.job]) == {gang.job.name: gang.handle} and gang.handle["name"] == gang.job.name
+    assert Gang(stage, now, gang.job, gang.handle).end().status is Status.DONE
+    now.collect(gang.job, gang.handle)
+    assert read_json(gang.job.directory / "result.json") == RESULT
+    wait_for(lambda: not stage.left(), "the namespace to be empty")
 
 
 def test_a_later_attempt_starts_only_when_nothing_of_an_earlier_one_runs(stage: Stage) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of, unplaced
-from launcher.backends.kubernetes.client import PATIENCE, Client, plainly
-from launcher.backends.kubernetes.errors import ApiError
-from launcher.backends.kubernetes.logs import Follower, follow_pod, together, unpack_message
-from launcher.backends.kubernetes.manifests import JOB, OURS, STORE, pods_of, store_of
+from launcher.backends.kubernetes.client import PATIENCE, REFUSED_SECONDS, Client, plainly
+from launcher.backends.kubernetes.errors import ApiError, explain
+from launcher.backends.kubernetes.logs import Follower, disbelieve, follow_pod, together, unpack_message
+from launcher.backends.kubernetes.manifests import JOB, OURS, STORE, object_name, pods_of, store_of
 from launcher.backends.kubernetes.permissions import missing_permissions
 from launcher.backends.kubernetes.states import Observed, state_of
 from launcher.backends.kubernetes.submission import PODS_PATH, SERVICES, Submission
@@ -46,8 +46,8 @@ _YIELD_SECONDS = 120.0
 """How long gangs of other launchers, which were there before, are given to find their room; it may not be what ours needs."""
 _QUICK = 10.0
 """Seconds a server gets to answer when there is no reason to wait for it."""
-_LOG_SECONDS = 20.0
-"""Beyond their grace period: how long the ends of the pods' logs are waited for."""
+_LOG_SECONDS = 5.0
+"""How long the ends of logs are waited for at a time, while all else waits; beyond their grace period, of pods that are being ended."""
 _OURS = ",".join(f"{name}={value}" for name, value in OURS.items())
 
 
@@ -140,16 +140,19 @@ class KubernetesBackend(Backend):
         roots = {root["metadata"]["name"]: root for root in self._client.list(SERVICES, labelSelector=_OURS)["items"]}
         found = {}
         for job in jobs:
-            root = roots.get(job.name)
+            handle = handle_of(job) if object_name(job) in roots else handle_of(job) | {"name": job.name}  # as it was called once
+            root = roots.get(handle["name"])
             if root is None or root["metadata"].get("deletionTimestamp") or root["metadata"]["labels"].get(STORE) != store_of(job):
                 continue
-            observed = self._read(self._client, handle_of(job))
+            observed = self._read(self._client, handle)
             if observed.workload is not None if self._makes_pods else len(observed.pods) == observed.count:
-                found[job.name] = handle_of(job)
+                found[job.name] = handle
         return found
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         """From the mirrors; a final state only after the job's objects have been read again."""
+        if self._client.refused_s() > REFUSED_SECONDS:
+            self._ask_for_rights()
         self._try_over_quota()
         known = self._watched(handles)
         partly = self._partly_placed()
@@ -163,7 +166,8 @@ class KubernetesBackend(Backend):
         """One gang at a time looks for room, unless a queue admits gangs whole."""
         if self._gangs_are_admitted or pods_of(job) == 1:
             return ""
-        looking = next((other.trial for other in others if pods_of(other) > 1 and other.name not in self._placed), None)
+        gangs = (other for other in others if pods_of(other) > 1)
+        looking = next((other.trial for other in gangs if self._placed.isdisjoint({object_name(other), other.name})), None)
         if looking is not None:
             return f"trial {looking} has not found room for all of its pods yet"
         if time.monotonic() - self._yielded < _YIELD_SECONDS and self._partly_placed():
@@ -177,10 +181,15 @@ class KubernetesBackend(Backend):
                 self._client.delete(SERVICES, handle["name"])
 
     def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:
-        """End what still runs, read every pod's log to its end, and remove the job's objects (but see ``cluster.keep``)."""
+        """End what still runs, read every pod's log to its end, and remove the job's objects (but see ``cluster.keep``).
+
+        ``BackendError`` while there may be more of a log to be had: nothing is removed before. A job that is done, but whose metrics did
+        not all come, was not measured; pods whose log cannot be read stay.
+        """
         if "refused" in handle:
             return
-        known = self._watched([handle])[handle["name"]]
+        name = handle["name"]
+        known = self._watched([handle])[name]
         observed = self._read(self._client, handle, known)
         running = [pod for pod in observed.pods if "running" in container_of(pod) and pod["metadata"]["uid"] not in observed.gone]
         if running and not remove:
@@ -188,7 +197,7 @@ class KubernetesBackend(Backend):
         for pod in running:
             self._client.delete(PODS_PATH, name_of(pod), pod["metadata"]["uid"])
         self._follow(handle, observed.pods)
-        self._finish_logs(observed.pods)
+        logs = self._finish_logs(observed.pods, _LOG_SECONDS + bool(running) * self._settings.grace_seconds)
         if any(map(begun, observed.pods)):
             for rank in range(job.world_size):  # also of those that had nothing to say
                 job.log_path(rank).parent.mkdir(parents=True, exist_ok=True)
@@ -197,24 +206,30 @@ class KubernetesBackend(Backend):
         for pod in sorted(last.pods, key=index_of):
             unpack_message(pod, job.directory, job.attempt)
         done = state_of(self._kind, observed, self._client.now(), 0.0).status is Status.DONE
-        if remove and (self._settings.keep == "nothing" or (self._settings.keep == "failed" and done)):
-            self._client.delete(SERVICES, job.name)
+        missing = "; ".join(log.missing for log in logs if log.missing)
+        unmeasured = done and missing and not any(log.has_result for log in logs)
+        stays = unmeasured and any(log.missing and not log.gone for log in logs)
+        if unmeasured:
+            words = f"{missing}; it is kept: 'kubectl delete service {name}' removes all of the trial" if stays else missing
+            disbelieve(job.directory, job.attempt, job.world_size, words)
+        if remove and not stays and (self._settings.keep == "nothing" or (self._settings.keep == "failed" and done and not missing)):
+            self._client.delete(SERVICES, name)
         if running:
-            self._submission.await_end(job.name)
+            self._submission.await_end(name)
         for mirror in self._mirrors.values():
-            mirror.forget(lambda item: job_of(item) == job.name)
+            mirror.forget(lambda item: job_of(item) == name)
 
     def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
         """From its pods while they are there, else from the trial's directory."""
         if handle is None or "refused" in handle:
             return read_logs(job)
         try:
-            if self._brief.get(SERVICES, job.name) is None:
+            if self._brief.get(SERVICES, handle["name"]) is None:
                 return read_logs(job)
             if follow:
                 return self._pod_lines(job, handle, follow)
             lines = list(self._pod_lines(job, handle, follow))
-            return read_logs(job) if self._brief.get(SERVICES, job.name) is None else iter(lines)  # its log was copied meanwhile
+            return read_logs(job) if self._brief.get(SERVICES, handle["name"]) is None else iter(lines)  # its log was copied meanwhile
         except (BackendError, ConfigError):  # out of reach, perhaps only from here: show what was copied
             return read_logs(job)
 
@@ -234,12 +249,30 @@ class KubernetesBackend(Backend):
             if name in self.__dict__:
                 self.__dict__[name].close()
 
+    def _ask_for_rights(self) -> None:
+        """``ConfigError`` if the server says that what it refuses is not allowed any more: then it is waited for in vain."""
+        try:
+            missing = missing_permissions(self._brief, self._kind)
+        except ApiError as error:
+            if not error.unauthorized:
+                return
+            missing = explain(error, "ask what is allowed", self._client.namespace)
+        except BackendError:
+            return
+        if missing:
+            raise ConfigError(
+                f"the Kubernetes API server at {self._client.server} refuses what it granted until {self._client.refused_s():.0f} s ago: "
+                f"{missing}; if the namespace was deleted, 'trireme cancel --forget SWEEP' gives up what was submitted there"
+            )
+        self._client.forget_refusals()
+
     # -- submitting -----------------------------------------------------------------------------------------------------------
 
     def _submit(self, request: Request) -> Handle:
         job = request.job
-        self._cancelled.discard(job.name)
-        self._placed.discard(job.name)
+        name = object_name(job)
+        self._cancelled.discard(name)
+        self._placed.discard(name)
         try:
             self._submission.start(job, from_text(request.text))
         except ConfigError as error:
@@ -248,7 +281,7 @@ class KubernetesBackend(Backend):
             plain = str(plainly(error, f"submit trial {job.trial}", self._client.namespace))
             if not error.over_quota:
                 return handle_of(job) | {"refused": {"reason": Reason.CANNOT_START.value, "detail": plain}}
-            self._over_quota[job.name] = _Waiting(request, time.monotonic(), plain)
+            self._over_quota[name] = _Waiting(request, time.monotonic(), plain)
         return handle_of(job)
 
     def _try_over_quota(self) -> None:
@@ -361,20 +394,20 @@ class KubernetesBackend(Backend):
         pod = self._mirrors["pods"].get(uid)
         return pod is None or ended(pod)
 
-    def _finish_logs(self, pods: Sequence[Object]) -> None:
-        """Wait until the logs have been read to their ends, unless their node is lost. A server that has gone away is waited for: what
-        follows removes the pods, and with them what has not been read."""
-        deadline = time.monotonic() + self._settings.grace_seconds + _LOG_SECONDS
-        for pod in pods:
-            follower = self._followers.get(pod["metadata"]["uid"])
-            if follower is None:
-                continue
+    def _finish_logs(self, pods: Sequence[Object], patience_s: float) -> list[Follower]:
+        """The followers of the pods' logs, which have ended, or wait for a lost node. ``BackendError`` when there may be more to be had."""
+        deadline = time.monotonic() + patience_s
+        followers = []
+        for pod in [pod for pod in pods if pod["metadata"]["uid"] in self._followers]:
+            followers.append(follower := self._followers[pod["metadata"]["uid"]])
             if not lost(pod, self._client.now()):
                 follower.join(max(0.0, deadline - time.monotonic()))
                 if follower.is_alive():
-                    self._client.reach()
-                    follower.join(_LOG_SECONDS)
-            self._followers.pop(pod["metadata"]["uid"]).stop()
+                    raise BackendError(f"it has ended, and its log is not whole yet: {follower.trouble}")
+        for follower in followers:
+            follower.stop()
+            del self._followers[follower.uid]
+        return followers
 
     def _pod_lines(self, job: Job, handle: Handle, follow: bool) -> Iterator[str]:
         """Lines of all pods as the pods write them; of a job that has no pods yet, when it has."""
@@ -384,7 +417,7 @@ class KubernetesBackend(Backend):
                 break
             time.sleep(_QUICK / 10)
         streams = [
-            follow_pod(self._client, name_of(pod), 0, self._ends(pod) if follow else lambda: True) for pod in sorted(pods, key=index_of)
+            follow_pod(self._client, name_of(pod), self._ends(pod) if follow else lambda: True) for pod in sorted(pods, key=index_of)
         ]
         for _, line in together(streams) if follow else chain.from_iterable(streams):
             text = line.decode("utf-8", "replace")
@@ -411,7 +444,8 @@ class _Waiting:
 def handle_of(job: Job) -> Handle:
     """Names are deterministic, so a handle needs nothing that only the server knows."""
     cluster = check_cluster(job.cluster)
-    return {"namespace": cluster.namespace, "name": job.name, "pods": pods_of(job), "attempt": job.attempt, "directory": str(job.directory)}
+    place = {"namespace": cluster.namespace, "name": object_name(job)}
+    return place | {"pods": pods_of(job), "attempt": job.attempt, "directory": str(job.directory)}
 
 
 def placed_whole(job: Observed) -> bool:

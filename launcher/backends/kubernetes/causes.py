@@ -68,6 +68,8 @@ _OWN_LIMIT = re.compile(
     r"exceeds the total limit of containers|exceeded its local ephemeral storage limit|EmptyDir volume .* exceeds the limit"
 )
 """A kubelet's words (pkg/kubelet/eviction/eviction_manager.go) where a pod has used up what it may use: any node would do the same."""
+_NEVER_BEGAN = ("StartError", "ContainerCannotRun")
+"""Ends of a container whose process could not be started."""
 _EVENTS = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE}
 
 
@@ -119,7 +121,8 @@ def unplaced(pod: Object) -> bool:
 
 def begun(pod: Object) -> bool:
     """Its process has started, and perhaps ended: there is a log."""
-    return any(state in container_of(pod) for state in ("running", "terminated"))
+    state = container_of(pod)
+    return "running" in state or ("terminated" in state and state["terminated"].get("reason") not in _NEVER_BEGAN)
 
 
 def ended(pod: Object) -> bool:
@@ -257,7 +260,7 @@ def _end(pod: Object, end: Object, gone: bool, at: float | None) -> Cause:
     code, word, message = end.get("exitCode"), end.get("reason") or "", line(end.get("message"))
     if word == "OOMKilled":
         return Cause(OWN, Reason.HOST_MEMORY, _told(pod, f"OOMKilled (exit code {code}); raise cluster.memory"), ended=at)
-    if word in ("StartError", "ContainerCannotRun"):
+    if word in _NEVER_BEGAN:
         return Cause(OWN, Reason.CANNOT_START, _told(pod, f"{word}: {message}; check the image and cluster.python"), ended=at)
     weight = DELETED if gone or pod["metadata"].get("deletionTimestamp") else ENDED
     if code == EXIT_STOPPED:

@@ -31,10 +31,14 @@ _TIMEOUT = (5.0, 30.0)
 _HURRIED_TIMEOUT = (2.0, 3.0)
 """The same when nobody waits for it any more."""
 _STREAM_TIMEOUT = (5.0, 330.0)
-"""The same for watches, which the server is asked to end after ``WATCH_SECONDS``, and logs."""
+"""The same for watches, which the server is asked to end after ``WATCH_SECONDS``."""
+_LOG_TIMEOUT = (5.0, 60.0)
+"""The same for logs that are followed: one that says nothing for so long is asked for again, for its connection may be dead."""
 WATCH_SECONDS = 300
 PATIENCE = 600.0
 """Seconds for which a request is repeated, by default, while nobody answers: an upgrade of the control plane takes minutes."""
+REFUSED_SECONDS = 180.0
+"""How long a server may refuse what it granted before until it is taken at its word: one that has restarted does not know all at first."""
 _PAUSE_AT_MOST = 5.0
 """Seconds between two attempts, unless the server asks for more."""
 _LONGEST_PAUSE = 30.0
@@ -63,6 +67,7 @@ class Client:
         self._complained = float("-inf")
         self._said: set[str] = set()
         self._allowed: set[str] = set()  # requests that were granted: a refusal of the same is not the last word
+        self._refused: dict[str, float] = {}  # since when (monotonic) such requests have been refused
         self._streams: set[Any] = set()
         self._closed = False
         self.hurried = False  # every request is made once; a plain flag, which a signal handler may set
@@ -82,7 +87,7 @@ class Client:
                 with self._open(method, path, query, body, _HURRIED_TIMEOUT if self.hurried else _TIMEOUT) as answer:
                     return dict(json.loads(answer.data or b"{}"))
             except Unreachable as error:
-                if self.hurried or time.monotonic() > deadline:
+                if self.hurried or time.monotonic() > deadline or self.refused_s() > REFUSED_SECONDS:
                     raise
                 self.complain(str(error))
                 pause_unless(lambda: self.hurried, max(pause, min(error.retry_after, _LONGEST_PAUSE)))
@@ -132,7 +137,7 @@ class Client:
     def watch(self, path: str, **query: Any) -> Iterator[Manifest]:
         """Changes as they come, ``{"type", "object"}``, until the server ends the watch; ``ApiError`` (410) when it cannot go on."""
         query |= {"watch": "true", "timeoutSeconds": WATCH_SECONDS, "allowWatchBookmarks": "true"}
-        for line in self._lines(self._in_namespace(path), query):
+        for line in self._lines(self._in_namespace(path), query, _STREAM_TIMEOUT):
             try:
                 change = json.loads(line)
             except ValueError as error:
@@ -147,7 +152,16 @@ class Client:
         query = {"container": container, "timestamps": "true", "follow": "true" if follow else "false"}
         if since is not None:
             query["sinceTime"] = since
-        yield from self._lines(f"{self._in_namespace('api/v1/namespaces/{namespace}/pods')}/{pod}/log", query)
+        path = f"{self._in_namespace('api/v1/namespaces/{namespace}/pods')}/{pod}/log"
+        yield from self._lines(path, query, _LOG_TIMEOUT if follow else _TIMEOUT)
+
+    def refused_s(self) -> float:
+        """For how long something has been refused that was granted before; 0 if nothing is."""
+        return time.monotonic() - min(list(self._refused.values()), default=time.monotonic())
+
+    def forget_refusals(self) -> None:
+        """The server has said that all of it is allowed."""
+        self._refused.clear()
 
     def may(self, verb: str, group: str, resource: str) -> bool:
         """Whether RBAC will allow it; ``resource`` may name a subresource, as in ``pods/log``."""
@@ -180,9 +194,9 @@ class Client:
     def _in_namespace(self, path: str) -> str:
         return path.format(namespace=self.namespace)
 
-    def _lines(self, path: str, query: dict[str, Any]) -> Iterator[bytes]:
+    def _lines(self, path: str, query: dict[str, Any], timeout: tuple[float, float]) -> Iterator[bytes]:
         """Whole lines of a streamed answer, until the server ends it; ``Unreachable`` if it breaks off."""
-        with self._open("GET", path, query, None, _STREAM_TIMEOUT) as answer:
+        with self._open("GET", path, query, None, timeout) as answer:
             rest = b""
             self._streams.add(answer)
             try:
@@ -214,10 +228,14 @@ class Client:
         """Return if the answer is a 2xx."""
         if not 200 <= answer.status < 300:
             error = from_answer(answer.status, answer.data, answer.headers.get("Retry-After"))
-            if error.busy or (error.unauthorized and right in self._allowed):
+            withdrawn = error.unauthorized and right in self._allowed
+            if withdrawn:
+                self._refused.setdefault(right, time.monotonic())
+            if error.busy or withdrawn:
                 raise Unreachable(self._in_vain(str(error)), error.retry_after or 0.0)
             raise error
         self._allowed.add(right)
+        self._refused.pop(right, None)
         self._note_time(answer.headers.get("Date"))
         self._pass_on(answer.headers.get("Warning"))
 

@@ -8,6 +8,8 @@ Every line of the log belongs to one rank, ``[rank] text``, or carries a piece o
 
     #trireme metrics.jsonl + {"step": 1, ...}           one more line of that file
     #trireme result.json 1/2 eJxLSS1...                 piece 1 of 2 of the file, zlib and base64
+
+The first line says that there will be a last one, which says how many of these there were: whoever has them all has the whole log.
 """
 
 from __future__ import annotations
@@ -40,6 +42,14 @@ REFUSED, STOPPED = 2, 75
 
 
 def main() -> int:
+    emit(b"#trireme begin", counted=False)
+    code = work()
+    emit(b"#trireme end %d" % Sent.lines, counted=False)
+    return code
+
+
+def work() -> int:
+    """What the pod is for; its exit code."""
     index = int(os.environ[os.environ["TRIREME_INDEX_FROM"]])
     world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["TRIREME_RANKS_PER_NODE"])
     node = Node(range(index * per_node, min((index + 1) * per_node, world)))
@@ -141,7 +151,8 @@ class Node:
                 process.send_signal(signal.SIGTERM)
 
     def say(self, text: str) -> None:
-        emit(f"[{self.ranks[0]}] {text}".encode())
+        for line in text.splitlines():
+            emit(f"[{self.ranks[0]}] {line}".encode())
 
     def run(self) -> int:
         """Start the ranks, relay what they say and measure, and return the pod's exit code."""
@@ -284,11 +295,16 @@ def relay(rank: int, stream: IO[bytes]) -> None:
         emit(b"[%d] " % rank + line.rstrip(b"\n"))
 
 
-_writing = threading.Lock()
+class Sent:
+    """How much this pod has written."""
+
+    lock = threading.Lock()
+    lines = 0  # of ranks and files
 
 
-def emit(lines: bytes) -> None:
-    with _writing:
+def emit(lines: bytes, counted: bool = True) -> None:
+    with Sent.lock:
+        Sent.lines += counted * (lines.count(b"\n") + 1)
         sys.stdout.buffer.write(lines + b"\n")
         sys.stdout.buffer.flush()
 

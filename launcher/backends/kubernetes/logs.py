@@ -2,11 +2,14 @@
 
 The pod's first process (``entry.py``) writes everything to its log; here it is read while the pod runs, because the
 log goes with the pod. How far it has been read is kept in a file next to the logs, so that another launcher continues from there.
+The log is whole when its last line has come, which says how many there are; until then it is read again while the pod is there.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -15,24 +18,56 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from launcher.backends.contract import BackendError
-from launcher.backends.kubernetes.causes import Object, container_of, index_of, name_of
+from launcher.backends.kubernetes.causes import Object, container_of, ended, index_of, lost, name_of
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.manifests import CONTAINER
+from launcher.backends.kubernetes.submission import PODS_PATH
+from launcher.backends.logs import log_attempts
+from trainer.spec import Reason, Status
 from trainer.spec.files import read_json, write_json
-from trainer.spec.records import METRICS
+from trainer.spec.records import EXIT_STOPPED, FORMAT, METRICS, RESULT, attempt_of, outcome_of
 
 _FILE = re.compile(r"(metrics\.jsonl|timeline\.json|result\.json|failure-\d+\.json)\Z")
 _PIECE = re.compile(rb"#trireme (\S+) (?:(\+)|(\d+)/(\d+)) (.*)\Z", re.DOTALL)
 _RANK = re.compile(rb"\[(\d+)\] (.*)\Z", re.DOTALL)
+_MARK = re.compile(rb"#trireme (begin|end (\d+))\Z")
 _SAVE_SECONDS = 1.0
 _AGAIN_SECONDS = 0.5
-_REFUSED_SECONDS = 5.0
+_REFUSED_SECONDS = 2.0
+_PATIENCE = 600.0
+"""Seconds for which a log is asked for that cannot be read, while its pod is there: a node that starts anew takes minutes."""
+_SHORT_PATIENCE = 60.0
+"""The same of a pod that did not end well: its log may have gone with its container, and what it died of is known without."""
+
+
+@dataclass
+class LogCount:
+    """What a log has said of itself so far."""
+
+    lines: int = 0  # of ranks and of files
+    begun: bool = False  # by a program that tells the end
+    last: int | None = None  # how many such lines there are, by the last one
+    result: bool = False  # the result was among them
+
+    @property
+    def whole(self) -> bool:
+        return self.last is not None and self.lines >= self.last
+
+
+@dataclass
+class LogPosition:
+    """A place in a pod's log, and what was written here up to it: reading may go on from there."""
+
+    seen: int = 0  # time of the last line, nanoseconds
+    sizes: dict[str, int] = field(default_factory=dict)  # of the files that grow, by name
+    told: LogCount = field(default_factory=LogCount)
 
 
 class Unpacker:
@@ -43,9 +78,10 @@ class Unpacker:
     complaints, before a rank has started.
     """
 
-    def __init__(self, directory: Path, attempt: int, ranks: range, sizes: dict[str, int]):
+    def __init__(self, directory: Path, attempt: int, ranks: range, sizes: dict[str, int], told: LogCount | None = None):
         self._directory, self._attempt, self._ranks = directory, attempt, ranks
         self._sizes = dict(sizes)
+        self.told = dataclasses.replace(told or LogCount())
         self._streams: dict[str, IO[bytes]] = {}
         self._pieces: list[bytes] = []
         self._closing = threading.Lock()  # whoever stops a follower flushes while its thread may be closing
@@ -56,9 +92,13 @@ class Unpacker:
         return not self._pieces
 
     def take(self, line: bytes) -> None:
-        if match := _PIECE.match(line):
+        if match := _MARK.match(line):
+            self.told.begun, self.told.last = True, None if match[2] is None else int(match[2])
+        elif match := _PIECE.match(line):
+            self.told.lines += 1
             self._file(match[1].decode("ascii", "replace"), *match.groups()[1:])
         elif (match := _RANK.match(line)) and int(match[1]) in self._ranks:
+            self.told.lines += 1
             self._stream(log_of(self._attempt, int(match[1]))).write(match[2] + b"\n")
         else:
             self._stream(log_of(self._attempt, self._ranks[0])).write(line + b"\n")
@@ -97,8 +137,16 @@ class Unpacker:
         self._pieces = [*self._pieces, content] if number != b"1" else [content]
         if number == count:
             pieces, self._pieces = self._pieces, []
-            if len(pieces) == int(count or 0):
-                write_fenced(self._directory / name, zlib.decompress(base64.b64decode(b"".join(pieces))), self._attempt)
+            with contextlib.suppress(ValueError, zlib.error):  # a file that came damaged is none
+                if len(pieces) == int(count or 0):
+                    write_fenced(self._directory / name, zlib.decompress(base64.b64decode(b"".join(pieces))), self._attempt)
+                    self.told.result |= name == RESULT
+
+
+def _counts(line: bytes, ranks: range) -> bool:
+    """Whether it is a line of a rank or a file, which the last line counts."""
+    match = _RANK.match(line)
+    return _PIECE.match(line) is not None or (match is not None and int(match[1]) in ranks)
 
 
 def log_of(attempt: int, rank: int) -> str:
@@ -119,8 +167,11 @@ def write_fenced(path: Path, content: bytes, attempt: int) -> None:
     if isinstance(there, dict) and isinstance(there.get("attempt"), int) and there["attempt"] > attempt:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    partial.write_bytes(content)
-    partial.replace(path)
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def unpack_message(pod: Object, directory: Path, attempt: int) -> None:
@@ -142,58 +193,170 @@ def unpack_message(pod: Object, directory: Path, attempt: int) -> None:
     write_fenced(path, json.dumps(content).encode(), attempt)
 
 
-class Follower(threading.Thread):
-    """Reads one pod's log to its end into a trial's directory. ``ended`` tells whether the pod's process has ended, or the pod is gone.
+def disbelieve(directory: Path, attempt: int, world_size: int, missing: str) -> None:
+    """A run whose log is ``missing`` was not measured, though its ranks went well: its result says so, and that the place is to blame."""
+    result = read_json(directory / RESULT)
+    ours = result if result is not None and attempt_of(result) == attempt else None
+    if (result is None or attempt_of(result) <= attempt) and (ours is None or outcome_of(ours)[0] is Status.DONE):
+        failed = {"status": Status.FAILED.value, "reason": Reason.NODE.value, "message": missing}
+        write_json(directory / RESULT, {"format": FORMAT, "world_size": world_size, "attempt": attempt} | (ours or {}) | failed)
 
-    How far it has read, and how long the files were there, is noted together: every line arrives once, whichever launcher is killed.
+
+class Follower(threading.Thread):
+    """Reads one pod's log to its end into a trial's directory. ``over`` tells whether the pod's process has ended, or the pod is gone.
+
+    How far it has read, and how long the files were there, is noted together: every line arrives once, whichever launcher is killed. What
+    cannot be read, or written, now is read again from the last note. It ends when the log is whole, or when there is no more to be had:
+    then ``missing`` says what. Until then ``trouble`` says what is in the way.
     """
 
-    def __init__(self, client: Client, pod: Object, directory: Path, attempt: int, ended: Callable[[], bool]):
+    def __init__(self, client: Client, pod: Object, directory: Path, attempt: int, over: Callable[[], bool]):
         super().__init__(name=f"log {name_of(pod)}", daemon=True)
-        self._client, self._pod, self._ended = client, name_of(pod), ended
+        self._client, self._pod, self.uid, self._over = client, name_of(pod), pod["metadata"]["uid"], over
+        self._directory, self._attempt, self.ranks = directory, attempt, ranks_of(pod)
         self._cursor = directory / "logs" / f"attempt{attempt}.{self._pod}.cursor"
         self._stopped = threading.Event()
-        ranks = ranks_of(pod)
-        noted = read_json(self._cursor)
-        if noted is None:
-            grown = [METRICS, *(log_of(attempt, rank) for rank in ranks)]
-            noted = {"seen": 0, "sizes": {name: size_of(directory / name) for name in grown}}
-            write_json(self._cursor, noted)
-        self._seen: int = noted["seen"]
-        self._unpacker = Unpacker(directory, attempt, ranks, noted["sizes"])
+        self._unpacker: Unpacker | None = None
+        self._begin = self._place = LogPosition()
+        self._since: float | None = None  # monotonic; the server answers, and what it has of the log is not all
+        self._recounted = self._done = False
+        self.trouble = "it is being read"
+        self.missing = f"the log of pod {self._pod} has not been read"
+        self.gone = False
+
+    @property
+    def has_result(self) -> bool:
+        """The result came with this log, which is whole: so are the metrics, which the same pod has sent before."""
+        return self._place.told.result and not self.missing
 
     def run(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                try:
-                    self._read()
-                    return
-                except ApiError as error:  # rights may come back; whoever waits for the end stops us
-                    self._client.complain(explain(error, f"read the log of pod {self._pod}", self._client.namespace))
-                    self._stopped.wait(_REFUSED_SECONDS)
-        finally:
-            self._unpacker.close()
+        if any(later > self._attempt for later in log_attempts(self._directory)):
+            self._end()  # the files that grow are that one's now
+        while not (self._done or self._stopped.is_set()):
+            pause = _REFUSED_SECONDS
+            try:
+                self._place = self._place if self._place.sizes else self._noted()
+                seen, over = self._place.seen, self._over()  # asked before reading, so that nothing written before the end is missed
+                if not self._place.told.whole:
+                    self._read(follow=not over)
+                self._consider(over, self._place.seen == seen)
+                pause = _AGAIN_SECONDS
+            except OSError as error:  # of this machine: the pod has it all
+                self._since = None
+                self.trouble = f"{error.filename or self._directory} cannot be written ({error.strerror})"
+                self._client.complain(self.trouble)
+            except ApiError as error:
+                self.trouble = explain(error, f"read the log of pod {self._pod}", self._client.namespace)
+                if error.status not in (400, 404):  # not yet, or not now
+                    self._client.complain(self.trouble)
+                self._ask()
+            except BackendError as error:  # streams break off all the time
+                self.trouble = str(error)
+                self._ask()
+            if not self._done:
+                self._stopped.wait(pause)
 
     def stop(self) -> None:
         """Do not ask again; what has been read comes to disk."""
         self._stopped.set()
-        self._unpacker.flush()
+        if self._unpacker is not None:
+            with contextlib.suppress(OSError):
+                self._unpacker.flush()
 
-    def _read(self) -> None:
-        saved = time.monotonic()
-        for stamp, line in follow_pod(self._client, self._pod, self._seen, self._ended, self._stopped):
-            self._unpacker.take(line)
-            if self._unpacker.whole:
-                self._seen = stamp
-                if time.monotonic() - saved > _SAVE_SECONDS:
-                    saved = time.monotonic()
-                    self._save()
-        if self._unpacker.whole:
-            self._save()
+    def _noted(self) -> LogPosition:
+        """Where a launcher before us was, or the beginning, which is noted now."""
+        noted = read_json(self._cursor)
+        if noted is None:
+            grown = [METRICS, *(log_of(self._attempt, rank) for rank in self.ranks)]
+            self._begin = LogPosition(sizes={name: size_of(self._directory / name) for name in grown})
+            self._note(self._begin)
+            return self._begin
+        self._begin = LogPosition(sizes=noted.get("begin") or noted["sizes"])
+        return LogPosition(noted["seen"], noted["sizes"], LogCount(**noted.get("told", {})))
 
-    def _save(self) -> None:
-        """What was read comes to disk before the note that it was."""
-        write_json(self._cursor, {"seen": self._seen, "sizes": self._unpacker.flush()})
+    def _note(self, place: LogPosition) -> None:
+        write_json(self._cursor, dataclasses.asdict(place) | {"begin": self._begin.sizes})
+        self._place = place
+
+    def _read(self, follow: bool) -> None:
+        """From the last note on, as far as it goes; noted is what has come to disk. ``BackendError`` when it breaks off."""
+        unpacker = self._unpacker = Unpacker(self._directory, self._attempt, self.ranks, self._place.sizes, self._place.told)
+        saved, seen, broken = time.monotonic(), self._place.seen, None
+        try:
+            try:
+                for stamp, line in _read_pod(self._client, self._pod, seen, follow):
+                    if self._stopped.is_set():
+                        return
+                    if not stamp:
+                        raise BackendError(f"the node of pod {self._pod} says of its log: {line.decode('utf-8', 'replace')}")
+                    unpacker.take(line)
+                    if unpacker.whole:
+                        seen = stamp
+                        if time.monotonic() - saved > _SAVE_SECONDS:
+                            saved = time.monotonic()
+                            self._note(LogPosition(seen, unpacker.flush(), dataclasses.replace(unpacker.told)))
+            except BackendError as error:
+                broken = error
+            if unpacker.whole:
+                self._note(LogPosition(seen, unpacker.flush(), dataclasses.replace(unpacker.told)))
+            if broken is not None:
+                raise broken
+        finally:
+            with contextlib.suppress(OSError):  # what is not noted comes again
+                unpacker.close()
+
+    def _consider(self, over: bool, nothing_new: bool) -> None:
+        """After a reading that did not break off: whether that was all."""
+        told = self._place.told
+        over = over and nothing_new and not self._stopped.is_set()
+        if told.whole:
+            self._end()
+        elif (over or told.last is not None) and not self._recounted:
+            self._recount()
+        elif told.last is not None:
+            self._end("they are not there any more")
+        elif over:
+            self.trouble = "there is no more of it"
+            self._ask(read=True)
+
+    def _recount(self) -> None:
+        """Begin again if there is more than was read: after a clock was set back, lines are older than those before them."""
+        lines = [line for stamp, line in _read_pod(self._client, self._pod, 0, follow=False) if stamp]
+        self._recounted, told = True, self._place.told
+        more = sum(_counts(line, self.ranks) for line in lines) - told.lines
+        if more > 0 or (more == 0 and told.last is None and any(map(_MARK.match, lines[-1:]))):
+            self._note(self._begin)
+
+    def _ask(self, read: bool = False) -> None:
+        """Whether there may be more to be had, by the pod itself. ``read``: what there is of its log has been read, twice."""
+        try:
+            pod = self._client.get(PODS_PATH, self._pod)
+        except BackendError:  # as long as nobody answers, nothing is lost
+            self._since = None
+            return
+        if pod is None or pod["metadata"]["uid"] != self.uid:
+            self.gone = True
+            self._end("the pod is gone")
+            return
+        silent = lost(pod, self._client.now())
+        well = (container_of(pod).get("terminated") or {}).get("exitCode") in (0, EXIT_STOPPED)
+        if not ended(pod) and not silent:
+            self._since = None
+        elif read and (not well or (self._place.seen and not self._place.told.begun)):  # killed, or a program that does not tell its end
+            self._end()
+        else:
+            self._since = self._since or time.monotonic()
+            if silent or time.monotonic() - self._since > (_PATIENCE if well else _SHORT_PATIENCE):
+                self._end(self.trouble)
+
+    def _end(self, why: str = "") -> None:
+        """There is no more to be had. If that is not all, the log says so where it breaks off."""
+        told, self.missing, self._done = self._place.told, "", True
+        if why:
+            count = f"{told.lines} lines, and not the last one," if told.last is None else f"{told.lines} of {told.last} lines"
+            self.missing = f"{count} have come of the log of pod {self._pod}: {why}"
+            with contextlib.suppress(OSError), (self._directory / log_of(self._attempt, self.ranks[0])).open("a") as stream:
+                stream.write(f"trireme: {self.missing}\n")
 
 
 def ranks_of(pod: Object) -> range:
@@ -205,28 +368,26 @@ def ranks_of(pod: Object) -> range:
     return range(index_of(pod) * count, (index_of(pod) + 1) * count)
 
 
-def follow_pod(
-    client: Client, pod: str, after: int, over: Callable[[], bool], stopped: threading.Event | None = None
-) -> Iterator[tuple[int, bytes]]:
-    """Time (in nanoseconds) and text of a pod's log lines younger than ``after``, until its process is ``over``, or we are ``stopped``.
+def follow_pod(client: Client, pod: str, over: Callable[[], bool]) -> Iterator[tuple[int, bytes]]:
+    """Time (in nanoseconds) and text of a pod's log lines, until its process is ``over``.
 
     Goes on from where it was when a stream breaks off, or the server or the pod's node cannot be asked for a while.
     """
-    stopped = stopped or threading.Event()
-    seen = after
-    while not stopped.is_set():
+    seen = 0
+    while True:
         last = over()  # asked before reading, so that nothing written before the end is missed
         try:
             for stamp, line in _read_pod(client, pod, seen, follow=not last):
-                seen = stamp
-                yield stamp, line
-        except ApiError:
-            raise
+                seen = stamp or seen
+                yield seen, line
+        except ApiError as error:
+            if error.status not in (400, 404):  # still being created; gone
+                raise
         except BackendError:
             last = False
         if last:
             return
-        stopped.wait(_AGAIN_SECONDS)
+        time.sleep(_AGAIN_SECONDS)
 
 
 def together(streams: Sequence[Iterator[tuple[int, bytes]]]) -> Iterator[tuple[int, bytes]]:
@@ -251,19 +412,16 @@ def together(streams: Sequence[Iterator[tuple[int, bytes]]]) -> Iterator[tuple[i
 
 
 def _read_pod(client: Client, pod: str, after: int, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """What there is, or comes; nothing if there is no log (yet, or any more). ``BackendError`` when it cannot be asked for now."""
+    """What there is, or comes, younger than ``after``; at time 0 a kubelet's own words, such as that the container's log is gone.
+    ``BackendError`` when it breaks off; ``ApiError`` when there is no log (yet, or any more)."""
     since = datetime.fromtimestamp(after // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if after else None
-    try:
-        for line in client.log(pod, CONTAINER, since, follow):
-            stamp, _, text = line.partition(b" ")
-            when = nanoseconds(stamp.decode("ascii", "replace"))
-            if when == 0:  # the kubelet's own words, such as that the container's log is gone
-                yield after, line
-            elif when > after:
-                yield when, text
-    except ApiError as error:
-        if error.status not in (400, 404):  # still being created; gone
-            raise
+    for line in client.log(pod, CONTAINER, since, follow):
+        stamp, _, text = line.partition(b" ")
+        when = nanoseconds(stamp.decode("ascii", "replace"))
+        if when == 0:
+            yield 0, line
+        elif when > after:
+            yield when, text
 
 
 def nanoseconds(stamp: str) -> int:

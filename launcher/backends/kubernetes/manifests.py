@@ -57,11 +57,16 @@ def pods_of(job: Job) -> int:
     return math.ceil(job.world_size / job.cluster.gpus_per_node)
 
 
+def object_name(job: Job) -> str:
+    """Of the root, which all else carries. It says whose it is: people who share a namespace measure the same layouts."""
+    return f"{job.name}-{store_of(job)}"
+
+
 def labels_of(job: Job) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "trireme",
         **OURS,
-        JOB: job.name,
+        JOB: object_name(job),
         TRIAL: job.trial,
         ATTEMPT: str(job.attempt),
         STORE: store_of(job),
@@ -76,7 +81,7 @@ def store_of(job: Job) -> str:
 
 def metadata(job: Job, cluster: KubernetesCluster, name: str | None = None) -> Manifest:
     """Name, labels and annotations of an object of the job."""
-    data: Manifest = {"name": name or job.name, "namespace": cluster.namespace, "labels": {**cluster.labels, **labels_of(job)}}
+    data: Manifest = {"name": name or object_name(job), "namespace": cluster.namespace, "labels": {**cluster.labels, **labels_of(job)}}
     if cluster.annotations:
         data["annotations"] = dict(cluster.annotations)
     return data
@@ -90,7 +95,7 @@ def service(job: Job, cluster: KubernetesCluster) -> Manifest:
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {JOB: job.name},
+        "selector": {JOB: object_name(job)},
         "ports": [{"name": "rendezvous", "port": port, "protocol": "TCP", "targetPort": port}],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": head, "spec": spec}
@@ -134,7 +139,7 @@ def pod_template(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
     del head["name"], head["namespace"]
     spec: Manifest = {
         "restartPolicy": "Never",
-        "subdomain": job.name,
+        "subdomain": object_name(job),
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": cluster.grace_seconds,
@@ -252,7 +257,7 @@ def _environment(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
         "TRIREME_INDEX_FROM": index_variable,
         "TRIREME_RANKS_PER_NODE": str(job.cluster.gpus_per_node),
         "WORLD_SIZE": str(job.world_size),
-        "MASTER_ADDR": f"{host0}.{job.name}.{cluster.namespace}.svc",
+        "MASTER_ADDR": f"{host0}.{object_name(job)}.{cluster.namespace}.svc",
         "MASTER_PORT": str(port + 1),
     }
     plain: list[Manifest] = [{"name": name, "value": _literal(value)} for name, value in values.items()]
@@ -278,7 +283,7 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
     def add(name: str, source: Manifest, mount: Manifest) -> None:
         pairs.append(({"name": name, **source}, {"name": name, **mount}))
 
-    add(PROGRAMS_VOLUME, {"configMap": {"name": job.name, "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
+    add(PROGRAMS_VOLUME, {"configMap": {"name": object_name(job), "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
     if not cluster.run_dir:
         add("trials", {"emptyDir": {}}, {"mountPath": OUT_DIR})
     if cluster.code == "snapshot":
@@ -373,12 +378,12 @@ def _without_nulls(item: Any) -> Any:
 
 def _apart(affinity: Manifest, job: Job) -> Manifest:
     """No two pods of the job on one node. (A topologySpreadConstraint would allow a second pod once every node has one.)"""
-    term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": HOSTNAME}
+    term = {"labelSelector": {"matchLabels": {JOB: object_name(job)}}, "topologyKey": HOSTNAME}
     return _also(affinity, "podAntiAffinity", _REQUIRED, term)
 
 
 def _together(affinity: Manifest, job: Job, topology: str, required: bool) -> Manifest:
-    term = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": topology}
+    term = {"labelSelector": {"matchLabels": {JOB: object_name(job)}}, "topologyKey": topology}
     if required:
         return _also(affinity, "podAffinity", _REQUIRED, term)
     return _also(affinity, "podAffinity", _PREFERRED, {"weight": 100, "podAffinityTerm": term})

@@ -9,7 +9,7 @@ from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.causes import ended
 from launcher.backends.kubernetes.client import Client
 from launcher.backends.kubernetes.errors import ApiError, dropped, explain
-from launcher.backends.kubernetes.manifests import ATTEMPT, DIRECTORY, JOB, STORE, TRIAL, Manifest, store_of
+from launcher.backends.kubernetes.manifests import ATTEMPT, DIRECTORY, JOB, STORE, TRIAL, Manifest, object_name, store_of
 from launcher.backends.kubernetes.workloads import KINDS, WorkloadKind, outcome
 from launcher.trials.job import Job
 from trainer.spec import ConfigError
@@ -35,13 +35,13 @@ class Submission:
         if job.attempt > 0:
             self._fence(job)
         root = self._root(job, objects[0])
-        owner = {"apiVersion": "v1", "kind": "Service", "name": job.name, "uid": root["metadata"]["uid"]}
+        owner = {"apiVersion": "v1", "kind": "Service", "name": object_name(job), "uid": root["metadata"]["uid"]}
         try:
             for manifest in objects[1:]:
                 child = self._child(manifest, owner)
-            self._tie(job.name, child)
+            self._tie(object_name(job), child)
         except (ApiError, ConfigError):
-            self._client.delete(SERVICES, job.name, owner["uid"])
+            self._client.delete(SERVICES, object_name(job), owner["uid"])
             raise
 
     def await_end(self, name: str) -> None:
@@ -79,10 +79,10 @@ class Submission:
             except ApiError as error:
                 if not error.exists:
                     raise
-            there = self._client.get(SERVICES, job.name)
+            there = self._client.get(SERVICES, object_name(job))
             if there is not None and not there["metadata"].get("deletionTimestamp"):
                 return ours(there, job)
-            self._wait(deadline, f"Service {job.name} of an earlier run to go away")
+            self._wait(deadline, f"Service {object_name(job)} of an earlier run to go away")
 
     def _tie(self, root: str, child: Manifest) -> None:
         """Let the root go with what makes the pods, which the cluster removes by its time to live. Plain pods have none."""
@@ -171,7 +171,7 @@ def ours(root: Manifest, job: Job) -> Manifest:
     if head.get("labels", {}).get(STORE) != store_of(job):
         whose = head.get("annotations", {}).get(DIRECTORY) or "something other than Trireme"
         raise ConfigError(
-            f"namespace {head['namespace']} has a Service {job.name} already, made for {whose}; "
+            f"namespace {head['namespace']} has a Service {object_name(job)} already, made for {whose}; "
             "wait for its end, delete it, or use another cluster.namespace"
         )
     return root

@@ -23,6 +23,7 @@ from launcher.backends.kubernetes.manifests import (
     labels_of,
     merge,
     metadata,
+    object_name,
     pod_template,
     pods_of,
     service,
@@ -71,7 +72,8 @@ def render(job: Job, cluster: KubernetesCluster, config: str) -> list[Manifest]:
         if name not in kinds:
             raise ConfigError(f"cluster.patch.{name} names no kind of this workload{nearest(name, kinds)}; it has {listed(kinds)}")
     own = list(labels_of(job))
-    template = patched("Pod", pod_template(job, cluster, kind.host0.format(name=job.name), kind.index), cluster.patch.get("Pod", {}), own)
+    host0 = kind.host0.format(name=object_name(job))
+    template = patched("Pod", pod_template(job, cluster, host0, kind.index), cluster.patch.get("Pod", {}), own)
     template = merge(template, {"metadata": {"annotations": _topology(cluster)}}) if _topology(cluster) else template
     if template["spec"].get("hostNetwork"):  # else such pods ask the node's own DNS, which does not know pod 0
         template["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
@@ -139,12 +141,12 @@ def _pods(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Mani
     count, template = pods_of(job), _ended_in_time(template, cluster)
     pods = []
     for index in range(count):
-        head = merge(template["metadata"], {**metadata(job, cluster, f"{job.name}-{index}")})
+        head = merge(template["metadata"], {**metadata(job, cluster, f"{object_name(job)}-{index}")})
         if cluster.queue:
-            labels = {**_queue_labels(cluster), f"{KUEUE}/pod-group-name": job.name}
+            labels = {**_queue_labels(cluster), f"{KUEUE}/pod-group-name": object_name(job)}
             head = merge(head, {"labels": labels, "annotations": {f"{KUEUE}/pod-group-total-count": str(count)}})
         own = [{"name": CONTAINER, "env": [{"name": "TRIREME_NODE", "value": str(index)}]}]
-        spec = merge(template["spec"], {"hostname": f"{job.name}-{index}", "containers": own})
+        spec = merge(template["spec"], {"hostname": f"{object_name(job)}-{index}", "containers": own})
         pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec})
     return pods
 
@@ -153,7 +155,7 @@ def _job_set(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[M
     labels = template["metadata"]["labels"]
     node = {"metadata": {"labels": labels}, "spec": _indexed_spec(job, cluster, template)}
     spec: Manifest = {
-        "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
+        "network": {"enableDNSHostnames": True, "subdomain": object_name(job), "publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": node}],
         **_ttl(cluster),

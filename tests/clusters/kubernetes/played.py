@@ -7,8 +7,11 @@ what becomes of it; a value may differ by the pod's index, ``0=3,1=137``:
     played/exit       exit code (default 0)
     played/reason     reason of the container's end, such as OOMKilled
     played/waiting    it never starts, for this reason, such as ImagePullBackOff
+    played/message    its termination message
     played/evict      it fails with reason Evicted and this message
     played/log        its log, with {index} replaced; written as the container starts
+    played/answers    what its node answers, before that, to those who read the log, one word each: 404, mute (it begins, and says no more),
+                      empty, or words (of its own)
 
 While a node has the annotation ``played/silent`` it does not answer: it renews no lease and confirms nothing.
 """
@@ -51,6 +54,7 @@ class PlayedNodes:
         self._begun: dict[str, threading.Event] = {}  # by uid of the pod; set when it is to end
         self._confirmed: set[str] = set()  # uids of pods whose end has been confirmed
         self._logs: dict[str, list[str]] = {}  # by name of the pod
+        self._answers: dict[str, list[str]] = {}  # by name of the pod
         self._over: set[str] = set()  # names of pods whose log is complete
         self._addresses = 0
         self._closed = threading.Event()
@@ -61,7 +65,7 @@ class PlayedNodes:
 
         api = connect(self._kubeconfig)
         self._core, self._leases = client.CoreV1Api(api), client.CoordinationV1Api(api)
-        self._server = _log_server(self._pki, self._log)
+        self._server = _log_server(self._pki, self._log, self._answer)
         self.started = True
         for work in (self._server.serve_forever, self._beat, self._watch):
             threading.Thread(target=work, daemon=True).start()
@@ -157,6 +161,7 @@ class PlayedNodes:
         place = {"hostIP": "127.0.0.1", "podIP": address, "podIPs": [{"ip": address}]}
         begun, name = _now(), pod.metadata.name
         self._logs[name] = [f"{_precisely()} {line}" for line in told("log").splitlines()]
+        self._answers[name] = told("answers").split()
         self._put(pod, "Running", {"running": {"startedAt": begun}}, ready=True, **place)
         seconds = float(told("run") or 0.3)
         deleted = self._begun[pod.metadata.uid].wait(None if seconds < 0 else seconds)
@@ -168,6 +173,7 @@ class PlayedNodes:
             return
         code = int(told("exit") or 0)
         end = {"exitCode": code, "reason": told("reason") or ("Error" if code else "Completed"), "startedAt": begun, "finishedAt": _now()}
+        end["message"] = told("message")
         self._put(pod, "Failed" if code else "Succeeded", {"terminated": end}, **place)
 
     def _put(self, pod: Any, phase: str, state: dict[str, Any] | None, ready: bool = False, **more: Any) -> None:
@@ -200,6 +206,11 @@ class PlayedNodes:
         """Lines after the first ``sent``, and whether there will be no more."""
         return self._logs.get(name, [])[sent:], name in self._over
 
+    def _answer(self, name: str) -> str:
+        """The word for who reads the log now; empty for all that it holds."""
+        answers = self._answers.get(name)
+        return answers.pop(0) if answers else ""
+
 
 def _told(pod: Any) -> Callable[[str], str]:
     """What the pod's annotations say, for this pod's index."""
@@ -215,7 +226,7 @@ def _told(pod: Any) -> Callable[[str], str]:
     return told
 
 
-def _log_server(pki: Path, lines: Callable[[str, int], tuple[list[str], bool]]) -> ThreadingHTTPServer:
+def _log_server(pki: Path, lines: Callable[[str, int], tuple[list[str], bool]], answer: Callable[[str], str]) -> ThreadingHTTPServer:
     """What the API server asks for ``pods/log``: /containerLogs/NAMESPACE/POD/CONTAINER?follow=true&timestamps=true."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -223,12 +234,18 @@ def _log_server(pki: Path, lines: Callable[[str, int], tuple[list[str], bool]]) 
             address = urlsplit(self.path)
             follow = parse_qs(address.query).get("follow") == ["true"]
             stamped = parse_qs(address.query).get("timestamps") == ["true"]
-            self.send_response(200)
+            name, sent = address.path.split("/")[3], 0
+            word = answer(name)
+            self.send_response(404 if word == "404" else 200)
             self.send_header("Content-Type", "text/plain")
             self.end_headers()
-            sent = 0
+            if word:
+                self.wfile.write(b"unable to retrieve container logs for containerd://0123" * (word == "words") + b"\n" * (word != "empty"))
+                self.wfile.flush()
+                time.sleep(3600 if word == "mute" else 0)
+                return
             while True:
-                more, over = lines(address.path.split("/")[3], sent)
+                more, over = lines(name, sent)
                 sent += len(more)
                 for line in more:
                     self.wfile.write((line if stamped else line.partition(" ")[2]).encode() + b"\n")

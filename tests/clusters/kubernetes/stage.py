@@ -24,8 +24,13 @@ def frame(name: str, content: dict[str, Any]) -> str:
     return f"#trireme {name} 1/1 {base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()}"
 
 
+def log(*lines: str) -> str:
+    """What a pod's first process writes, with its first and last line."""
+    return "\n".join(["#trireme begin", *lines, f"#trireme end {len(lines)}"])
+
+
 RESULT = {"status": "done", "attempt": 0, "losses": [2.0, 1.0], "step_time_s": 0.5, "world_size": 2}
-LOG = "[{index}] step 1\n" + frame("result.json", RESULT)
+LOG = log("[{index}] step 1", frame("result.json", RESULT))
 
 
 @dataclasses.dataclass
@@ -87,4 +92,4 @@ class Gang:
         return self
 
     def pod(self, index: int = 0) -> str:
-        return f"{self.job.name}-{index}"
+        return f"{self.handle['name']}-{index}"
