@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.contract import Backend
+from launcher.backends.contract import Backend, BackendError
 from launcher.backends.pool import Backends
 from launcher.config import Config
 from launcher.config.engines import engine
@@ -86,8 +86,19 @@ class Ground:
     def end(self, job: Job, handle: Handle) -> JobState:
         """Wait for the end of a job and bring home what it left."""
         state = self.until(job, handle, lambda state: state.status.final)
-        self.backend.collect(job, handle)
+        begin = time.monotonic()
+        while not self.collected(job, handle):
+            assert time.monotonic() < begin + self.patience, "what it left cannot be brought home"
+            rest(begin)
         return state
+
+    def collected(self, job: Job, handle: Handle) -> bool:
+        """Whether what a job left has been brought home; it may be out of reach at first."""
+        try:
+            self.backend.collect(job, handle)
+        except BackendError:
+            return False
+        return True
 
     def running(self, job: Job, handle: Handle) -> None:
         """Wait until the ranks of a job make steps."""

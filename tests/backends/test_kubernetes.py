@@ -165,6 +165,26 @@ def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_ar
     assert job.log_path(0).read_text().splitlines() == [f"line {n}" for n in range(count)]
 
 
+@pytest.mark.campaign("kubernetes")
+def test_no_step_is_lost_when_a_kubelet_is_restarted_while_its_pod_ends(quiet: None, ground: Ground, real_node: Kubernetes) -> None:
+    """It reports the end of the pod before it knows the pod's log again."""
+    if real_node.own is None or real_node.own.node is None:
+        pytest.skip("the node of KUBECONFIG is not ours to break")
+    count = 200
+    line = "print(f'#trireme metrics.jsonl + {n}', flush=True)"
+    ends = f"print('#trireme end {count}')"
+    script = f"import time\nprint('#trireme begin')\nfor n in range({count}): {line}; time.sleep(0.03)\n{ends}"
+    job = ground.job(ranks=1, **instead_of_ranks(ground, script))
+    metrics = job.directory / "metrics.jsonl"
+    (handle,) = ground.submit(job)
+    ground.until(job, handle, lambda _: metrics.exists())
+    real_node.own.node.kill()
+    time.sleep(0.03 * count + 5)  # the pod has ended
+    real_node.own.node.revive()
+    ground.end(job, handle)
+    assert metrics.read_text().splitlines() == [str(n) for n in range(count)]
+
+
 def test_a_pod_that_is_told_to_end_saves_and_the_next_attempt_goes_on_from_there(
     ground: Ground, real_node: Kubernetes, tmp_path: Path
 ) -> None:

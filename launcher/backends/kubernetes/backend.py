@@ -46,8 +46,8 @@ _YIELD_SECONDS = 120.0
 """How long gangs of other launchers, which were there before, are given to find their room; it may not be what ours needs."""
 _QUICK = 10.0
 """Seconds a server gets to answer when there is no reason to wait for it."""
-_LOG_SECONDS = 5.0
-"""How long the ends of logs are waited for at a time, while all else waits; beyond their grace period, of pods that are being ended."""
+_LOG_SECONDS = 20.0
+"""How long logs that are being read are waited for at a time, while all else waits; beyond their grace period, of pods that we end."""
 _OURS = ",".join(f"{name}={value}" for name, value in OURS.items())
 
 
@@ -401,9 +401,10 @@ class KubernetesBackend(Backend):
         for pod in [pod for pod in pods if pod["metadata"]["uid"] in self._followers]:
             followers.append(follower := self._followers[pod["metadata"]["uid"]])
             if not lost(pod, self._client.now()):
-                follower.join(max(0.0, deadline - time.monotonic()))
+                while follower.is_alive() and not follower.trouble and time.monotonic() < deadline:
+                    follower.join(0.05)
                 if follower.is_alive():
-                    raise BackendError(f"it has ended, and its log is not whole yet: {follower.trouble}")
+                    raise BackendError(f"it has ended, and its log is not whole yet: {follower.trouble or 'it is being read'}")
         for follower in followers:
             follower.stop()
             del self._followers[follower.uid]

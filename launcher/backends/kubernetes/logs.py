@@ -207,7 +207,7 @@ class Follower(threading.Thread):
 
     How far it has read, and how long the files were there, is noted together: every line arrives once, whichever launcher is killed. What
     cannot be read, or written, now is read again from the last note. It ends when the log is whole, or when there is no more to be had:
-    then ``missing`` says what. Until then ``trouble`` says what is in the way.
+    then ``missing`` says what. Until then ``trouble`` says what is in the way, if something is.
     """
 
     def __init__(self, client: Client, pod: Object, directory: Path, attempt: int, over: Callable[[], bool]):
@@ -220,7 +220,7 @@ class Follower(threading.Thread):
         self._begin = self._place = LogPosition()
         self._since: float | None = None  # monotonic; the server answers, and what it has of the log is not all
         self._recounted = self._done = False
-        self.trouble = "it is being read"
+        self.trouble = ""
         self.missing = f"the log of pod {self._pod} has not been read"
         self.gone = False
 
@@ -239,6 +239,7 @@ class Follower(threading.Thread):
                 seen, over = self._place.seen, self._over()  # asked before reading, so that nothing written before the end is missed
                 if not self._place.told.whole:
                     self._read(follow=not over)
+                self.trouble = ""
                 self._consider(over, self._place.seen == seen)
                 pause = _AGAIN_SECONDS
             except OSError as error:  # of this machine: the pod has it all
@@ -246,13 +247,12 @@ class Follower(threading.Thread):
                 self.trouble = f"{error.filename or self._directory} cannot be written ({error.strerror})"
                 self._client.complain(self.trouble)
             except ApiError as error:
-                self.trouble = explain(error, f"read the log of pod {self._pod}", self._client.namespace)
+                words = explain(error, f"read the log of pod {self._pod}", self._client.namespace)
                 if error.status not in (400, 404):  # not yet, or not now
-                    self._client.complain(self.trouble)
-                self._ask()
+                    self._client.complain(words)
+                self._ask(words)
             except BackendError as error:  # streams break off all the time
-                self.trouble = str(error)
-                self._ask()
+                self._ask(str(error))
             if not self._done:
                 self._stopped.wait(pause)
 
@@ -316,8 +316,7 @@ class Follower(threading.Thread):
         elif told.last is not None:
             self._end("they are not there any more")
         elif over:
-            self.trouble = "there is no more of it"
-            self._ask(read=True)
+            self._ask("there is no more of it", read=True)
 
     def _recount(self) -> None:
         """Begin again if there is more than was read: after a clock was set back, lines are older than those before them."""
@@ -327,12 +326,12 @@ class Follower(threading.Thread):
         if more > 0 or (more == 0 and told.last is None and any(map(_MARK.match, lines[-1:]))):
             self._note(self._begin)
 
-    def _ask(self, read: bool = False) -> None:
+    def _ask(self, trouble: str, read: bool = False) -> None:
         """Whether there may be more to be had, by the pod itself. ``read``: what there is of its log has been read, twice."""
         try:
             pod = self._client.get(PODS_PATH, self._pod)
-        except BackendError:  # as long as nobody answers, nothing is lost
-            self._since = None
+        except BackendError as error:  # as long as nobody answers, nothing is lost
+            self._since, self.trouble = None, str(error)
             return
         if pod is None or pod["metadata"]["uid"] != self.uid:
             self.gone = True
@@ -340,14 +339,15 @@ class Follower(threading.Thread):
             return
         silent = lost(pod, self._client.now())
         well = (container_of(pod).get("terminated") or {}).get("exitCode") in (0, EXIT_STOPPED)
-        if not ended(pod) and not silent:
-            self._since = None
-        elif read and (not well or (self._place.seen and not self._place.told.begun)):  # killed, or a program that does not tell its end
+        over = ended(pod) or silent
+        if over and read and (not well or (self._place.seen and not self._place.told.begun)):  # killed, or it does not tell its end
             self._end()
+            return
+        self._since = (self._since or time.monotonic()) if over else None
+        if silent or (self._since and time.monotonic() - self._since > (_PATIENCE if well else _SHORT_PATIENCE)):
+            self._end(trouble)
         else:
-            self._since = self._since or time.monotonic()
-            if silent or time.monotonic() - self._since > (_PATIENCE if well else _SHORT_PATIENCE):
-                self._end(self.trouble)
+            self.trouble = trouble
 
     def _end(self, why: str = "") -> None:
         """There is no more to be had. If that is not all, the log says so where it breaks off."""
