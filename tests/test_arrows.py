@@ -27,7 +27,7 @@ TRAINER = {
     "measure": ("spec", "launch", "comm"),
     "pipeline": ("spec", "comm", "models", "state", "tensor", "measure"),
     "checkpoint": ("spec", "comm", "state"),
-    "convert": ("spec", "models", "checkpoint"),
+    "convert": ("spec", "data", "models", "checkpoint"),
     "engine": ("spec", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
     "validation": ("spec", "data", "measure", "pipeline", "engine"),
     "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine", "validation"),

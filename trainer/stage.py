@@ -24,6 +24,7 @@ from trainer.spec import ConfigError, ResolvedTrainConfig, Status
 from trainer.spec.artifacts import MANIFEST, METRICS_FILE, ArtifactKind, find_artifact, write_artifact
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import look_again, read_json, write_json
+from trainer.spec.named_tokens import GENERATION, named_tokens
 from trainer.spec.records import RESULT, attempt_of, failures_in, number, positive, read_steps, write_outcome
 from trainer.spec.stage_run import Finish, StageRun
 from trainer.spec.stages import COMPLETIONS, TRAININGS
@@ -167,7 +168,10 @@ def _finish(stage: StageRun, result: Mapping[str, Any], out: Path, warmup: int) 
     write_json(folder / REPORT, result)
     if stage.verb in TRAININGS:
         write_json(folder / FIGURES, figures_of(out, warmup))
-        shutil.copyfile(Path(stage.sources.get("data") or stage.sources["model"]) / TOKENIZER, folder / TOKENIZER)
+        words = Path(stage.sources.get("data") or stage.sources["model"])
+        shutil.copyfile(words / TOKENIZER, folder / TOKENIZER)
+        if named := named_tokens([words]):
+            write_json(folder / GENERATION, named)
     if stage.verb == "evaluate":
         write_json(folder / METRICS_FILE, result["evaluation"])
     if stage.verb == "generate":

@@ -1,4 +1,5 @@
-"""What a run reads that may change at the same path: digests of examples, of their tokenizer and of the checkpoint that is tuned.
+"""What a run reads that may change at the same path: digests of examples, of their tokenizer and what names its ends, and of the
+checkpoint that is tuned.
 
 Whole files are hashed: a size and a time do not tell a copy from a change. It costs little, since the launcher has read every line of the
 examples before, to check them; a checkpoint is named by its manifest, as in what tuning writes. A file is read once as long as its size and
@@ -14,6 +15,7 @@ from pathlib import Path
 from launcher.config.schema import Config
 from trainer.spec.artifacts import CHECKPOINT_MANIFEST, newest_checkpoint
 from trainer.spec.corpus import TOKENIZER
+from trainer.spec.named_tokens import NAMING
 from trainer.spec.sources import STDLIB
 
 
@@ -23,7 +25,11 @@ def digests(config: Config) -> dict[str, str]:
     if config.trainer.foreign or config.cluster.backend == "kubernetes":
         return {}
     if data.kind == "instructions":
-        files |= {"tokenizer": Path(data.path, TOKENIZER)} | ({} if data.source == STDLIB else {"examples": Path(data.source)})
+        files |= (
+            {"tokenizer": Path(data.path, TOKENIZER)}
+            | {name: Path(data.path, name) for name in NAMING}
+            | ({} if data.source == STDLIB else {"examples": Path(data.source)})
+        )
     if isinstance(config.tune.base, str) and (checkpoint := newest_checkpoint(Path(config.tune.base))) is not None:
         files["base"] = checkpoint / CHECKPOINT_MANIFEST
     return {name: found for name, path in files.items() if (found := _digest(path))}

@@ -22,7 +22,7 @@ from launcher.cli.evaluate import doubt
 from launcher.config.schema import Config
 from trainer.data import open_dataset
 from trainer.data.prepare import END_OF_TEXT, prepare
-from trainer.generate.telling import read_tokenizer
+from trainer.generate.telling import open_text
 from trainer.spec import ConfigError, DataConfig, ModelConfig, sources
 from trainer.spec.corpus import ARTIFACT, DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, other_words, prepare_command, read_index
 
@@ -331,9 +331,9 @@ def test_a_tokenizer_of_other_words_is_said(folder: Path, capsys: pytest.Capture
     assert f"has {size} tokens, and model.vocab=999" in other_words(folder / "own" / TOKENIZER, folder / "bare", 999)
     assert not other_words(folder / "own" / TOKENIZER, folder / "own", 999), "a vocabulary may be rounded up"
     assert not other_words(folder / "own" / TOKENIZER, folder / "bare", size)
-    read_tokenizer(folder / "other", folder / "own", 300)
+    open_text(folder / "other", folder / "own", 300)
     assert capsys.readouterr().err.startswith("note: ")
-    read_tokenizer(None, folder / "own", 300)
+    open_text(None, folder / "own", 300)
     assert not capsys.readouterr().err
 
 

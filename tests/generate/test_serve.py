@@ -26,7 +26,7 @@ from trainer.generate.job import complete
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
-from trainer.generate.telling import end_tokens, read_tokenizer
+from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
 from trainer.spec import DataConfig, ModelConfig, resolve_model
 
@@ -97,13 +97,11 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def by_itself(folder: Path, prompt: str, seed: int, tokens: int) -> str:
-    tokenizer = read_tokenizer(None, folder, 300)
-    request = PromptRequest(
-        0, tokenizer.encode(prompt, add_special_tokens=False).ids, tokens, Sampling(**SAMPLED, seed=seed), end_tokens(folder, tokenizer)
-    )
+    words = open_text(None, folder, 300)
+    request = PromptRequest(0, words.begun(prompt), tokens, Sampling(**SAMPLED, seed=seed), frozenset(words.ends))
     with alone(folder, "fp64") as (config, world):
         (made,) = generate(Session(config, world, open_weights(folder).load), [request])
-    return str(tokenizer.decode(made.tokens))
+    return str(words.tokenizer.decode(made.tokens))
 
 
 def test_each_of_many_clients_gets_the_text_of_its_own_prompt_streamed_or_not(server: Server, folder: Path) -> None:
@@ -155,7 +153,7 @@ def test_a_stop_text_ends_a_completion_of_the_command_with_its_last_token(folder
     cut, beside = completions("--stop", stop)
     assert cut["ended"] == "stop" and cut["text"] == whole["text"][: whole["text"].index(stop)] and len(cut["tokens"]) < 20
     assert cut["tokens"] == whole["tokens"][: len(cut["tokens"])] and len(cut["log_probabilities"]) == len(cut["tokens"])
-    tokenizer = read_tokenizer(None, folder, 300)
+    tokenizer = open_text(None, folder, 300).tokenizer
     assert stop in tokenizer.decode(cut["tokens"]) and stop not in tokenizer.decode(cut["tokens"][:-1])
     assert stop in other["text"] or beside["tokens"] == other["tokens"]
 
@@ -177,9 +175,21 @@ def test_streamed_pieces_have_the_log_probabilities_of_the_whole_answer(server: 
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"prompt": "a" * 600, "max_tokens": 1}, 400, "more do not fit into model.seq=512"),
+        ({"prompt": "a" * 600, "max_tokens": 1}, 400, "more do not fit into model.seq=512; shorten it to 511 or fewer"),
         ({"prompt": ""}, 400, "prompt 0 is empty"),
-        ({"prompt": ["a", "b"]}, 400, "is no text; give one text"),
+        ({}, 400, "prompt=None is no text, nor tokens below 300"),
+        ({"prompt": [[0, 300]]}, 400, "prompt=[0, 300] is no text, nor tokens below 300; give such, or a list of them"),
+        ({"prompt": ["a", 1]}, 400, "prompt=1 is no text"),
+        ({"prompt": [0, True]}, 400, "prompt=[0, True] is no text"),
+        ({"prompt": []}, 400, "prompt 0 is empty"),
+        ({"prompt": ["a", ""]}, 400, "prompt 1 is empty"),
+        ({"prompt": ["a"] * 33}, 400, "prompt has 33 texts, and 32 may wait or run at once; give fewer"),
+        ({"prompt": "a", "model": "gpt-4"}, 404, "model='gpt-4' is not served; this is 'c'"),
+        ({"prompt": "a", "logprobs": 6}, 400, "logprobs=6 must be a whole number from 0 to 5"),
+        ({"prompt": "a", "logprobs": True}, 400, "logprobs=True must be a whole number from 0 to 5"),
+        ({"prompt": "a", "echo": True}, 400, "echo=True is not served; leave it out"),
+        ({"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty=0.5 is not served; leave it out"),
+        ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias={'5': 1} is not served; leave it out"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature=-1"),
         ({"prompt": "a", "temperature": 10**400}, 400, "temperature is too large a number; give one below 1e308"),
         ({"prompt": "a", "n": 2}, 400, "n=2 is not served; leave it out"),
@@ -201,10 +211,46 @@ def test_wrong_requests_are_one_line(server: Server, body: dict[str, Any], statu
     assert found == status and message in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 
 
-def test_null_is_as_left_out(server: Server) -> None:
-    known = ("n", "top_p", "seed", "stop", "stream", "logprobs", "task", "max_tokens", "temperature")
-    status, answer = server.ask({"prompt": "the", **dict.fromkeys(known)})
-    assert status == 200 and len(answer["choices"]) == 1
+GREEDY = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+
+
+def test_null_and_the_defaults_that_clients_send_ask_for_nothing(server: Server) -> None:
+    plain = server.ask({"prompt": "the", **GREEDY})[1]["choices"]
+    names = ("n", "top_p", "seed", "stop", "stream", "stream_options", "logprobs", "task", "model", "user", "suffix", "what_comes_next")
+    sent = {"echo": False, "suffix": "", "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "stop": [], "stream": False}
+    for more in (dict.fromkeys(names), sent | {"n": 1, "best_of": 1, "top_p": 1, "logprobs": None, "user": "u", "model": "c"}):
+        status, answer = server.ask({"prompt": "the", **GREEDY, **more})
+        assert status == 200 and answer["choices"] == plain
+    assert server.ask({"prompt": "the", "max_tokens": None, "temperature": None})[0] == 200
+
+
+def test_several_prompts_in_texts_or_tokens_are_each_completed_as_alone(server: Server, folder: Path) -> None:
+    prompts = ["the quick", "fox", "lazy dog"]
+    alone = [server.ask({"prompt": prompt, **GREEDY})[1] for prompt in prompts]
+    texts = [answer["choices"][0]["text"] for answer in alone]
+    tokens = [open_text(None, folder, 300).plain(prompt) for prompt in prompts]
+    for several in (prompts, tokens):
+        status, answer = server.ask({"prompt": several, **GREEDY})
+        assert status == 200 and [(choice["index"], choice["text"]) for choice in answer["choices"]] == list(enumerate(texts))
+        assert answer["usage"] == {name: sum(one["usage"][name] for one in alone) for name in answer["usage"]}
+    events = server.send({"prompt": prompts, "stream": True, **GREEDY}).read().decode().split("\n\n")
+    pieces = [json.loads(event[6:])["choices"][0] for event in events if event[6:7] == "{"]
+    assert ["".join(piece["text"] for piece in pieces if piece["index"] == index) for index in range(3)] == texts
+    assert sorted(piece["index"] for piece in pieces if piece["finish_reason"]) == [0, 1, 2]
+    assert server.ask({"prompt": tokens[1], **GREEDY})[1]["choices"][0]["text"] == texts[1]
+    server.until(lambda stats: stats["running"] == stats["waiting"] == 0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_as_many_of_the_likeliest_tokens_are_told_as_asked_for(server: Server, count: int) -> None:
+    """Beside one that asks for none, and whichever token is chosen; greedily it is the likeliest."""
+    body = {"prompt": "the", **GREEDY, "logprobs": count}
+    with ThreadPoolExecutor(2) as clients:
+        (_, answer), _ = clients.map(server.ask, [body, {"prompt": "fox", **GREEDY}])
+    told = answer["choices"][0]["logprobs"]
+    for word, share, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+        assert len(top) <= max(1, count) and top[word] == max(top.values()) == pytest.approx(share)
+    assert any(len(top) == max(1, count) for top in told["top_logprobs"]), "words of several tokens that are written alike are one"
 
 
 @pytest.mark.parametrize(

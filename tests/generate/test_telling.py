@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from trainer.data.text import TextTokens
 from trainer.generate.command import parser, texts_of
-from trainer.generate.telling import Telling, end_tokens, read_tokenizer
+from trainer.generate.telling import Telling, open_text
+from trainer.spec import ConfigError
 
 WORDS = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581answer", "\u2581is", "s", "\u2581", "d"]
+GENERATION, CONFIG, SETTINGS = "generation_config.json", "config.json", "tokenizer_config.json"
 
 
 @pytest.fixture
@@ -44,24 +47,67 @@ def test_held_back_is_the_longest_end_that_may_become_a_stop(stop: str, text: st
 @pytest.mark.parametrize(
     ("files", "ends"),
     [
-        ({"generation_config.json": {"eos_token_id": [2, 5]}, "config.json": {"eos_token_id": 1}}, {2, 5}),
-        ({"config.json": {"eos_token_id": 2}}, {2}),
-        ({"generation_config.json": {"eos_token_id": None}, "config.json": {"eos_token_id": 2}}, {2}),
-        ({"config.json": {"eos_token_id": True}}, {0}),
-        ({}, {0}),
+        ({GENERATION: {"eos_token_id": [2, 5]}, CONFIG: {"eos_token_id": 1}}, (2, 5)),
+        ({GENERATION: {"eos_token_id": [2, 5]}, SETTINGS: {"eos_token": WORDS[5]}}, (5, 2)),
+        ({CONFIG: {"eos_token_id": 2}}, (2,)),
+        ({GENERATION: {"eos_token_id": None}, CONFIG: {"eos_token_id": 2}}, (2,)),
+        ({SETTINGS: {"eos_token": {"content": "</s>"}}}, (2,)),
+        ({CONFIG: {"eos_token_id": True}}, ()),
+        ({}, ()),
     ],
 )
-def test_a_text_ends_where_the_models_files_say(spaced: Tokenizer, files: dict[str, Any], ends: set[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", ["weights", "tokenizer"])
+def test_a_text_ends_where_files_beside_the_weights_or_the_tokenizer_say_and_nowhere_by_a_guess(
+    spaced: Tokenizer, files: dict[str, Any], ends: tuple[int, ...], beside: str, tmp_path: Path
+) -> None:
+    for place in ("weights", "tokenizer"):
+        (tmp_path / place).mkdir()
+        spaced.save(str(tmp_path / place / "tokenizer.json"))
     for name, content in files.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    assert end_tokens(tmp_path, spaced) == ends
+        (tmp_path / beside / name).write_text(json.dumps(content))
+    assert open_text(tmp_path / "tokenizer", tmp_path / "weights", 16).ends == ends
+
+
+def test_what_names_the_end_is_whole_or_refused(spaced: Tokenizer, tmp_path: Path) -> None:
+    spaced.save(str(tmp_path / "tokenizer.json"))
+    for content in ('{"eos_', "[]"):
+        (tmp_path / GENERATION).write_text(content)
+        with pytest.raises(ConfigError, match=GENERATION) as error:
+            open_text(None, tmp_path, 16)
+        assert "\n" not in str(error.value)
+
+
+BEGINS = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+
+
+@pytest.mark.parametrize(
+    ("around", "begin"),
+    [
+        (None, []),
+        (processors.ByteLevel(trim_offsets=False), []),
+        (BEGINS, [1]),
+        (processors.Sequence([processors.ByteLevel(trim_offsets=False), BEGINS]), [1]),
+        (processors.TemplateProcessing(single="<s> <unk> $A </s>", special_tokens=[("<unk>", 0), ("<s>", 1), ("</s>", 2)]), [1, 0]),
+        (processors.RobertaProcessing(("</s>", 2), ("<s>", 1)), [1]),
+    ],
+)
+def test_a_prompt_begins_as_its_tokenizer_begins_a_text_once_and_is_not_ended(
+    spaced: Tokenizer, around: Any, begin: list[int], tmp_path: Path
+) -> None:
+    if around is not None:
+        spaced.post_processor = around
+    spaced.save(str(tmp_path / "tokenizer.json"))
+    text = TextTokens(tmp_path / "tokenizer.json", 16)
+    assert text.begun("the answer") == [*begin, 3, 4] and text.begun("") == text.begin == begin
+    assert text.begun("".join(WORDS[token] for token in begin) + "the answer") == [*begin, 3, 4]
+    assert text.plain("the answer") == [3, 4]
 
 
 def test_prompts_are_whole_though_the_tokenizer_was_saved_to_cut_and_fill(spaced: Tokenizer, tmp_path: Path) -> None:
     spaced.enable_truncation(2)
     spaced.enable_padding(length=8)
     spaced.save(str(tmp_path / "tokenizer.json"))
-    assert read_tokenizer(None, tmp_path, 16).encode("the answer is the").ids == [3, 4, 5, 3]
+    assert open_text(None, tmp_path, 16).plain("the answer is the") == [3, 4, 5, 3]
 
 
 def test_a_prompt_is_a_line_whatever_other_characters_end_lines_elsewhere(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_every_example_is_seen_once_in_an_epoch_and_its_targets_are_its_answer(d
     for row in dataset.batch(0, len(EXAMPLES)):
         targets = row[row >= 0].tolist()
         assert targets[-1] == dataset.end
-        answers.append(dataset.tokenizer.decode(targets[:-1]))
+        answers.append(dataset.text.tokenizer.decode(targets[:-1]))
     assert sorted(answers) == sorted(example["answer"] for example in EXAMPLES)
     assert not np.array_equal(dataset.batch(0, 12), dataset.batch(12, 12))
 

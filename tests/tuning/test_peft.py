@@ -85,10 +85,12 @@ def test_a_folder_that_peft_saved_is_the_same_function_here(farm: Farm, tmp_path
     theirs = peft.get_peft_model(plain, settings)
     theirs.save_pretrained(tmp_path / "theirs")
     import_adapter(tmp_path / "theirs", tmp_path / "ours", base)
+    (base / "generation_config.json").write_text('{"eos_token_id": 7, "bos_token_id": 5}')
     export_weights(tmp_path / "ours", tmp_path / "merged")
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     tokens = torch.randint(101, (2, 16))
     torch.testing.assert_close(merged(tokens).logits, theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+    assert (merged.config.eos_token_id, merged.config.bos_token_id) == (7, 5), "it ends a text as its base"
     export_adapter(tmp_path / "ours", tmp_path / "again")
     import_adapter(tmp_path / "again", tmp_path / "back", base)
     first, second = (opened(tmp_path / name, merge=False).added for name in ("ours", "back"))

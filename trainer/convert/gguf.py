@@ -10,7 +10,7 @@ The package ``gguf`` (extra ``gguf``) knows the file, the names of tensors, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,9 @@ def write_file(
     tensors: Iterable[tuple[str, Tensor]],
     dtype: str,
     tokenizer: Path | None,
-    named: Mapping[str, Any],
+    weights: Sequence[Path],
 ) -> None:
-    """``tensors`` by their Hugging Face names; ``named``: as ``named_beside`` says. ``OSError`` if it cannot be written."""
+    """``tensors`` by their Hugging Face names; ``weights``: where they come from. ``OSError`` if it cannot be written."""
     gguf = library()
     architecture, kind = ARCHITECTURES[model.family], gguf.GGMLQuantizationType[DTYPES[dtype]]
     if model.activation == "squared_relu":
@@ -62,7 +62,7 @@ def write_file(
             writer.add_rope_dimension_count(model.hidden // model.heads)
             writer.add_rope_freq_base(model.rope_theta)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{DTYPES[dtype]}"])
-        for add, value in gguf_fields(tokenizer, model.vocab, named) if tokenizer is not None else ():
+        for add, value in gguf_fields(tokenizer, model.vocab, weights) if tokenizer is not None else ():
             getattr(writer, add)(value)
         for name, tensor in tensors:
             values = arranged(name, tensor, model).float().numpy()

@@ -26,7 +26,7 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import Merged, open_reader
 from trainer.convert import gguf
 from trainer.convert.rules import rules
-from trainer.convert.tokenizer import GENERATION, find_tokenizer, from_gguf, named_beside, named_in_gguf, write_files
+from trainer.convert.tokenizer import find_tokenizer, from_gguf, named_in_gguf, write_files
 from trainer.models.transformer import Transformer
 from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
 from trainer.spec.artifacts import newest_checkpoint
@@ -34,6 +34,7 @@ from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import write_json
 from trainer.spec.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.spec.model_files import read_model, to_config, to_import
+from trainer.spec.named_tokens import GENERATION, named_tokens
 
 FILE_BYTES = 5 * 10**9
 """Size at which a new safetensors file is begun."""
@@ -53,7 +54,7 @@ def export_weights(
     with _made(checkpoint, target) as (work, model, reader):
         work.mkdir()
         tokenizer = tokenizer or find_tokenizer(checkpoint)
-        write_files(work, tokenizer, model.seq, named_beside(checkpoint))
+        write_files(work, tokenizer, model, _places(checkpoint, reader))
         ends = json.loads((work / GENERATION).read_text())
         write_json(work / "config.json", to_config(model) | ends | {"torch_dtype": str(dtype).removeprefix("torch.")})
         _write_tensors(work, _exported(reader, model, dtype))
@@ -63,9 +64,15 @@ def export_weights(
 def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenizer: Path | None = None) -> ResolvedModelConfig:
     """Write the file ``target`` with matrices as ``dtype`` (float16 or q8_0) and the tokenizer; otherwise as ``export_weights``."""
     with _made(checkpoint, target) as (work, model, reader):
-        named = named_beside(checkpoint)
-        gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer or find_tokenizer(checkpoint), named)
+        tokenizer, places = tokenizer or find_tokenizer(checkpoint), _places(checkpoint, reader)
+        gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer, places)
     return model
+
+
+def _places(checkpoint: Path, reader: Reader | Merged) -> list[Path]:
+    """Where weights lie, and those that they were tuned from."""
+    folders = [checkpoint, *([Path(reader.tune.base)] if isinstance(reader, Merged) and reader.tune.base else [])]
+    return [place for folder in folders for place in (folder, folder.parent)]
 
 
 @contextmanager
@@ -122,7 +129,7 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
             folder.enter()
             write_rank(folder.workspace(0), 0, _imported(tensors, model))
             tensors.check_all_used()
-            _take_tokenizer(tensors, work, model)
+            _take_tokenizer(tensors, work)
             folder.commit(0, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=60)
     except (OSError, CheckpointError) as error:
         raise ConfigError(f"cannot import to {target}: {error}; make room or give permission there, or name another folder") from None
@@ -135,18 +142,18 @@ def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, _Tensors
     return model, gguf.File(place, model) if place.is_file() else _Tensors(place, stack)
 
 
-def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path, model: ResolvedModelConfig) -> None:
+def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path) -> None:
     """Put tokenizer and generation settings next to the checkpoint."""
     if isinstance(tensors, gguf.File):
         known, named = from_gguf(tensors.fields), named_in_gguf(tensors.fields)
         if known is not None:
             write_json(target / TOKENIZER, known)
     else:
-        found, named = find_tokenizer(tensors.source), named_beside(tensors.source)
+        found, named = find_tokenizer(tensors.source), named_tokens([tensors.source])
         if found is not None:
             shutil.copyfile(found, target / TOKENIZER)
     if named:
-        write_files(target, None, model.seq, named)
+        write_json(target / GENERATION, named)
 
 
 def read_weights(source: Path) -> tuple[ResolvedModelConfig, Iterator[tuple[str, Tensor]]]:

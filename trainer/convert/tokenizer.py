@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.spec import ConfigError
-from trainer.spec.artifacts import MODEL_CONFIG
+from trainer.data.text import TextTokens
+from trainer.spec import ConfigError, ModelConfig
 from trainer.spec.corpus import TOKENIZER
 from trainer.spec.files import write_json
+from trainer.spec.named_tokens import GENERATION, NAMED, SETTINGS, named_tokens
 
-SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
-NAMED = ("eos_token_id", "bos_token_id", "pad_token_id")
 NORMAL, CONTROL, ADDED = 1, 3, 4
 """Types of a token in GGUF: as others, special, and added but not special (llama.cpp: normal, control, user defined)."""
 SPLITS = {"gpt-2": [], "smollm": [{"type": "Digits", "individual_digits": True}]}
@@ -26,59 +25,38 @@ def find_tokenizer(weights: Path) -> Path | None:
     return next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
 
 
-def write_files(folder: Path, tokenizer: Path | None, seq: int, named: Mapping[str, Any]) -> None:
-    """Tokenizer and generation settings, so that ``AutoTokenizer`` and ``generate`` take ``folder`` as it is. ``named``: as
-    ``named_beside`` says; the token that begins or fills a text is the one that ends it where nothing else is known."""
-    named = _whole(named, tokenizer)
+def write_files(folder: Path, tokenizer: Path | None, model: ModelConfig, weights: Sequence[Path]) -> None:
+    """Tokenizer and generation settings, so that ``AutoTokenizer`` and ``generate`` take ``folder`` as it is. Which tokens begin, end and
+    fill a text is known beside the ``weights`` or the tokenizer; otherwise the one that ends it does it all."""
+    text = None if tokenizer is None else TextTokens(tokenizer, model.vocab, weights)
+    named = _whole(text, weights)
     write_json(folder / GENERATION, named | {"do_sample": False})
     if tokenizer is None:
         return
     known = _read(tokenizer)
     write_json(folder / TOKENIZER, known)
     words = {token["id"]: token["content"] for token in known.get("added_tokens", ())}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": seq, "clean_up_tokenization_spaces": False}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.seq, "clean_up_tokenization_spaces": False}
     special = {name.removesuffix("_id"): words[token] for name, token in _first(named).items() if token in words}
     if "eos_token" in special:
         special["unk_token"] = known["model"].get("unk_token") or special["eos_token"]
     write_json(folder / SETTINGS, settings | special)
 
 
-def named_beside(weights: Path) -> dict[str, Any]:
-    """Which tokens end, begin and fill a text (``NAMED``; an end may be a list), as far as the files of an imported folder say so: its
-    generation settings, else its configuration, which older models have alone."""
-    for file in (weights / GENERATION, weights.parent / GENERATION, weights / MODEL_CONFIG):
-        said = _read(file) if file.is_file() else {}
-        named = {name: said[name] for name in NAMED if _are_tokens(said.get(name))}
-        if "eos_token_id" in named:
-            return named
-    return {}
-
-
-def _are_tokens(value: object) -> bool:
-    tokens = value if isinstance(value, list) else [value]
-    return bool(tokens) and all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
-
-
-def _whole(named: Mapping[str, Any], tokenizer: Path | None) -> dict[str, Any]:
-    """All of ``NAMED``."""
-    if "eos_token_id" not in named:
-        named = {**named, "eos_token_id": None if tokenizer is None else end_of(tokenizer)}
-    return {**dict.fromkeys(NAMED, _first(named)["eos_token_id"]), **named}
+def _whole(text: TextTokens | None, weights: Sequence[Path]) -> dict[str, Any]:
+    """All of ``NAMED``; what the tokenizer puts before every text begins it, whatever is named."""
+    named = named_tokens(weights) if text is None else text.named or {"eos_token_id": next(iter(text.ends), None)}
+    begin = {"bos_token_id": text.begin[0]} if text is not None and text.begin else {}
+    return {**dict.fromkeys(NAMED, _first(named).get("eos_token_id")), **named, **begin}
 
 
 def _first(named: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value[0] if isinstance(value, list) else value for name, value in named.items()}
 
 
-def end_of(tokenizer: Path) -> int | None:
-    """The token at which a text ends: the first special one, which prepared corpora have alone."""
-    return min((token["id"] for token in _read(tokenizer).get("added_tokens", ()) if token["special"]), default=None)
-
-
-def gguf_fields(tokenizer: Path, vocab: int, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Calls of a ``GGUFWriter`` and their values; ``named``: as ``named_beside`` says. ``ConfigError`` for a tokenizer that GGUF has no
-    name for."""
-    known = _read(tokenizer)
+def gguf_fields(tokenizer: Path, vocab: int, weights: Sequence[Path]) -> list[tuple[str, Any]]:
+    """Calls of a ``GGUFWriter`` and their values. ``ConfigError`` for a tokenizer that GGUF has no name for."""
+    text, known = TextTokens(tokenizer, vocab, weights), _read(tokenizer)
     model = known["model"]
     split = known.get("pre_tokenizer") or {}
     parts = split.get("pretokenizers", [split])
@@ -93,12 +71,14 @@ def gguf_fields(tokenizer: Path, vocab: int, named: Mapping[str, Any]) -> list[t
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     fields = [("add_tokenizer_model", "gpt2"), ("add_tokenizer_pre", name), ("add_token_list", tokens), ("add_token_merges", merges)]
     types = [NORMAL if number not in added else CONTROL if added[number]["special"] else ADDED for number in range(vocab)]
-    tokens_named = [(f"add_{name}", token) for name, token in _first(_whole(named, tokenizer)).items() if token is not None]
-    return [*fields, ("add_token_types", types), *tokens_named, ("add_add_bos_token", False)]
+    tokens_named = [(f"add_{name}", token) for name, token in _first(_whole(text, weights)).items() if token is not None]
+    if len(text.begin) > 1:
+        raise ConfigError(f"{tokenizer} begins a text with {len(text.begin)} tokens, and GGUF has one for it; export a Hugging Face folder")
+    return [*fields, ("add_token_types", types), *tokens_named, ("add_add_bos_token", bool(text.begin))]
 
 
 def named_in_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``named_beside``, of a GGUF file's fields."""
+    """As ``named_tokens``, of a GGUF file's fields."""
     keys = ("eos_token_id", "bos_token_id", "padding_token_id")
     return {name: int(fields[at]) for name, key in zip(NAMED, keys) if (at := f"tokenizer.ggml.{key}") in fields}
 
@@ -119,8 +99,21 @@ def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     model = {"type": "BPE", "vocab": {word: number for number, word in enumerate(words)}, "merges": merges, "dropout": None}
     parts = [*SPLITS[name], BYTES]
     split = parts[0] if len(parts) == 1 else {"type": "Sequence", "pretokenizers": parts}
-    empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
-    return {"version": "1.0", **empty, "added_tokens": added, "pre_tokenizer": split, "decoder": BYTES, "model": model}
+    empty = dict.fromkeys(("truncation", "padding", "normalizer"))
+    around = {"post_processor": _around(fields, words)}
+    return {"version": "1.0", **empty, **around, "added_tokens": added, "pre_tokenizer": split, "decoder": BYTES, "model": model}
+
+
+def _around(fields: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any] | None:
+    """What stands before and behind every text, as a tokenizer.json says it."""
+    named, sides = named_in_gguf(fields), ("bos_token_id", "eos_token_id")
+    asked = [name for name in sides if name in named and fields.get(f"tokenizer.ggml.add_{name.removesuffix('_id')}")]
+    if not asked:
+        return None
+    special = {(word := words[named[name]]): {"id": word, "ids": [named[name]], "tokens": [word]} for name in asked}
+    begin, end = ([{"SpecialToken": {"id": words[named[name]], "type_id": 0}}] if name in asked else [] for name in sides)
+    texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    return {"type": "TemplateProcessing", "single": [*begin, texts[0], *end], "pair": [*begin, *texts, *end], "special_tokens": special}
 
 
 def _plain(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Examples to tune on: a JSONL file, a template, and answers, which alone are learnt (``trainer.spec.examples`` reads them).
 
-A row is one example: prompt, answer, end token, padding; or several of them (``data.pack``). What is no target is given as its complement
-(``trainer.data.dataset``), so the loss is that of answers and of the end token behind them, over their number in the whole batch.
+A row is one example: prompt (as it is read where an answer is generated), answer, end token, padding; or several of them (``data.pack``).
+What is no target is given as its complement (``trainer.data.dataset``), so the loss is that of answers and of the end token behind them,
+over their number in the whole batch.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ import bisect
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.permutation import key_of, permute
+from trainer.data.text import TextTokens
 from trainer.spec import ConfigError, DataConfig
 from trainer.spec.corpus import TOKENIZER, corpus_name
 from trainer.spec.examples import Part, parse_examples, read_content, split
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from trainer.spec.named_tokens import GENERATION
 
 
 class Examples:
@@ -29,10 +28,14 @@ class Examples:
 
     def __init__(self, data: DataConfig, seq: int, vocab: int) -> None:
         self.data, self.seq = data, seq
-        self.tokenizer, self.end = _tokenizer(data, vocab)
+        self.text = TextTokens(Path(data.path) / TOKENIZER, vocab)
+        self.end = self._end()
         content = read_content(data)
         words = json.dumps(
-            [data.template, data.answer, data.truncate, seq] + ["packed"] * data.pack + ([] if data.task is None else ["task", data.task])
+            [data.template, data.answer, data.truncate, seq]
+            + ["packed"] * data.pack
+            + ([] if data.task is None else ["task", data.task])
+            + ([self.text.begin, self.end] if self.text.begin or self.text.named else [])
         )
         self.sha256 = hashlib.sha256(content + words.encode()).hexdigest()
         self.name = corpus_name(self.sha256, data.held_out)
@@ -46,8 +49,8 @@ class Examples:
 
     def token_bytes(self) -> NDArray[np.int64]:
         """UTF-8 bytes of each token, by its id; 0 for the end token."""
-        lengths = np.zeros(self.tokenizer.get_vocab_size(), dtype=np.int64)
-        for word, token in self.tokenizer.get_vocab().items():
+        lengths = np.zeros(self.text.tokenizer.get_vocab_size(), dtype=np.int64)
+        for word, token in self.text.tokenizer.get_vocab().items():
             lengths[token] = 0 if token == self.end else len(word)
         return lengths
 
@@ -59,8 +62,8 @@ class Examples:
     def _spelt(self, parts: list[Part], where: str) -> list[int]:
         """One example in up to ``seq + 1`` tokens: the field ``data.truncate`` gives way first, then the end of the answer. A prompt that
         fits is spelt as a whole, as it is where an answer is generated."""
-        answer = [*self._tokens(parts[-1][1]), self.end]
-        before = self._tokens("".join(text for _, text in parts[:-1]))
+        answer = [*self.text.plain(parts[-1][1]), self.end]
+        before = self.text.begun("".join(text for _, text in parts[:-1]))
         if len(before) + len(answer) > self.seq + 1 and self.data.truncate is not None:
             before = self._cut(parts[:-1], self.seq + 1 - len(answer))
         after = answer[: self.seq + 1 - len(before)]
@@ -78,16 +81,23 @@ class Examples:
 
     def _cut(self, prompt: list[Part], room: int) -> list[int]:
         """``prompt`` in ``room`` tokens, if the field that gives way has as many as are too many."""
-        spelt = [(name, self._tokens(text)) for name, text in prompt]
-        over, before = sum(len(tokens) for _, tokens in spelt) - room, []
+        spelt, begin = [(name, self.text.plain(text)) for name, text in prompt], self.text.begin
+        if [token for _, tokens in spelt[:1] for token in tokens[: len(begin)]] != begin:
+            spelt.insert(0, (None, begin))
+        over, before = sum(len(tokens) for _, tokens in spelt) - room, list[int]()
         for name, tokens in spelt:
             cut = min(max(over, 0), len(tokens)) if name == self.data.truncate else 0
             over -= cut
             before += tokens[: len(tokens) - cut]
         return before
 
-    def _tokens(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+    def _end(self) -> int:
+        if not self.text.ends:
+            raise ConfigError(
+                f"data.path={self.data.path}: no file there says which of its special tokens ends an answer; put a {GENERATION} with "
+                "eos_token_id beside the tokenizer"
+            )
+        return self.text.ends[0]
 
 
 class Instructions(Examples):
@@ -149,21 +159,3 @@ def packed(examples: list[list[int]], room: int) -> list[list[int]]:
         rows[number] += example
         bisect.insort(left, (space - len(example), number))
     return rows
-
-
-def _tokenizer(data: DataConfig, vocab: int) -> tuple[Tokenizer, int]:
-    """The tokenizer in ``data.path``, and its end token."""
-    from tokenizers import Tokenizer
-
-    path = Path(data.path) / TOKENIZER
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"data.path={data.path}: {TOKENIZER} cannot be read: {error}; give the folder of a prepared corpus") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if tokenizer.get_vocab_size() > vocab:
-        raise ConfigError(
-            f"model.vocab={vocab} is smaller than the {tokenizer.get_vocab_size()} tokens of the tokenizer in data.path={data.path}"
-        )
-    return tokenizer, min(tokenizer.get_added_tokens_decoder(), default=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,20 +31,27 @@ class PromptRequest:
     stop: frozenset[int] = frozenset()  # tokens at which it ends; they are no part of the text
     name: int = 0
     task: int | None = None  # whose virtual tokens stand before it; None: that of the session
+    likeliest: int = 0  # how many of the likeliest tokens are told at each place, whichever is chosen
 
 
 @dataclass
 class Completion:
-    """What followed a prompt. ``log_probabilities`` are those of the model itself, before any filter."""
+    """What followed a prompt. ``log_probabilities`` are those of the model itself, before any filter; ``likeliest``: of the likeliest
+    tokens at each place, by their numbers."""
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
+    likeliest: list[dict[int, float]] = field(default_factory=list)
     ended: str = ""  # length; stop: at an end token, or a text that ends it
 
     @property
     def text(self) -> list[int]:
         return self.prompt + self.tokens
+
+    def copy(self) -> Completion:
+        """As it is now."""
+        return replace(self, tokens=list(self.tokens), log_probabilities=list(self.log_probabilities), likeliest=list(self.likeliest))
 
 
 @dataclass
@@ -55,12 +62,13 @@ class TextRow:
     replica: int
     made: Completion
 
-    def add(self, token: int, log_probability: float) -> None:
+    def add(self, token: int, log_probability: float, likeliest: dict[int, float]) -> None:
         if token in self.request.stop:
             self.made.ended = "stop"
             return
         self.made.tokens.append(token)
         self.made.log_probabilities.append(log_probability)
+        self.made.likeliest.append(likeliest)
         if len(self.made.tokens) == self.request.tokens:
             self.made.ended = "length"
 
@@ -147,19 +155,21 @@ class Decoder:
             return [], False
         logits = self._read(self._own(self.rows), self._own(joining))
         self.rows = everyone
-        told = torch.zeros(len(everyone) + 1, 2, dtype=torch.float64)
+        most = max(row.request.likeliest for row in everyone)
+        told = torch.zeros(len(everyone) + 1, 2 + 2 * most, dtype=torch.float64)
         for index, row in enumerate(everyone):
             if row.replica == self.here and self.session.answers:
-                told[index] = _answer(row, logits.pop(0))
+                told[index] = _answer(row, logits.pop(0), most)
         if self.session.world.rank == 0:
             heard = hear(False)
             told[-1, 0] = bool(heard.requests or heard.dropped or heard.over > self.over)
             self.heard = heard if told[-1, 0] else None
         told = told.to(self.session.world.device)
         self.session.world.group.all_reduce(told).wait()
-        *chosen, (news, _) = told.tolist()
-        for row, (token, log_probability) in zip(everyone, chosen):
-            row.add(int(token), log_probability)
+        *chosen, (news, *_) = told.tolist()
+        for row, (token, log_probability, *others) in zip(everyone, chosen):
+            likeliest = zip(others[: row.request.likeliest], others[most:])
+            row.add(int(token), log_probability, {int(other): share for other, share in likeliest})
         self._keep([row for row in everyone if not row.made.ended])
         return everyone, bool(news)
 
@@ -180,10 +190,12 @@ class Decoder:
         return [row for part in parts if part is not None for row in part.cpu()]
 
 
-def _answer(row: TextRow, logits: Tensor) -> Tensor:
-    """The next token of a row and its log-probability, [2]."""
+def _answer(row: TextRow, logits: Tensor, most: int) -> Tensor:
+    """The next token of a row, its log-probability, the ``most`` likeliest tokens and theirs, [2 + 2 most]."""
     token = choose(logits, row.made.text, row.request.sampling, row.request.number)
-    return torch.tensor([token, torch.log_softmax(logits.double(), -1)[token]], dtype=torch.float64)
+    shares = torch.log_softmax(logits.double(), -1)
+    top = shares.topk(most)
+    return torch.cat([torch.tensor([token], dtype=torch.float64), shares[token, None], top.indices.double(), top.values])
 
 
 def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:

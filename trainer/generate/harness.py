@@ -11,24 +11,22 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trainer.comm.collectives import World
+from trainer.data.text import TextTokens
 from trainer.generate.generate import Completion, PromptRequest, generate
 from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
 from trainer.generate.tasks import write_tasks
-from trainer.generate.telling import end_tokens, read_tokenizer
+from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
 from trainer.spec import ConfigError, ResolvedTrainConfig
 from trainer.spec.artifacts import FETCHED
 from trainer.spec.files import read_json, write_json
 from trainer.spec.stages import BUILTIN_TASKS
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Pair = tuple[list[int], list[int]]
 """Tokens that are given, and tokens whose probability is asked for."""
@@ -50,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: World) -> dict[str, Any]:
     """The figures of each task, on rank 0. Collective."""
     weights = open_weights(arguments.model)
-    tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
+    words = open_text(arguments.tokenizer, arguments.model, weights.model.vocab)
     if world.rank == 0:
         _library(arguments.tasks_folder)
     reader = TaskReader(Session(config, world, weights.load, weights.tune, arguments.task), arguments.batch)
@@ -58,7 +56,7 @@ def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: Wor
         reader.follow()
         return {}
     try:
-        return _scores(arguments, reader, tokenizer, min(end_tokens(arguments.model, tokenizer), default=0))
+        return _scores(arguments, reader, words)
     finally:
         reader.tell(None)
 
@@ -124,7 +122,7 @@ def _library(fetched: Path | None = None) -> Any:
     return lm_eval
 
 
-def _scores(arguments: argparse.Namespace, reader: TaskReader, tokenizer: Tokenizer, end: int) -> dict[str, Any]:
+def _scores(arguments: argparse.Namespace, reader: TaskReader, words: TextTokens) -> dict[str, Any]:
     lm_eval, names = _library(arguments.tasks_folder), arguments.tasks.split(",")
     from lm_eval.tasks import TaskManager
 
@@ -133,7 +131,7 @@ def _scores(arguments: argparse.Namespace, reader: TaskReader, tokenizer: Tokeni
         folders = [made, *([str(arguments.tasks_folder)] if arguments.tasks_folder else [])]
         own = set(names) <= set(BUILTIN_TASKS)
         manager = TaskManager(include_path=folders, include_defaults=not own)
-        model = _model(reader, tokenizer, end)
+        model = _model(reader, words)
         try:
             found = lm_eval.simple_evaluate(
                 model=model, tasks=names, limit=arguments.limit, task_manager=manager, bootstrap_iters=0, log_samples=False
@@ -148,25 +146,30 @@ def _plain(result: dict[str, Any]) -> dict[str, Any]:
     return {name.removesuffix(",none"): value for name, value in result.items() if isinstance(value, (int, float))}
 
 
-def _model(reader: TaskReader, tokenizer: Tokenizer, end: int) -> Any:
-    """The harness' model class over a reader."""
+def _model(reader: TaskReader, words: TextTokens) -> Any:
+    """The harness' model class over a reader. A text that follows nothing follows what begins every text, or ends the one before."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+    nothing = words.begin or [*words.ends[:1]] or [0]
+
     class Ranks(TemplateLM):
-        eot_token_id = end
+        eot_token_id = nothing[-1]
         max_length = reader.session.seq
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            return tokenizer.encode(string, add_special_tokens=False).ids
+            return words.plain(string) if add_special_tokens is False else words.begun(string)
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-            found: list[tuple[float, bool]] = reader.tell(("likelihoods", [(list(before), list(asked)) for _, before, asked in requests]))
+            pairs = [
+                (list(before), list(asked)) if context else (nothing, words.plain(text)) for (context, text), before, asked in requests
+            ]
+            found: list[tuple[float, bool]] = reader.tell(("likelihoods", pairs))
             return found
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             windows = [
-                [make_disjoint_window(w) for w in get_rolling_token_windows(self.tok_encode(r.args[0]), end, self.max_length, 1)]
+                [make_disjoint_window(w) for w in get_rolling_token_windows(words.plain(r.args[0]), nothing[-1], self.max_length, 1)]
                 for r in requests
             ]
             values = iter(reader.tell(("likelihoods", [(list(before), list(asked)) for text in windows for before, asked in text])))
@@ -174,14 +177,14 @@ def _model(reader: TaskReader, tokenizer: Tokenizer, end: int) -> Any:
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
             made = reader.tell(("generated", [self._request(n, *r.args) for n, r in enumerate(requests)]))
-            texts = [tokenizer.decode(completion.tokens) for completion in made]
+            texts = [words.tokenizer.decode(completion.tokens) for completion in made]
             return [_until(text, r.args[1].get("until", ())) for text, r in zip(texts, requests)]
 
         def _request(self, number: int, context: str, settings: dict[str, Any]) -> PromptRequest:
             tokens = settings.get("max_gen_toks", 256)
             sampling = Sampling(temperature=settings.get("temperature", 0.0) if settings.get("do_sample") else 0.0)
             ids = self.tok_encode(context)[-(self.max_length - tokens) :]
-            return PromptRequest(number, ids, tokens, sampling, frozenset([end]), number)
+            return PromptRequest(number, ids, tokens, sampling, frozenset(words.ends), number)
 
     return Ranks()
 

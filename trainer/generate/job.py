@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,7 @@ from trainer.generate.ranks import world_of
 from trainer.generate.serve import parser as server_parser
 from trainer.generate.serve import serve
 from trainer.generate.session import Session
-from trainer.generate.telling import Printer, Telling, end_tokens, read_tokenizer
+from trainer.generate.telling import Printer, Telling, open_text
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status
@@ -76,13 +76,13 @@ def complete(
     """What followed each of ``texts``, as plain data, on rank 0. The text is also written to ``file``, as it grows."""
     check_texts([*texts, *arguments.stop])
     weights, sampling = open_weights(arguments.model), sampling_of(arguments)
-    tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
-    ends = end_tokens(arguments.model, tokenizer)
-    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    words = open_text(arguments.tokenizer, arguments.model, weights.model.vocab)
+    prompts = [words.begun(text) for text in texts]
     check_prompts(prompts, [arguments.tokens] * len(prompts), weights.seq)
+    ends = frozenset(words.ends)
     requests = [PromptRequest(number, prompt, arguments.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
     front = Front(
-        requests, [Telling(tokenizer, arguments.stop, prompt) for prompt in prompts], None if file is None else Printer(file, texts)
+        requests, [Telling(words.tokenizer, arguments.stop, prompt) for prompt in prompts], None if file is None else Printer(file, texts)
     )
     session = Session(config, world, weights.load, weights.tune, arguments.task)
     Decoder(session, arguments.batch).run(front.hear, front.tell)
@@ -111,11 +111,12 @@ class Front:
         piece = telling.hear(made.tokens, bool(made.ended))
         if telling.stopped and not made.ended:
             self.dropped.add(row.request.name)
-            made = Completion(made.prompt, list(made.tokens), list(made.log_probabilities), "stop")
+            made = replace(made.copy(), ended="stop")
         self.made[number] = made
         if self.printer is not None:
             self.printer.tell(number, piece, bool(made.ended))
 
     def plain(self, number: int, text: str) -> dict[str, Any]:
         data = asdict(self.made[number])
+        del data["likeliest"]  # nobody asks for it
         return {"prompt": text, "text": self.tellings[number].text, "prompt_tokens": data.pop("prompt"), **data}

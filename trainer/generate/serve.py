@@ -18,7 +18,7 @@ from trainer.generate.generate import Decoder, News
 from trainer.generate.ranks import alone
 from trainer.generate.server import Desk, open_server
 from trainer.generate.session import Session
-from trainer.generate.telling import end_tokens, read_tokenizer
+from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
 from trainer.spec import ConfigError, ResolvedTrainConfig
 
@@ -78,19 +78,18 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     server, weights = None, open_weights(arguments.model)
-    tokenizer = read_tokenizer(arguments.tokenizer, arguments.model, weights.model.vocab)
+    words = open_text(arguments.tokenizer, arguments.model, weights.model.vocab)
     for name in ("batch", "queue", "threads"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name}={getattr(arguments, name)} must be 1 or more")
     if world.rank == 0:
-        server = open_server(arguments.host, arguments.port, arguments.model.name, _secret(arguments.token_file))
+        server = open_server(arguments.host, arguments.port, arguments.model.absolute().name, _secret(arguments.token_file))
     decoder = Decoder(Session(config, world, weights.load, weights.tune, arguments.task), arguments.batch)
     if server is None:
         decoder.run(lambda idle: News(), lambda row: None)
         return
     room = arguments.batch * decoder.replicas + arguments.queue
-    ends = end_tokens(arguments.model, tokenizer)
-    desk = server.desk = Desk(tokenizer, ends, weights.seq, room, lambda: stop.is_set() or asked(), weights.tune.tasks)
+    desk = server.desk = Desk(words, weights.seq, room, lambda: stop.is_set() or asked(), weights.tune.tasks)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"serving {arguments.model} on http://{arguments.host}:{server.server_port}/v1/completions", file=file, flush=True)
     decoder.run(desk.hear, desk.tell)

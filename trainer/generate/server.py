@@ -1,12 +1,13 @@
 """Completions over HTTP, in the form of OpenAI's ``/v1/completions``: requests come in threads, the decoder's turns take them up.
 
-    POST /v1/completions   prompt, max_tokens, temperature, top_p, seed, stop, stream, logprobs; also top_k, repetition_penalty, ignore_eos,
-                           task
+    POST /v1/completions   prompt (texts, or tokens by their numbers), max_tokens, temperature, top_p, seed, stop, stream, logprobs; also
+                           top_k, repetition_penalty, ignore_eos, task
     GET  /v1/models        the one model
     GET  /health           {"status": "ok"}
     GET  /stats            requests by state; seconds to the first token and per further token as percentiles
 
-Wrong input is 400, a wrong token 401, a full queue 429, a server that is about to end 503: one line each, under ``error.message``.
+Wrong input is 400, a wrong token 401, another model 404, a full queue 429, a server that is about to end 503: one line each, under
+``error.message``.
 """
 
 from __future__ import annotations
@@ -23,20 +24,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainer.generate.generate import News, PromptRequest, TextRow, check_prompts, check_texts
+from trainer.data.text import TextTokens
+from trainer.generate.generate import Completion, News, PromptRequest, TextRow, check_prompts, check_texts
 from trainer.generate.session import check_task
 from trainer.generate.telling import Telling
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.stages import Sampling
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 MOST_BYTES = 1 << 20
 """The longest body of a request."""
@@ -49,26 +48,29 @@ LAST_RECEIVED = 52
 IDLE_SECONDS = 0.5
 """How long a turn waits for requests when there are none, and a thread until it looks whether its client is still there."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
-KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "task", "stream_options", "n", "user")
-
-
-Event = tuple[str, str, int]
-"""A piece of text, how the text ended (empty: it goes on), and of how many tokens it is so far."""
+KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "task", "stream_options", "user")
+NEUTRAL = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
+"""What is not served, and the value that does not ask for it: clients send it all the same. Null asks for nothing either."""
+MOST_LIKELIEST = 5
 
 
 @dataclass
 class Asked:
-    """A request under way: its text so far, the events that its thread waits for, and its times: when it arrived, and when its
-    first and its last token were there; of a streamed answer, when they were sent."""
+    """A prompt under way, the one at ``index`` of its request: its text so far, the events that its thread waits for, and its times: when
+    it arrived, and when its first and its last token were there; of a streamed answer, when they were sent."""
 
     request: PromptRequest
     telling: Telling
+    index: int
+    events: queue.SimpleQueue[Event]  # of all prompts of the request
     arrived: float = field(default_factory=time.monotonic)
     first: float = 0.0
     last: float = 0.0
-    events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
-    tokens: list[int] = field(default_factory=list)
-    log_probabilities: list[float] = field(default_factory=list)
+    made: Completion = field(default_factory=lambda: Completion([]))
+
+
+Event = tuple[Asked, str, str, int]
+"""A prompt, a piece of its text, how the text ended (empty: it goes on), and of how many tokens it is so far."""
 
 
 class HttpRefusal(Exception):
@@ -80,12 +82,11 @@ class HttpRefusal(Exception):
 
 
 class Desk:
-    """Where the threads of clients and the decoder on rank 0 meet. ``room``: requests that may wait or run at once;
+    """Where the threads of clients and the decoder on rank 0 meet. ``room``: prompts that may wait or run at once;
     ``tasks``: those that the model was tuned for."""
 
-    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int], seq: int, room: int, stopped: Callable[[], bool], tasks: int = 1):
-        self.tokenizer, self.ends, self.seq, self.room, self.stopped = tokenizer, ends, seq, room, stopped
-        self.tasks = tasks
+    def __init__(self, words: TextTokens, seq: int, room: int, stopped: Callable[[], bool], tasks: int = 1):
+        self.words, self.seq, self.room, self.stopped, self.tasks = words, seq, room, stopped, tasks
         self.names = itertools.count()
         self.changed = threading.Condition()
         self.closed = False  # the decoder has heard for the last time
@@ -113,26 +114,29 @@ class Desk:
         asked.last = time.monotonic()
         asked.first = asked.first or asked.last
         piece = asked.telling.hear(row.made.tokens, bool(row.made.ended))
-        asked.tokens, asked.log_probabilities = list(row.made.tokens), list(row.made.log_probabilities)
+        asked.made = row.made.copy()
         ended = "stop" if asked.telling.stopped else row.made.ended
         if ended and not row.made.ended:
             with self.changed:
                 self.left.add(row.request.name)
-        asked.events.put((piece, ended, len(asked.tokens)))
+        asked.events.put((asked, piece, ended, len(asked.made.tokens)))
 
     # of the clients
 
-    def ask(self, body: Mapping[str, Any]) -> Asked:
-        """Take a request. ``HttpRefusal`` if there is no room, ``ConfigError`` if it is wrong."""
-        request, stops = self._parsed(body)
+    def ask(self, body: Mapping[str, Any]) -> list[Asked]:
+        """Take a request; its prompts. ``HttpRefusal`` if there is no room, ``ConfigError`` if it is wrong."""
+        requests, stops = self._parsed({name: value for name, value in body.items() if value is not None})
         with self.changed:
             if self.closed or self.stopped():
                 raise HttpRefusal(503, "the server is about to end; ask another one")
-            if len(self.open) >= self.room:
+            if len(self.open) + len(requests) > self.room:
                 self.counts["refused"] += 1
                 raise HttpRefusal(429, f"{self.room} requests wait or run already; ask again later")
-            asked = self.open[request.name] = Asked(request, Telling(self.tokenizer, stops, request.prompt))
-            self.new.append(request)
+            events = queue.SimpleQueue[Event]()
+            tellings = [Telling(self.words.tokenizer, stops, request.prompt) for request in requests]
+            asked = [Asked(request, telling, index, events) for index, (request, telling) in enumerate(zip(requests, tellings))]
+            self.open |= {each.request.name: each for each in asked}
+            self.new += requests
             self.changed.notify()
         return asked
 
@@ -144,38 +148,55 @@ class Desk:
             if not whole:
                 self.left.add(asked.request.name)
             elif asked.first:
-                further = (asked.last - asked.first) / max(1, len(asked.tokens) - 1)
+                further = (asked.last - asked.first) / max(1, len(asked.made.tokens) - 1)
                 self.times.append((asked.first - asked.arrived, further))
 
-    def _parsed(self, body: Mapping[str, Any]) -> tuple[PromptRequest, list[str]]:
-        for name, allowed in (("n", 1), ("prompt", None), *((name, None) for name in body)):
-            if name not in KNOWN or (allowed is not None and body.get(name) not in (None, allowed)):
-                raise ConfigError(f"{name}={body.get(name)!r} is not served; leave it out")
-        prompt, tokens, stops = body.get("prompt"), body.get("max_tokens"), body.get("stop") or []
-        tokens = 16 if tokens is None else tokens
+    def _parsed(self, body: Mapping[str, Any]) -> tuple[list[PromptRequest], list[str]]:
+        for name, value in body.items():
+            if name not in KNOWN and (name not in NEUTRAL or value != NEUTRAL[name]):
+                raise ConfigError(f"{name}={repr(value)[:60]} is not served; leave it out")
+        prompts, tokens, stops = self._prompts(body.get("prompt")), body.get("max_tokens", 16), body.get("stop") or []
         stops = [stops] if isinstance(stops, str) else stops
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-            prompt = prompt[0]
-        if not isinstance(prompt, str):
-            raise ConfigError(f"prompt={repr(prompt)[:60]} is no text; give one text")
-        check_texts([prompt, *stops] if isinstance(stops, list) and all(isinstance(stop, str) for stop in stops) else [prompt])
         for name, kind in (("stream", bool), ("stream_options", dict)):
-            if not isinstance(body.get(name), (kind, type(None))):
+            if name in body and not isinstance(body[name], kind):
                 raise ConfigError(f"{name}={repr(body[name])[:60]} is no {'truth value' if kind is bool else 'JSON object'}")
-        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        if not _is_whole(tokens) or tokens < 1:
             raise ConfigError(f"max_tokens={tokens!r} must be a whole number of 1 or more")
+        likeliest = 0 if (told := body.get("logprobs", False)) is False else told
+        if not _is_whole(likeliest) or not 0 <= likeliest <= MOST_LIKELIEST:
+            raise ConfigError(f"logprobs={repr(told)[:60]} must be a whole number from 0 to {MOST_LIKELIEST}")
         if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
             raise ConfigError(f"stop={repr(stops)[:60]} must be a text, or a list of texts")
         if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
             raise ConfigError(f"stop has too much; give {MOST_STOPS} texts at most, of {LONGEST_STOP} characters at most")
+        check_texts(stops)
         if (task := body.get("task")) is not None:
             check_task(task, self.tasks, "task")
-        given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+        given = {name: body[name] for name in SAMPLING if name in body}
         sampling = from_dict(Sampling, {"temperature": 1.0, "seed": secrets.randbits(32)} | given)
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
-        check_prompts([ids], [tokens], self.seq)
-        ends = frozenset() if body.get("ignore_eos") else self.ends
-        return PromptRequest(0, ids, tokens, sampling, ends, next(self.names), task), stops
+        check_prompts(prompts, [tokens] * len(prompts), self.seq)
+        ends = frozenset[int](() if body.get("ignore_eos") else self.words.ends)
+        requests = [
+            PromptRequest(number, prompt, tokens, sampling, ends, next(self.names), task, likeliest)
+            for number, prompt in enumerate(prompts)
+        ]
+        return requests, stops
+
+    def _prompts(self, given: Any) -> list[list[int]]:
+        """The tokens of each prompt: of a text or of the numbers of tokens, or of several of these."""
+        several = isinstance(given, list) and any(isinstance(one, (str, list)) for one in given)
+        prompts = [self._tokens(one) for one in (given if several else [given])]
+        if len(prompts) > self.room:
+            raise ConfigError(f"prompt has {len(prompts)} texts, and {self.room} may wait or run at once; give fewer")
+        return prompts
+
+    def _tokens(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            check_texts([prompt])
+            return self.words.begun(prompt)
+        if isinstance(prompt, list) and all(_is_whole(token) and 0 <= token < self.words.vocab for token in prompt):
+            return prompt
+        raise ConfigError(f"prompt={repr(prompt)[:60]} is no text, nor tokens below {self.words.vocab}; give such, or a list of them")
 
     def stats(self) -> dict[str, Any]:
         with self.changed:
@@ -184,6 +205,10 @@ class Desk:
             times = list(zip(*self.times)) or [(), ()]
         names = ("seconds_to_first_token", "seconds_per_further_token")
         return states | {name: percentiles(values) for name, values in zip(names, times)}
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def percentiles(values: tuple[float, ...]) -> dict[str, float]:
@@ -297,45 +322,53 @@ class Handler(BaseHTTPRequestHandler):
             raise HttpRefusal(400, "the body is no JSON") from None
         if not isinstance(body, dict):
             raise HttpRefusal(400, "the body is no JSON object")
+        if body.get("model") not in (None, self.server.model):
+            raise HttpRefusal(404, f"model={repr(body['model'])[:60]} is not served; this is {self.server.model!r}")
         asked, whole = self.server.desk.ask(body), False
-        asked.arrived = self.heard
+        for each in asked:
+            each.arrived = self.heard
         try:
             (self._stream if body.get("stream") else self._whole)(asked, body)
             whole = True
         finally:
-            self.server.desk.close(asked, whole)
+            for each in asked:
+                self.server.desk.close(each, whole)
 
-    def _whole(self, asked: Asked, body: Mapping[str, Any]) -> None:
-        ended = ""
-        while not ended:
-            _, ended, _ = self._event(asked)
-        choice = self._choice(asked, body, asked.telling.text, ended)
-        self._json(200, self._answer(asked, [choice], usage=True))
+    def _whole(self, asked: Sequence[Asked], body: Mapping[str, Any]) -> None:
+        how: dict[int, str] = {}
+        while len(how) < len(asked):
+            each, _, ended, _ = self._event(asked)
+            how |= {each.index: ended} if ended else {}
+        choices = [self._choice(each, body, each.telling.text, how[each.index]) for each in asked]
+        self._json(200, self._answer(asked, choices, usage=True))
 
-    def _stream(self, asked: Asked, body: Mapping[str, Any]) -> None:
-        piece, ended, count = self._event(asked)
+    def _stream(self, asked: Sequence[Asked], body: Mapping[str, Any]) -> None:
+        event = self._event(asked)
         self._send(200, "Content-Type: text/event-stream")
-        sent, before = [], 0
+        sent, before, left = [list[float]() for _ in asked], [0] * len(asked), len(asked)
         while True:
+            each, piece, ended, count = event
             if piece or ended:
-                self._say(self._answer(asked, [self._choice(asked, body, piece, ended, before, count)]))
-                sent.append(time.monotonic())
-                before = count
-            if ended:
+                self._say(self._answer(asked, [self._choice(each, body, piece, ended, before[each.index], count)]))
+                sent[each.index].append(time.monotonic())
+                before[each.index] = count
+            left -= bool(ended)
+            if not left:
                 break
-            piece, ended, count = self._event(asked)
-        asked.first, asked.last = sent[0], sent[-1]
+            event = self._event(asked)
+        for each in asked:
+            each.first, each.last = sent[each.index][0], sent[each.index][-1]
         if (body.get("stream_options") or {}).get("include_usage"):
             self._say(self._answer(asked, [], usage=True))
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def _event(self, asked: Asked) -> Event:
+    def _event(self, asked: Sequence[Asked]) -> Event:
         """The next event; ``ConnectionError`` when the client has gone meanwhile."""
         while True:
             if time.monotonic() > self.looked + IDLE_SECONDS:
                 self._look()
             with contextlib.suppress(queue.Empty):
-                return asked.events.get(timeout=IDLE_SECONDS)
+                return asked[0].events.get(timeout=IDLE_SECONDS)
 
     def _look(self) -> None:
         self.looked, there = time.monotonic(), select.poll()  # select() takes no descriptor above 1023
@@ -346,9 +379,9 @@ class Handler(BaseHTTPRequestHandler):
     def _say(self, data: Mapping[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(data)}\n\n".encode())
 
-    def _answer(self, asked: Asked, choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
-        data = {"id": f"cmpl-{asked.request.name}", "object": "text_completion", "created": int(time.time()), "model": self.server.model}
-        read, made = len(asked.request.prompt), len(asked.tokens)
+    def _answer(self, asked: Sequence[Asked], choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
+        data = {"id": f"cmpl-{asked[0].request.name}", "object": "text_completion", "created": int(time.time()), "model": self.server.model}
+        read, made = sum(len(each.request.prompt) for each in asked), sum(len(each.made.tokens) for each in asked)
         counts = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
         return data | {"choices": choices} | ({"usage": counts} if usage else {})
 
@@ -357,11 +390,15 @@ class Handler(BaseHTTPRequestHandler):
     ) -> dict[str, Any]:
         """A text, which tokens ``first`` to ``end`` are of."""
         told = None
-        if body.get("logprobs"):
-            tokens = asked.tokens[first:end]
-            words = [self.server.desk.tokenizer.decode([token]) for token in tokens]
-            told = {"tokens": words, "token_ids": tokens, "token_logprobs": asked.log_probabilities[first:end]}
-        return {"index": 0, "text": text, "logprobs": told, "finish_reason": ended or None}
+        if body.get("logprobs") not in (None, False):
+            tokens, shares = asked.made.tokens[first:end], asked.made.log_probabilities[first:end]
+            words, others = self._words(tokens), asked.made.likeliest[first:end]
+            top = [dict(zip(self._words(other), other.values())) | {word: share} for other, word, share in zip(others, words, shares)]
+            told = {"tokens": words, "token_ids": tokens, "token_logprobs": shares, "top_logprobs": top}
+        return {"index": asked.index, "text": text, "logprobs": told, "finish_reason": ended or None}
+
+    def _words(self, tokens: Iterable[int]) -> list[str]:
+        return [self.server.desk.words.tokenizer.decode([token]) for token in tokens]
 
     def _json(self, status: int, data: Mapping[str, Any]) -> None:
         content = json.dumps(data).encode()

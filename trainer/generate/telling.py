@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from trainer.convert.tokenizer import named_beside
+from trainer.data.text import TextTokens
 from trainer.spec import ConfigError
 from trainer.spec.corpus import TOKENIZER, other_words
 
@@ -80,33 +80,14 @@ class Printer:
         self.file.flush()
 
 
-def read_tokenizer(path: Path | None, model: Path, vocab: int) -> Tokenizer:
-    """The tokenizer at ``path``, a file or a folder, or next to the weights in ``model``. ``ConfigError`` if there is none that fits."""
-    from tokenizers import Tokenizer
-
+def open_text(path: Path | None, model: Path, vocab: int) -> TextTokens:
+    """Text as the model in ``model`` reads it, by the tokenizer at ``path``, a file or a folder, or next to the weights. ``ConfigError`` if
+    there is none that fits."""
     found = path or next((place / TOKENIZER for place in (model, model.parent) if (place / TOKENIZER).is_file()), None)
     if found is None:
         raise ConfigError(f"{model} has no {TOKENIZER} next to its weights; name the corpus that it was trained on with --tokenizer FOLDER")
     file = found / TOKENIZER if found.is_dir() else found
-    try:
-        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:  # what the library raises for a damaged file has no type of its own
-        raise ConfigError(f"the tokenizer {file} cannot be read: {error}; give a tokenizer.json with --tokenizer") from None
-    tokenizer.no_truncation()  # a file keeps what its last use was set to; prompts are neither cut nor padded here
-    tokenizer.no_padding()
-    if tokenizer.get_vocab_size() > vocab:
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.get_vocab_size()} tokens, and model.vocab={vocab}; give the model's own with --tokenizer"
-        )
+    text = TextTokens(file, vocab, (model, model.parent))
     if path is not None and (note := other_words(file, model, vocab)):
         print(note, file=sys.stderr)
-    return tokenizer
-
-
-def end_tokens(model: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens at which a text ends: those that the model's files name, else the first special one of the vocabulary."""
-    said = named_beside(model).get("eos_token_id")
-    if said is not None:
-        return frozenset([said] if isinstance(said, int) else said)
-    special = [token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special]
-    return frozenset(sorted(special)[:1])
+    return text

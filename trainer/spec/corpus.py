@@ -143,7 +143,7 @@ def other_words(given: Path, weights: Path, vocab: int) -> str:
     """Why the tokenizer.json ``given`` may not be that of a model of ``vocab`` tokens whose weights are in ``weights``, as a line for the
     user; empty where nothing speaks against it."""
     beside = next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
-    own, known = _words(given), None if beside is None else _words(beside)
+    own, known = words_of(given), None if beside is None else words_of(beside)
     if own is None or known == own:
         return ""
     if known is not None:
@@ -152,7 +152,7 @@ def other_words(given: Path, weights: Path, vocab: int) -> str:
     return told if len(own) < vocab else ""
 
 
-def _words(tokenizer: Path) -> dict[str, int] | None:
+def words_of(tokenizer: Path) -> dict[str, int] | None:
     """Each word of a tokenizer.json and its number; None where it has none in this form."""
     record = read_json(tokenizer) or {}
     model, added = record.get("model"), record.get("added_tokens") or []

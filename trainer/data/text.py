@@ -1,0 +1,52 @@
+"""Text in the tokens of a model: behind those that its tokenizer puts before every text, and up to one that ends it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.spec import ConfigError
+from trainer.spec.named_tokens import named_tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class TextTokens:
+    """A tokenizer.json as a model of ``vocab`` tokens uses it. ``named``: ``named_tokens`` beside ``weights`` or the file. ``begin`` stands
+    before every text. ``ends`` are the tokens that end one, that of an answer first: those that are named, else the only special one.
+    ``ConfigError`` if the file cannot be read, or has more tokens."""
+
+    def __init__(self, file: Path, vocab: int, weights: Sequence[Path] = ()):
+        from tokenizers import Tokenizer
+
+        try:
+            self.tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        except Exception as error:  # what the library raises for a damaged file has no type of its own
+            raise ConfigError(f"the tokenizer {file} cannot be read: {error}; give a whole tokenizer.json") from None
+        if (size := self.tokenizer.get_vocab_size()) > vocab:
+            raise ConfigError(f"model.vocab={vocab} is smaller than the {size} tokens of the tokenizer {file}; give the model's own")
+        self.tokenizer.no_truncation()  # a file keeps what its last use was set to; texts are neither cut nor padded here
+        self.tokenizer.no_padding()
+        self.vocab = vocab
+        self.named = named_tokens([*weights, file.parent])
+        self.begin = _begin(self.tokenizer)
+        special = [token for token, added in self.tokenizer.get_added_tokens_decoder().items() if added.special]
+        ends = self.named.get("eos_token_id", special if len(special) == 1 else [])
+        self.ends = tuple(ends) if isinstance(ends, list) else (ends,)
+
+    def plain(self, text: str) -> list[int]:
+        """A text's own tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def begun(self, text: str) -> list[int]:
+        """A text's tokens behind ``begin``, which it may spell out itself. What a tokenizer puts behind a text is left out: it goes on."""
+        tokens = self.plain(text)
+        return tokens if tokens[: len(self.begin)] == self.begin else self.begin + tokens
+
+
+def _begin(tokenizer: Tokenizer) -> list[int]:
+    some = tokenizer.encode("a")
+    return [token for token, _ in itertools.takewhile(lambda pair: pair[1], zip(some.ids, some.special_tokens_mask))]
