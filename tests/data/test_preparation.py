@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import string
 import subprocess
@@ -24,7 +25,19 @@ from trainer.data import open_dataset
 from trainer.data.prepare import END_OF_TEXT, prepare
 from trainer.generate.telling import open_text
 from trainer.spec import ConfigError, DataConfig, ModelConfig, sources
-from trainer.spec.corpus import ARTIFACT, DOCUMENTS, INDEX, TOKENIZER, TOKENS, check_corpus, other_words, prepare_command, read_index
+from trainer.spec.corpus import (
+    ARTIFACT,
+    DOCUMENTS,
+    INDEX,
+    TOKENIZER,
+    TOKENS,
+    CorpusIndex,
+    check_corpus,
+    other_words,
+    prepare_command,
+    read_index,
+    windows,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -335,6 +348,16 @@ def test_a_tokenizer_of_other_words_is_said(folder: Path, capsys: pytest.Capture
     assert capsys.readouterr().err.startswith("note: ")
     open_text(None, folder / "own", 300)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 3, 7])
+def test_the_share_of_held_out_text_that_is_proposed_is_taken(sequences: int) -> None:
+    index = CorpusIndex(2, "uint16", sequences * 8 + 1, 1, 300, 0, "", "", {})
+    with pytest.raises(ConfigError, match="leaves nothing to train on") as error:
+        windows(index, 8, DataConfig(held_out=0.99))
+    found = re.search(r"use (less than )?([0-9.]+), or", str(error.value))
+    assert found is not None
+    assert windows(index, 8, DataConfig(held_out=float(found[2]) - (0.01 if found[1] else 0)))[0] >= 1
 
 
 def test_an_evaluation_says_so_unless_the_model_was_trained_on_the_text(folder: Path) -> None:

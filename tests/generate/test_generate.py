@@ -3,6 +3,7 @@ neither the batch nor on what else is asked."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers.utils import logging
 
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.convert import export_weights
-from trainer.generate.generate import Completion, Decoder, News, PromptRequest, generate
+from trainer.generate.generate import Completion, Decoder, News, PromptRequest, check_prompts, generate
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling, choose, uniform
 from trainer.generate.session import Session
@@ -169,12 +170,29 @@ def test_draws_follow_the_probabilities() -> None:
 
 @pytest.mark.parametrize(
     ("prompts", "message"),
-    [([[]], "prompt 0 is empty"), ([[1], [1] * 15], "prompt 1 has 15 tokens, and 6 more do not fit into model.seq=16; ask for 1 or fewer")],
+    [
+        ([[]], "prompt 0 is empty"),
+        (
+            [[1], [1] * 15],
+            "prompt 1 has 15 tokens, and 6 more do not fit into model.seq=16; ask for 1 or fewer, or shorten it to 10 or fewer",
+        ),
+    ],
 )
 def test_a_prompt_that_cannot_be_completed_is_refused(prompts: list[list[int]], message: str, checkpoints: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="prompt") as error:
         completed(checkpoints["gpt"], prompts, Sampling())
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("length", "more"), [(15, 6), (16, 1), (300, 8), (1, 16), (2, 300), (16, 16), (300, 300)])
+def test_what_is_proposed_for_a_text_that_is_too_long_is_taken(length: int, more: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_prompts([[1] * length], [more], 16)
+    found = {words: [int(number) for number in re.findall(words + r" (\d+)", str(error.value))] for words in ("ask for", "to", "may be")}
+    proposed = [(length, new) for new in found["ask for"]] + [(left, more) for left in found["to"]] + [(n - 1, 1) for n in found["may be"]]
+    assert proposed and all(new >= 1 for _, new in proposed)
+    for left, new in proposed:
+        check_prompts([[1] * left], [new], 16)
 
 
 @pytest.mark.parametrize("value", [1e-320, 1e-300, 1e-31, 1e-29, 1e300])

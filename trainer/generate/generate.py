@@ -225,7 +225,7 @@ def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int)
         if not prompt:
             raise ConfigError(f"prompt {number} is empty; give it at least one token")
         if len(prompt) + more > seq:
-            raise ConfigError(
-                f"prompt {number} has {len(prompt)} tokens, and {more} more do not fit into model.seq={seq}; "
-                f"ask for {max(0, seq - len(prompt))} or fewer, or shorten it"
-            )
+            fewer = [f"ask for {seq - len(prompt)} or fewer"] if len(prompt) < seq else []
+            shorter = [f"shorten it to {seq - more} or fewer"] if more < seq else []
+            remedy = ", or ".join(fewer + shorter) or f"both together may be {seq}"
+            raise ConfigError(f"prompt {number} has {len(prompt)} tokens, and {more} more do not fit into model.seq={seq}; {remedy}")

@@ -81,7 +81,7 @@ def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:
     if held_out >= total:
         raise ConfigError(
             f"data.held_out={data.held_out:g} leaves nothing to train on of the {total} sequences in data.path={data.path}; "
-            f"use less than {(total - 1) / total:.3g}, or prepare more text"
+            f"use {f'less than {(total - 1) / total:.3g}' if total > 1 else 0}, or prepare more text"
         )
     return total - held_out, held_out
 
