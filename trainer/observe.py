@@ -28,7 +28,7 @@ from typing import Any
 
 from trainer.launch.failure import TrainerFailure
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status
+from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, steady
 from trainer.spec.files import finite
 from trainer.spec.log_reader import COMMON_FAILURES, LogReader, plain
 from trainer.spec.records import METRICS, RESULT, SERIES, known_reason, write_outcome
@@ -312,6 +312,7 @@ class Recording:
             **step,
             "tokens_per_s": tokens_per_step(self.config) / seconds if seconds else None,
             "time": time.time(),
+            "clock": steady.mark(),
         }
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps(finite(line)) + "\n")

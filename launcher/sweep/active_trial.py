@@ -13,7 +13,7 @@ from launcher.trials import exclusion
 from launcher.trials.exclusion import Exclusion
 from launcher.trials.job import Handle, Job
 from launcher.trials.store import Record
-from trainer.spec import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status, steady
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class ActiveTrial:
     backend: Backend
     rerun: bool = False  # measure it again although it has a result
     enough: tuple[Reason, ...] = ()  # reasons for which a search ended it that leave nothing to be done
-    planned: float = field(default_factory=time.time)
+    known_ends: int = field(init=False)  # attempts that had ended when this command began
     claimed: bool = False
     held_elsewhere: bool = False  # another launcher was running it when we first looked
     tries: int = 0  # attempts used up by infrastructure failures
@@ -41,6 +41,9 @@ class ActiveTrial:
     needs: list[ActiveTrial] = field(default_factory=list)  # trials of this command that have to be done before it starts
     any_need: bool = False  # all of them have to have ended, and one to be done
     some_there: bool = False  # something else that it needs was done before this command
+
+    def __post_init__(self) -> None:
+        self.known_ends = len(self.record.history)
 
     def job(self, max_parallel: int) -> Job:
         record = self.record
@@ -58,12 +61,14 @@ class ActiveTrial:
 
     def exclusions(self) -> list[Exclusion]:
         """Nodes that an attempt should leave out now."""
-        return exclusion.exclusions(self.record.history, self.cluster.avoid_s, time.time())
+        now, history = time.time(), self.record.history
+        aged = [entry if (age := steady.age(entry.get("clock"))) is None else entry | {"ended": now - age} for entry in history]
+        return exclusion.exclusions(aged, self.cluster.avoid_s, now)
 
     @property
     def ended(self) -> bool:
         """It has, since this command began."""
-        return self.record.status.final and (self.record.ended or 0.0) > self.planned
+        return self.record.status.final and len(self.record.history) > self.known_ends
 
     @property
     def settled(self) -> bool:

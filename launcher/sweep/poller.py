@@ -16,7 +16,8 @@ from launcher.trials import exclusion
 from launcher.trials.job import JobState
 from launcher.trials.labels import total_steps
 from launcher.trials.outcome import all_said
-from trainer.spec import Reason, Status
+from launcher.trials.store import Record
+from trainer.spec import Reason, Status, steady
 from trainer.spec.files import look_again
 from trainer.spec.records import failures_in
 
@@ -105,10 +106,9 @@ class Poller:
         look_again(record.directory)
         if _files_complete(trial, job):
             return False
-        if record.end_seen is None:
-            record.end_seen, record.detail = time.time(), "its job has ended; the files of its ranks are not visible here yet"
-            self._state.store.save(record)
-        return time.time() - record.end_seen < patience
+        if record.end_clock is None:
+            record.detail = "its job has ended; the files of its ranks are not visible here yet"
+        return self._waited(record, "end_clock") < patience
 
     # -- jobs that do not start or do not end ---------------------------------------------------------------------------
 
@@ -142,12 +142,20 @@ class Poller:
 
     def _waits_too_long(self, trial: ActiveTrial, job: JobState) -> bool:
         """Whether a job did not start within ``cluster.start_timeout``. It is cancelled, as one that cannot start."""
-        limit, since = trial.cluster.start_timeout, trial.record.submitted or time.time()
-        if job.status is not Status.SUBMITTED or trial.record.started or not limit or time.time() - since < limit:
+        limit, record = trial.cluster.start_timeout, trial.record
+        if job.status is not Status.SUBMITTED or record.started or not limit or self._waited(record, "queue_clock") < limit:
             return False
         words = f": {job.detail}" if job.detail else ""
         trial.stop = (Reason.CANNOT_START, f"did not start within cluster.start_timeout={limit:g} s{words}")
         return self._stopper.cancel([trial])
+
+    def _waited(self, record: Record, clock: str) -> float:
+        """Seconds since the mark that the record has as ``clock``. A machine that cannot compare it counts from now."""
+        waited = steady.age(getattr(record, clock))
+        if waited is None:
+            setattr(record, clock, steady.mark())
+            self._state.store.save(record)
+        return waited or 0.0
 
     def _readmit(self, trial: ActiveTrial, job: JobState) -> JobState:
         """Let a job that waits use nodes again whose exclusion has ended; its state, with the nodes that it still leaves out."""

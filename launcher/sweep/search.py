@@ -24,7 +24,7 @@ from launcher.search.policy import P, Policy, Searched, SearchTrial, Stop, Trial
 from launcher.search.steps import OWN_STEPS, ending, enough_of, known_to, noise_of, scatter_of
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
-from trainer.spec import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status, steady
 from trainer.spec.records import PERCENTILES, positive, read_steps
 
 ENDING_S = 10.0
@@ -109,9 +109,9 @@ def _measure(
     for trial, point in zip(trials, points):
         if point.config is not None:
             watch.cuts[point.trial] = trial.prune_above_s
-    started = time.time()
+    started = time.monotonic()
     records = run_sweep(name, points, settings, backends, [watch])
-    hours = (time.time() - started) / 3600 / len(records)
+    hours = (time.monotonic() - started) / 3600 / len(records)
     return [(trial, record, measurement(record, hours, watch.enough, watch.scatter)) for trial, record in zip(trials, records)]
 
 
@@ -131,7 +131,7 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
     """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran; one whose step time was known to
     ``enough`` is done. ``scatter``: of a step, by earlier trials."""
     result = record.read_result() or {}
-    elapsed = max((record.ended or 0.0) - (record.started or record.ended or 0.0), 0.0)
+    elapsed = _elapsed_s(record)
     done = record.status is Status.DONE
     given_up = record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN
     steps = measured_steps(record) if done or given_up else []
@@ -145,6 +145,14 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
     reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * elapsed / 3600
     noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps, scatter)
     return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, served(result) if done else {})
+
+
+def _elapsed_s(record: Record) -> float:
+    """Seconds that a trial held its ranks: by the dates of its start and its end, but no less than its steps took, and no more than
+    passed since it was submitted, whatever was done to the clocks meanwhile."""
+    dated = (record.ended or 0.0) - (record.started or record.ended or 0.0)
+    passed = steady.age(record.queue_clock, record.history[-1].get("clock") if record.history else None)
+    return min(max(dated, sum(_step_seconds(record, lambda _: True))), math.inf if passed is None else passed)
 
 
 def served(result: Mapping[str, Any]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from launcher.trials.job import JobState
 from launcher.trials.labels import total_steps
 from launcher.trials.outcome import Told, Verdict, decide, silent_nodes
 from launcher.trials.store import Record
-from trainer.spec import Reason, ResolvedTrainConfig, Status
+from trainer.spec import Reason, ResolvedTrainConfig, Status, steady
 from trainer.spec.files import look_again, remove_if, write_json, write_json_first
 from trainer.spec.read import SECTION, from_record
 from trainer.spec.records import FORMAT, RESULT, SERIES, attempt_of, failures_in, outcome_of, positive, read_steps
@@ -154,7 +154,7 @@ def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> Told:
     numbers = [step["step"] for step in steps]
     apart = numbers[-1] - numbers[-2] if len(numbers) > 1 else 1
     whole = bool(numbers) and numbers[-1] + apart >= (total_steps(record) or 0)
-    return Told(tuple(positive(step.get("time")) or 0.0 for step in steps), whole)
+    return Told(tuple(steps), whole)
 
 
 def _plan_again(record: Record, reason: Reason | None, detail: str) -> None:
@@ -181,5 +181,5 @@ def _sign(record: Record, verdict: Verdict) -> Verdict:
 def _add_to_history(record: Record, verdict: Verdict, bad_nodes: Sequence[str]) -> None:
     reason = verdict.reason.value if verdict.reason else None
     entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
-    times = {"started": record.started or record.submitted, "ended": time.time()}
+    times = {"started": record.started or record.submitted, "ended": time.time(), "clock": steady.mark()}
     record.history.append(entry | times | {"nodes": list(record.nodes), "bad_nodes": list(bad_nodes)})

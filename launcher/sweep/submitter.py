@@ -18,7 +18,7 @@ from launcher.sweep.state import SweepState
 from launcher.trials import exclusion
 from launcher.trials.job import Handle, JobState
 from launcher.trials.outcome import Verdict
-from trainer.spec import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status, steady
 from trainer.spec.files import write_text
 
 log = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ class Submitter:
         record.status, record.reason, record.detail = Status.SUBMITTED, None, record.avoided_words
         record.handle, record.launcher, record.sweep = None, self._state.launcher, self._state.sweep
         record.submitted, record.started, record.ended, record.nodes = time.time(), None, None, ()
-        record.end_seen = None
+        record.queue_clock, record.end_clock = steady.mark(), None
         trial.first_step, trial.result_seen, trial.inherited = trial.read_last_step(), None, False
         return request
 

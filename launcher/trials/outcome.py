@@ -11,12 +11,12 @@ is what one of them told: a rank that failed while others went on was no part of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.trials.job import JobState
-from trainer.spec import Reason, Status
+from trainer.spec import Reason, Status, steady
 from trainer.spec.records import attempt_of, outcome_of, positive, reason_of
 
 ROOT_CAUSES = (
@@ -37,7 +37,7 @@ come a moment after the others have ended."""
 class Told:
     """What one rank of a trainer that is not ours told of its steps."""
 
-    times: tuple[float, ...]  # unix seconds at which each was written down
+    lines: tuple[Mapping[str, Any], ...]  # of ``metrics.jsonl``
     whole: bool  # they are all that it was to run
 
 
@@ -119,8 +119,16 @@ def _incomplete(state: JobState, result: dict[str, Any], failures: Sequence[dict
         return False
     if not told.whole and (failures or state.status is Status.FAILED):
         return True
-    ends = [positive(failure.get("time")) for failure in failures]
-    return any(end is None or sum(time > end for time in told.times) > _LAST_LINES for end in ends)
+    return any(sum(_after(failure, line) for line in told.lines) > _LAST_LINES for failure in failures)
+
+
+def _after(failure: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    """Whether a step was written down after a rank failed. Only ranks of different machines are compared by their dates."""
+    passed = steady.age(failure.get("clock"), line.get("clock"))
+    if passed is not None:
+        return passed > 0
+    end = positive(failure.get("time"))
+    return end is None or (positive(line.get("time")) or 0.0) > end
 
 
 def _of_shutdown(state: JobState, failures: Sequence[dict[str, Any]]) -> str:

@@ -35,6 +35,7 @@ class HandleShape:
     attempt: int
     pods: int
     since: float
+    clock: str
     pids: list[int]
 
 
@@ -48,6 +49,7 @@ class AttemptShape:
     detail: str
     started: float | None
     ended: float | None
+    clock: str | None
     nodes: list[str]
     bad_nodes: list[str]
     handle: HandleShape | None
@@ -81,7 +83,8 @@ class RecordShape:
     submitted: float | None
     started: float | None
     ended: float | None
-    end_seen: float | None
+    queue_clock: str | None
+    end_clock: str | None
     nodes: list[str]
     predicted: PredictedShape | None
     history: list[AttemptShape]
@@ -102,7 +105,7 @@ def is_record(data: Mapping[str, Any]) -> bool:
         placed = isinstance(cluster, Mapping) and fits(cluster_class(cluster.get("backend", "local")), cluster)
     except ConfigError:  # no backend of that name
         return False
-    times = [data.get(name) for name in ("created", "submitted", "started", "ended", "end_seen")]
+    times = [data.get(name) for name in ("created", "submitted", "started", "ended")]
     counted = data.get("attempt", 0) >= 0 and data.get("world_size", 1) >= 1
     return placed and counted and (stage is None or fits(StageRun, stage)) and all(time is None or is_time(time) for time in times)
 

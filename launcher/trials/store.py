@@ -37,6 +37,7 @@ from trainer.spec.stage_run import StageRun
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{12}")
 UNDER_WAY = (Status.SUBMITTED, Status.RUNNING)
+_SECOND_NS = 10**9  # some file systems keep no less
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,13 @@ class Record:
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
-    end_seen: float | None = None  # when the attempt's job was first seen to have ended, while words of its ranks were still missing
+    queue_clock: str | None = None  # when the attempt was submitted, as ``trainer.spec.steady`` marks it
+    end_clock: str | None = None  # likewise: when its job was first seen to have ended, while words of its ranks were still missing
     nodes: tuple[str, ...] = ()
     predicted: dict[str, Any] | None = None
     history: list[dict[str, Any]] = field(
         default_factory=list
-    )  # earlier attempts: attempt, status, reason, detail, started, ended, nodes, bad_nodes
+    )  # ended attempts: attempt, status, reason, detail, started, ended, clock (of its end), nodes, bad_nodes
     avoided: tuple[str, ...] = ()  # nodes that the attempt leaves out
     avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
     left: list[dict[str, Any]] = field(default_factory=list)  # ended attempts with objects at their place: {"attempt", "handle"}
@@ -259,7 +261,7 @@ class Store:
 
     def write_front(self, name: str, front: dict[str, Any]) -> None:
         """Add what a search of inference found to its sweep."""
-        write_json(self._sweep_path(name), {"format": FORMAT} | self._read_sweep(name) | {"front": front}, durable=True)
+        self._write_sweep(name, self._read_sweep(name) | {"front": front})
 
     def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
         """Add ``records`` to the sweep. Points it has already keep their place; those not named stay, but for earlier trials of a stage."""
@@ -270,9 +272,15 @@ class Store:
             points[record.id] = {"trial": record.id, "overrides": list(record.overrides), "pruned": pruned}
             if record.stage:
                 points[record.id]["stage"] = record.stage
-        write_json(
-            self._sweep_path(name), {"format": FORMAT} | data | {"launcher": launcher, "points": list(points.values())}, durable=True
-        )
+        self._write_sweep(name, data | {"launcher": launcher, "points": list(points.values())})
+
+    def _write_sweep(self, name: str, data: dict[str, Any]) -> None:
+        """Its file becomes the one touched last, also where the clock has been set back since others were."""
+        path = self._sweep_path(name)
+        write_json(path, {"format": FORMAT} | data, durable=True)
+        newest = max((other.stat().st_mtime_ns for other in self.sweeps.glob("*.json") if other != path), default=0)
+        if path.stat().st_mtime_ns <= newest:
+            os.utime(path, ns=(newest + _SECOND_NS, newest + _SECOND_NS))
 
     def _sweep_path(self, name: str) -> Path:
         return self.sweeps / f"{check_name(name)}.json"

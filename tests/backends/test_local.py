@@ -25,7 +25,7 @@ from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from tests.warm import replaced
-from trainer.spec import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status, steady
 from trainer.spec.files import read_json
 
 pytestmark = pytest.mark.slow
@@ -175,8 +175,10 @@ def test_a_worker_process_that_cannot_start_is_said_with_its_last_words(tmp_path
 
 def test_a_process_id_given_to_another_process_is_not_taken_for_a_rank() -> None:
     backend = backend_for(CLUSTER)
+    boot, _, now = steady.mark().partition(" ")
+    began = f"{boot} {float(now) - 3600}"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        handle = {"job": "trireme-000000000000-0", "host": socket.gethostname(), "pids": [other.pid], "since": time.time() - 3600}
+        handle = {"job": "trireme-000000000000-0", "host": socket.gethostname(), "pids": [other.pid], "clock": began}
         assert backend.poll([handle])[0].status is Status.FAILED
         backend.cancel([handle])
         assert other.poll() is None, "and not ended in its place"

@@ -415,7 +415,7 @@ def test_the_start_of_a_trial_is_what_it_took_besides_its_steps(tmp_path: Path) 
     once = prepared(tmp_path, search=dataclasses.replace(BASE.search, max_trials=1))
     found = search("demo", once, Backends(PlantedBackend(tmp_path / "place", lambda _: 2.0)))
     record = next(record for _, record, measured in found.trials if record.status is Status.DONE)
-    record.started, record.ended = 100.0, 100.0 + BASE.run.steps * 2.0 + 7.0
+    record.started, record.ended, record.queue_clock = 100.0, 100.0 + BASE.run.steps * 2.0 + 7.0, None
     measured = measurement(record, 0.0)
     assert measured.start_s == pytest.approx(7.0) and measured.gpu_hours == pytest.approx(8 * 23.0 / 3600)
     record.status, record.reason = Status.FAILED, Reason.OUT_OF_MEMORY

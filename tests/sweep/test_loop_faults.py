@@ -30,7 +30,7 @@ def test_a_job_without_a_result_is_judged_when_its_ranks_have_been_heard(place: 
     (name,) = until(place.queue.queued)
     job = place.queue.queued()[name]
     place.queue.end(name, JobState(Status.FAILED, Reason.NODE, "played", nodes=("n1",)))
-    until(lambda: place.store.load(Path(job["directory"]).name).end_seen)
+    until(lambda: place.store.load(Path(job["directory"]).name).end_clock)
     (Path(job["directory"]) / "metrics.jsonl").write_text('{"step": 9, "attempt": 0}\n')
     finish(Path(job["directory"]), 0)
     thread.join()

@@ -29,7 +29,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def older(data: dict[str, Any]) -> None:
     """As a version wrote it that had other keys: some are gone since, at every depth, and some were not there yet."""
-    del data["format"], data["avoided"], data["left"], data["end_seen"], data["launcher"]
+    del data["format"], data["avoided"], data["left"], data["queue_clock"], data["end_clock"], data["launcher"]
     data["flown"] = True
     for part in (
         data["config"],

@@ -56,7 +56,7 @@ def test_a_result_that_a_search_found_enough_is_still_that_after_its_launcher_di
     assert (verdict.status, verdict.reason, verdict.detail) == (Status.DONE, Reason.MEASURED, "words of the result")
 
 
-ALL = Told((10.0, 11.0, 12.0, 13.0, 14.0), whole=True)
+ALL = Told(tuple({"time": 10.0 + step} for step in range(5)), whole=True)
 CRASHED = JobState(Status.FAILED, Reason.ERROR, "the job ended with exit code 1")
 
 
@@ -78,8 +78,17 @@ def test_a_rank_that_fails_in_its_shutdown_takes_no_measurement_away_and_is_name
     assert (unseen.status, unseen.detail) == (Status.DONE, "after the last step: rank 1 crashed (SIGSEGV); words of the result")
 
 
+def test_clocks_that_are_set_do_not_decide_what_came_first_on_one_machine() -> None:
+    set_back = Told(tuple({"time": 10.0 - step, "clock": f"boot {step}"} for step in range(5)), whole=True)
+    early, late = ({"time": when, "clock": clock} for when, clock in ((99.0, "boot 0.5"), (1.0, "boot 9.0")))
+    for said, status in ((early, Status.FAILED), (late, Status.DONE)):
+        assert decide(0, CRASHED, result("done"), [failure(1, Reason.ERROR) | said], set_back).status is status
+    elsewhere = failure(1, Reason.ERROR) | {"time": 99.0, "clock": "another 0.5"}
+    assert decide(0, CRASHED, result("done"), [elsewhere], set_back).status is Status.DONE, "by dates"
+
+
 def test_fewer_steps_than_asked_for_are_no_measurement_where_a_rank_failed() -> None:
-    short = Told(ALL.times, whole=False)
+    short = Told(ALL.lines, whole=False)
     assert decide(0, JobState(Status.DONE), result("done"), (), short).status is Status.DONE
     late = failure(1, Reason.ERROR) | {"time": 15.0}
     assert decide(0, CRASHED, result("done"), [late], short).status is Status.FAILED

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status, steady
 from trainer.spec.manifest import CheckpointError
 from trainer.spec.records import EXIT_FAILED, RESULT, attempt_of, failure_file, failures_in, reason_of, write_outcome
 
@@ -85,9 +85,9 @@ def classify(error: BaseException) -> Failure:
 
 
 def write_failure(directory: Path, attempt: int, rank: int, failure: Failure) -> None:
-    """``failure-<rank>.json``. ``time``, unix seconds: whether the run was over by then (``launcher.trials.outcome``)."""
+    """``failure-<rank>.json``. ``time``, unix seconds, and ``clock``: whether the run was over by then (``launcher.trials.outcome``)."""
     said = {"reason": failure.reason.value, "message": failure.message, "collective": failure.collective}
-    write_outcome(directory / failure_file(rank), {"attempt": attempt, "rank": rank, **said, "time": time.time()})
+    write_outcome(directory / failure_file(rank), {"attempt": attempt, "rank": rank, **said, "time": time.time(), "clock": steady.mark()})
 
 
 def root_cause(directory: Path, attempt: int, own: Failure, patience_s: float = 1.0) -> Failure:

@@ -63,7 +63,7 @@ class Client:
         self._patience = patience
         self._api = _connect(cluster)
         self.server: str = self._api.configuration.host
-        self.skew = 0.0  # seconds by which the server's clock is ahead of ours
+        self._ahead = time.time() - time.monotonic()  # of our steady clock: by how many seconds the server's is, in unix seconds
         self._complained = float("-inf")
         self._said: set[str] = set()
         self._allowed: set[str] = set()  # requests that were granted: a refusal of the same is not the last word
@@ -74,7 +74,7 @@ class Client:
 
     def now(self) -> float:
         """The server's time, in unix seconds."""
-        return time.time() + self.skew
+        return time.monotonic() + self._ahead
 
     def request(
         self, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None, patience: float | None = None
@@ -252,7 +252,7 @@ class Client:
 
         if date:
             skew = parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
-            self.skew = skew if abs(skew) > 1.0 else 0.0
+            self._ahead = time.time() - time.monotonic() + (skew if abs(skew) > 1.0 else 0.0)
 
 
 def plainly(error: ApiError, doing: str, namespace: str) -> ConfigError:

@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -27,10 +28,10 @@ from launcher.config.own_python import finding_ours, module
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.ports import PORTS, free_port
 from launcher.trials.job import Handle, Job, JobState
-from trainer.spec import ConfigError, Reason, Status
+from trainer.spec import ConfigError, Reason, Status, steady
 from trainer.spec.records import EXIT_STOPPED
 
-_CLOCK_SECONDS = 2.0  # by how much the kernel's idea of when a process began may differ from ours
+_CLOCK_SECONDS = 0.1  # the kernel counts in hundredths when a process began
 _RANKS_PER_CORE = 32
 _OWN = {*RANKS, "OMP_NUM_THREADS"}  # variables that ranks get whatever cluster.env says; forking needs a single thread
 _EXPLAINED = (1, 2)  # exit codes of ranks that wrote down why
@@ -44,7 +45,8 @@ class _Running:
     group: RankGroup
     port: int
     slots: list[int]  # a number for each rank that no other rank alive has: its GPU, where there are some
-    started: float  # unix seconds; all ranks existed by then
+    started: float  # unix seconds
+    clock: str  # likewise, as ``steady`` marks it; all ranks existed by then
     oom_kills: int  # the kernel's counter when the job began
     lost: str = ""  # how the worker process was lost, if it was
 
@@ -151,7 +153,7 @@ class LocalBackend(Backend):
             "log": _log_pattern(job),
         }
         group = self._fork_server.start(job.name, request)
-        self._running[job.name] = _Running(job, group, port, slots, time.time(), kills)
+        self._running[job.name] = _Running(job, group, port, slots, time.time(), steady.mark(), kills)
         return _handle(self._running[job.name])
 
     def _listen(self) -> None:
@@ -233,23 +235,29 @@ def _handle(running: _Running) -> Handle:
         "host": socket.gethostname(),
         "pids": list(running.group.pids.values()),
         "since": running.started,
+        "clock": running.clock,
     }
 
 
 def _ranks(handle: Handle) -> list[psutil.Process]:
     """The processes of a handle that are alive on this machine; a process id that was given to another process since is not one."""
-    if handle.get("host") != socket.gethostname():
-        return []
-    found = []
+    age, found = steady.age(handle.get("clock")), list[psutil.Process]()
+    if handle.get("host") != socket.gethostname() or age is None:
+        return found
     for pid in handle.get("pids", []):
         try:
             process = psutil.Process(pid)
-            begun_before = process.create_time() < handle["since"] + _CLOCK_SECONDS
-            if begun_before and process.status() != psutil.STATUS_ZOMBIE:
+            if _age(pid) > age - _CLOCK_SECONDS and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, OSError):
             continue
     return found
+
+
+def _age(pid: int) -> float:
+    """Seconds since a process began, by the steady clock, of which the kernel notes the ticks (proc_pid_stat(5), field 22)."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return steady.seconds() - int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _alive(handle: Handle) -> bool:
