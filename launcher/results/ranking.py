@@ -128,6 +128,7 @@ def problem(config: Mapping[str, Any], reads: Mapping[str, str] | None = None) -
     run = {name: config["run"].get(name) for name in ("global_batch", "seed", "precision")} if "run" in config else {}
     trainer = (config.get("command") or {}).get("trainer")
     tune = config.get("tune") or {}
+    reads = {} if trainer else reads  # files that another trainer's command names may tell it the layout
     tuned = [tune, dict(reads or {})] if tune.get("base") or tune.get("method", "full") != "full" or reads else None
     return json.dumps([config.get("model"), config.get("data"), config.get("optimizer"), run, trainer, tuned], sort_keys=True)
 

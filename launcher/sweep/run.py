@@ -23,6 +23,7 @@ from launcher.sweep.observer import Observer
 from launcher.sweep.progress import progress_for
 from launcher.trials.job import Job
 from launcher.trials.lock import Locks
+from launcher.trials.reads import contents
 from launcher.trials.store import UNDER_WAY, Point, Record, Store, check_name, cluster_of
 from trainer.spec import ConfigError, world_size_of
 
@@ -46,7 +47,8 @@ def run_sweep(
     locks = Locks(store.root / "locks")
     try:
         _enter(store, locks, name)
-        records = _plan(store, locks, name, points)
+        records = _plan(store, locks, name, points, settings.rerun)
+        _say_what_changed(points, records, settings)
         active = _active_trials(points, records, settings, backends)
         _drop_stale_requests(store, locks, active)
         watchers = [progress_for(name, records, active), *observers]
@@ -144,20 +146,33 @@ def _enter(store: Store, locks: Locks, name: str) -> None:
             time.sleep(0.5)
 
 
-def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point]) -> list[Record]:
+def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point], rerun: bool) -> list[Record]:
     """The record of each point. Points that are the same trial share one record; those that another launcher holds are only read."""
     commit = _commit()
     records: list[Record] = []
     known: dict[str, Record] = {}
     for point in points:
         mine = point.config is not None and locks.take(point.trial)
-        record = store.plan(point, name, commit)
+        record = store.plan(point, name, commit, rerun)
         if mine:
             store.save(record, durable=False)
             locks.free(point.trial)
         records.append(known.setdefault(record.id, record))
     store.write_sweep(name, list(known.values()), launcher_name())
     return records
+
+
+def _say_what_changed(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig) -> None:
+    """What trials read that are measured already, and that is something else by now under the same name."""
+    changed: dict[str, list[str]] = {}
+    for point, record in zip(points, records, strict=True):
+        if point.config is not None and point.stage is None and record.reads and record.answered(point.enough) and not settings.rerun:
+            now = contents(point.config)
+            for name in [name for name, known in record.reads.items() if now.get(name, known) != known]:
+                changed.setdefault(name, []).append(record.id)
+    for name, trials in changed.items():
+        which = ", ".join(trials[:3]) + (" ..." if len(trials) > 3 else "")
+        say(f"{name} has changed since {which} was measured; sweep.rerun=true measures it again")
 
 
 def _active_trials(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig, backends: Backends) -> list[ActiveTrial]:

@@ -1,8 +1,8 @@
 """What makes two trials the same trial.
 
 A trial's id is a hash of everything that can change what it computes or how fast: its configuration, and the content of files that a tuning
-reads (``launcher.trials.reads``). A prepared corpus is known by its path; it changes only by ``trireme prepare --force``. Left out,
-because a trial repeated with another value would measure the same thing:
+reads (``launcher.trials.reads``). A prepared corpus is known by its path, and so are files that another trainer's command names: where they
+have changed since a trial was measured, it is said. Left out, because a trial repeated with another value would measure the same thing:
 
 - ``tracking``: where measurements are mirrored;
 - ``cluster.hardware`` but its name: rates are the cost model's input, and calibration changes them while a search runs

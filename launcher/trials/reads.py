@@ -12,9 +12,11 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
+from launcher.config.rules import run_of
 from launcher.config.schema import Config
 from trainer.spec.artifacts import CHECKPOINT_MANIFEST, newest_checkpoint
-from trainer.spec.corpus import TOKENIZER
+from trainer.spec.corpus import INDEX, TOKENIZER
+from trainer.spec.files import read_json
 from trainer.spec.named_tokens import NAMING
 from trainer.spec.sources import STDLIB
 
@@ -33,6 +35,20 @@ def digests(config: Config) -> dict[str, str]:
     if isinstance(config.tune.base, str) and (checkpoint := newest_checkpoint(Path(config.tune.base))) is not None:
         files["base"] = checkpoint / CHECKPOINT_MANIFEST
     return {name: found for name, path in files.items() if (found := _digest(path))}
+
+
+def contents(config: Config) -> dict[str, str]:
+    """``digests``, and those of what a trial's id knows by its path alone: a prepared corpus, and files that the command of another
+    trainer names. What has them changed is no other trial; a command that finds such a trial measured already says so."""
+    if config.cluster.backend == "kubernetes":
+        return {}
+    command = run_of(config).command
+    named = [part for word in command.words[1:] for part in (word, word.partition("=")[2])] if command else []
+    found = digests(config) | {part: digest for part in named if (path := Path(part)).is_file() and (digest := _digest(path))}
+    if config.data.kind == "corpus" and (command is None or any(config.data.path in word for word in named)):
+        known = (read_json(Path(config.data.path, INDEX)) or {}).get("sha256")
+        found |= {f"data.path={config.data.path}": known} if isinstance(known, str) else {}
+    return found
 
 
 def _digest(path: Path) -> str:

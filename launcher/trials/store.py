@@ -25,7 +25,7 @@ from launcher.config.rules import run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.trials.identity import digest, trial_id
 from launcher.trials.owner import owned
-from launcher.trials.reads import digests
+from launcher.trials.reads import contents
 from launcher.trials.shape import fits, is_record, is_time
 from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
 from trainer.spec.errors import nearest
@@ -93,7 +93,7 @@ class Record:
     avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
     left: list[dict[str, Any]] = field(default_factory=list)  # ended attempts with objects at their place: {"attempt", "handle"}
     launcher: str = ""  # who runs it: "process 123 on host"
-    reads: dict[str, str] = field(default_factory=dict)  # digests of files that decide its losses (``launcher.trials.reads``)
+    reads: dict[str, str] = field(default_factory=dict)  # digests of what it read (``launcher.trials.reads``)
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
 
     @property
@@ -158,7 +158,7 @@ class Store:
 
     # -- trials ---------------------------------------------------------------------------------------------------------
 
-    def plan(self, point: Point, sweep: str, commit: str | None = None) -> Record:
+    def plan(self, point: Point, sweep: str, commit: str | None = None, rerun: bool = False) -> Record:
         """The record of a point: the one on disk, or a new one with its directory and ``config.yaml``.
 
         What the plan adds to it is not saved: only who has locked the trial may do that.
@@ -174,7 +174,9 @@ class Store:
         record.config, record.cluster, record.sweep = section | to_dict(train), to_dict(cluster), sweep
         record.world_size = world_size_of(train.layout)
         record.created, record.commit = record.created or time.time(), commit
-        record.reads = digests(point.config) if point.stage is None else {}  # a stage's id has its inputs
+        known = record.reads and (record.status in UNDER_WAY or (record.answered(point.enough) and not rerun))
+        if point.stage is None and not known:
+            record.reads = contents(point.config)  # a stage's id has its inputs
         if fresh or section or not (record.directory / CONFIG).exists():
             record.directory.mkdir(parents=True, exist_ok=True)
             save(record.config, record.directory / CONFIG, durable=False)  # written again before the trial is submitted

@@ -15,8 +15,11 @@ from launcher.config.schema import Config, HardwareConfig, LocalCluster
 from launcher.config.trainer import LaunchProfile
 from launcher.trials.identity import digest, trial_id
 from launcher.trials.store import Point, Record, Store
-from tests.sweep.support import trial
+from tests.sweep.conftest import cluster, place
+from tests.sweep.support import Place, sweep, trial
 from trainer.spec import TrackingConfig, flatten, from_dict, to_dict
+
+__all__ = ["cluster", "place"]
 
 
 def test_the_id_is_twelve_hexadecimal_digits_and_the_same_in_every_process() -> None:
@@ -86,9 +89,9 @@ def test_what_cannot_change_a_measurement_is_not_part_of_the_id() -> None:
 
 def test_another_place_is_another_trial() -> None:
     config = trial()
-    for cluster in (LocalCluster(nodes=2, gpus_per_node=4), LocalCluster(gpus_per_node=4, env={"A": "1"}),
+    for there in (LocalCluster(nodes=2, gpus_per_node=4), LocalCluster(gpus_per_node=4, env={"A": "1"}),
                     LocalCluster(gpus_per_node=4, hardware=HardwareConfig(name="other"))):  # fmt: skip
-        assert trial_id(dataclasses.replace(config, cluster=cluster)) != trial_id(config)
+        assert trial_id(dataclasses.replace(config, cluster=there)) != trial_id(config)
 
 
 def test_the_id_survives_writing_and_reading_the_configuration() -> None:
@@ -120,3 +123,28 @@ def test_what_a_tuning_reads_is_part_of_the_id_by_its_content_not_by_its_time(tm
     )
     files["examples"].unlink()
     assert trial_id(config) != before, "whoever reads it says that it is gone"
+
+
+def test_what_an_id_knows_by_its_path_alone_is_said_to_have_changed(
+    cluster: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, lines = tmp_path / "corpus", tmp_path / "lines.jsonl"
+    corpus.mkdir()
+    config, launch = trial(), LaunchProfile(program="command", command=["a", "--data={data.source}", "{data.path}"], log=[r"(?P<step>\d+)"])
+    own = dataclasses.replace(config, data=dataclasses.replace(config.data, kind="corpus", path=str(corpus)))
+    other = dataclasses.replace(own, trainer=dataclasses.replace(own.trainer, launch=launch))
+    other.data = dataclasses.replace(own.data, source=str(lines))
+
+    def said(sha: str, text: str, **settings: bool) -> list[str]:
+        (corpus / "index.json").write_text(json.dumps({"sha256": sha, "settings": os.urandom(4).hex()}))
+        lines.write_text(text)
+        capsys.readouterr()
+        sweep(cluster.runs, own, other, backends=cluster.backend, **settings)
+        return [line for line in capsys.readouterr().err.splitlines() if "has changed since" in line]
+
+    before = trial_id(own), trial_id(other)
+    assert said("a", "one") == said("a", "one") == []
+    assert [line.partition(" has")[0] for line in said("b", "one")] == [f"data.path={corpus}"]
+    assert len(said("b", "two")) == 2 and len(said("b", "two")) == 2, "until it is measured again"
+    assert said("b", "two", rerun=True) == said("b", "two") == []
+    assert (trial_id(own), trial_id(other)) == before
