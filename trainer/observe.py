@@ -33,7 +33,7 @@ from trainer.spec.files import finite
 from trainer.spec.log_reader import COMMON_FAILURES, LogReader, plain
 from trainer.spec.records import METRICS, RESULT, SERIES, known_reason, write_outcome
 from trainer.spec.schema import AT_RUN_TIME, CommandConfig
-from trainer.spec.summary import result_of, tokens_per_step
+from trainer.spec.summary import ends_short, result_of, tokens_per_step
 
 TAIL = 12
 """Last lines of a log that are shown when it cannot be read."""
@@ -251,13 +251,17 @@ def _check_end(code: int, watch: Watch, command: CommandConfig, record: Recordin
     """``TrainerFailure`` unless the command did its work."""
     if code:
         reason, words = watch.failure or (Reason.ERROR, watch.last_line())
-        ended = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-        raise TrainerFailure(reason, f"the trainer ended with {ended}: {words}")
+        ended = f"the trainer ended with {f'exit code {code}' if code > 0 else f'signal {signal.Signals(-code).name}'}: {words}"
+        if record is None or not (watch.succeeded and record.measured() and (command.success or record.told_last())):
+            raise TrainerFailure(reason, ended)
+        record.remarks.append(f"after the last step: {ended}")
     if not watch.succeeded:
         raise TrainerFailure(
             Reason.ERROR, f"the log has no line that matches trainer.launch.success={command.success!r}; its last line: {watch.last_line()}"
         )
-    if record and not record.measured():
+    if record and record.measured():
+        record.remark_on_steps()
+    elif record:
         shown = " | ".join(line.strip() for line in watch.tail if line.strip())
         told, run = len(record.steps), record.config.run
         why = (
@@ -283,6 +287,7 @@ class Recording:
         self.config, self.out, self.attempt, self.ranks = config, out, attempt, ranks
         self.reader = LogReader(config.command.log, tokens_per_step(config), config.run.global_batch, ranks)
         self.steps: list[dict[str, Any]] = []
+        self.remarks: list[str] = []  # on a run that is done
 
     def take(self, line: str, now: float) -> None:
         if done := self.reader.take(line, now):
@@ -303,6 +308,16 @@ class Recording:
         if done := self.reader.rest():
             self._add(done)
         return bool(self._times())
+
+    def told_last(self) -> bool:
+        """Whether the last step was told, by its number. A log that counts from 0 says so with its first."""
+        return bool(self.steps) and self.steps[-1]["step"] + (self.steps[0]["step"] == 0) >= self.config.run.steps
+
+    def remark_on_steps(self) -> None:
+        """Say so where the trainer made fewer than it was to."""
+        numbers, asked = [step["step"] for step in self.steps], self.config.run.steps
+        if ends_short(numbers, asked):
+            self.remarks.append(f"its log ends at step {numbers[-1]}, and run.steps={asked}")
 
     def _add(self, step: dict[str, Any]) -> None:
         self.steps.append(step)
@@ -326,6 +341,8 @@ class Recording:
         """Write ``result.json``; ``status`` again."""
         self.measured()
         series = {many: [step[one] for step in self.steps] for many, one in SERIES.items()}
-        told = {"peak_memory_bytes": self.reader.peak_memory_bytes, "hosts": [socket.gethostname()]}
+        told: dict[str, Any] = {"peak_memory_bytes": self.reader.peak_memory_bytes, "hosts": [socket.gethostname()]}
+        if status is Status.DONE:
+            told["message"] = "; ".join(self.remarks)
         write_outcome(self.out / RESULT, result_of(self.config, status, self.attempt, series, self._times(), self.ranks, None) | told)
         return status

@@ -134,6 +134,11 @@ def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
             if m.other_model
         ],
     )
+    print_list(
+        console,
+        "Measured, with a remark:",
+        [(f"{m.trial}  {names[m.trial]}", first_line(m.detail)) for m in trials if m.place and m.detail and m.reason is None],
+    )
     unplaced = [m for m in trials if not m.place and m.detail]
     print_list(
         console, "Not measured to the end:", [(f"{m.trial}  {names[m.trial]}", f"{outcome(m)}: {first_line(m.detail)}") for m in unplaced]

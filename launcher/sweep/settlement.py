@@ -17,7 +17,7 @@ from trainer.spec import Reason, ResolvedTrainConfig, Status, steady
 from trainer.spec.files import look_again, remove_if, write_json, write_json_first
 from trainer.spec.read import SECTION, from_record
 from trainer.spec.records import FORMAT, RESULT, SERIES, attempt_of, failures_in, outcome_of, positive, read_steps
-from trainer.spec.summary import result_of
+from trainer.spec.summary import ends_short, result_of
 
 _OF_LAYOUT = (Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS)
 """Reasons that say more of a layout than that its step time was known when it was ended."""
@@ -150,11 +150,8 @@ def _judge(record: Record, job: JobState) -> Verdict:
 
 
 def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> Told:
-    """What the rank that reports wrote down. A log may tell every tenth step only, from 0 or from 1."""
-    numbers = [step["step"] for step in steps]
-    apart = numbers[-1] - numbers[-2] if len(numbers) > 1 else 1
-    whole = bool(numbers) and numbers[-1] + apart >= (total_steps(record) or 0)
-    return Told(tuple(steps), whole)
+    """What the rank that reports wrote down."""
+    return Told(tuple(steps), not ends_short([step["step"] for step in steps], total_steps(record) or 0))
 
 
 def _plan_again(record: Record, reason: Reason | None, detail: str) -> None:

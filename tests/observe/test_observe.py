@@ -192,6 +192,39 @@ def test_a_sign_of_success_that_is_missing_is_a_failure(tmp_path: Path) -> None:
     assert (code, result["status"]) == (1, "failed") and "training finished" in result["message"]
 
 
+@pytest.mark.parametrize(("steps", "success", "told"), [
+    ("range(1, 6)", None, "done"), ("range(0, 5)", None, "done"), ("range(1, 5)", None, "failed"), ("range(0, 4)", None, "failed"),
+    ("(2, 4)", "^bye", "done"), ("range(1, 6)", "^good night", "failed"),
+])  # fmt: skip
+def test_a_trainer_that_dies_after_its_last_step_is_done_and_its_death_named(steps: str, success: str, told: str, tmp_path: Path) -> None:
+    program = f"import os, signal\nfor i in {steps}: print(f'it {{i}} loss 2.0 {{100 + i}} ms')\nprint('bye', flush=True)"
+    code, result, _ = observed(tmp_path, f"{program}\nos.kill(os.getpid(), signal.SIGABRT)", success=success)
+    assert (code, result["status"]) == (int(told == "failed"), told) and "the trainer ended with signal SIGABRT: bye" in result["message"]
+    assert (tmp_path / "failure-0.json").exists() == (told == "failed")
+    assert result["message"].startswith("after the last step: ") == (told == "done")
+
+
+@pytest.mark.parametrize(("steps", "words"), [
+    ("range(1, 4)", "its log ends at step 3, and run.steps=5"), ("range(0, 3)", "its log ends at step 2, and run.steps=5"),
+    ("range(0, 5)", ""), ("(2, 4)", ""), ("(0, 2, 4)", ""),
+])  # fmt: skip
+def test_fewer_steps_than_asked_for_are_said(steps: str, words: str, tmp_path: Path) -> None:
+    _, result, _ = observed(tmp_path, f"for i in {steps}: print(f'it {{i}} loss 2.0 {{100 + i}} ms')")
+    assert (result["status"], result["message"]) == ("done", words)
+
+
+@pytest.mark.parametrize(("pattern", "line", "first", "later"), [
+    (r"it (?P<step>\d+) took (?P<interval_seconds>\S+)", "it {step} took 5.0", None, 0.5),
+    (r"it (?P<step>\d+) took (?P<interval_milliseconds>\S+)", "it {step} took 5,000", None, 0.5),
+    (r"it (?P<step>\d+): (?P<interval_steps>\d+) in (?P<interval_seconds>\S+)", "it {step}: 4 in 5.0", 1.25, 1.25),
+    (r"it (?P<step>\d+): (?P<interval_steps>\d+) in (?P<interval_seconds>\S+)", "it {step}: 0 in 5.0", None, None),
+])  # fmt: skip
+def test_a_time_of_several_steps_is_shared_among_them(pattern: str, line: str, first: float | None, later: float | None) -> None:
+    reader = LogReader([pattern], 1, 1, 1)
+    done = [reader.take(line.format(step=step), now) for now, step in enumerate((10, 20, 30))] + [reader.rest()]
+    assert [step["step_time_s"] for step in done if step] == [first, later, later]
+
+
 def test_a_signal_is_passed_on_and_the_run_counts_as_stopped(tmp_path: Path) -> None:
     observed(tmp_path, "pass")
     (tmp_path / "program.py").write_text(

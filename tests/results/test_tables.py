@@ -200,3 +200,13 @@ def test_repeats_that_contradict_each_other_are_named_in_one_line_and_those_that
     (line,) = told.err.splitlines()
     assert line.startswith(f"warning: repeats of one layout contradict each other: {first.id} 200 ms, ") and f"{last.id} 2.00 s;" in line
     assert len(json.loads(told.out)) == 4
+
+
+def test_what_is_said_of_a_measured_trial_stands_below_the_ranking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = demo_sweep(tmp_path)
+    record = sweep.done(point(2, 1, micro_batch=2), 0.4)
+    record.detail = "its log ends at step 3, and run.steps=5"
+    sweep.store.save(record)
+    lines = shown(rank, tmp_path, capsys)
+    below = lines[lines.index("Measured, with a remark:") :]
+    assert [line for line in below if record.id in line and "step 3" in line]

@@ -11,6 +11,9 @@ from trainer.spec.errors import ConfigError, listed, nearest
 from trainer.spec.outcome import Reason
 
 SECONDS = {"seconds": 1.0, "milliseconds": 1e-3}
+INTERVALS = {f"interval_{name}": unit for name, unit in SECONDS.items()}
+"""Times of all steps since the line before that told of one, or of ``COUNT`` steps where the line says how many."""
+COUNT = "interval_steps"
 BYTES = {"memory_gb": 1e9, "memory_gib": 2.0**30, "memory_mb": 1e6, "memory_mib": 2.0**20}
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\0")
 THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
@@ -18,9 +21,9 @@ _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?[\d.]+,\d+(e[-+]?\d+)?", re.IGNORECASE)
 _FRACTION = re.compile(r"\d|\.\d")
 RATES = ("tokens_per_s", "tokens_per_s_per_rank", "samples_per_s")
-GROUPS = ("step", "loss", "grad_norm", *SECONDS, *RATES, *BYTES)
+GROUPS = ("step", "loss", "grad_norm", *SECONDS, *INTERVALS, COUNT, *RATES, *BYTES)
 """Names of groups in the patterns of a log. The unit is part of the name."""
-UNITLESS = {"time": listed((*SECONDS, *RATES)), "memory": listed(BYTES), "mem": listed(BYTES), "throughput": listed(RATES)}
+UNITLESS = {"time": listed((*SECONDS, *INTERVALS, *RATES)), "memory": listed(BYTES), "mem": listed(BYTES), "throughput": listed(RATES)}
 COMMON_FAILURES = {
     Reason.OUT_OF_MEMORY.value: [r"CUDA out of memory", r"torch\.(cuda\.)?OutOfMemoryError", r"CUDA_ERROR_OUT_OF_MEMORY",
                                  r"HIP out of memory"],
@@ -95,6 +98,7 @@ class LogReader:
         self._counted = 0
         self.told: dict[str, Any] = {}  # groups of the step that is not complete
         self._came: tuple[int, float] | None = None  # the first step of those that came last at one time, and when
+        self._before: int | None = None  # the step completed last
         self.peak_memory_bytes: float | None = None
 
     def take(self, line: str, now: float) -> dict[str, Any] | None:
@@ -133,6 +137,8 @@ class LogReader:
         told["seconds_here"] = None if self._came is None else (told["at"] - self._came[1]) / max(step - self._came[0], 1)
         if self._came is None or told["at"] > self._came[1]:
             self._came = (step, told["at"])
+        told.setdefault(COUNT, math.nan if self._before is None else step - self._before)
+        self._before = step
         for name in BYTES.keys() & told.keys():
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0.0, told[name] * BYTES[name])
         return {"step": step, "loss": told.get("loss"), "grad_norm": told.get("grad_norm"), "step_time_s": self._seconds(told)}
@@ -141,6 +147,7 @@ class LogReader:
         """A time of 0, or one that is no number, is none: what was too short to print must not win."""
         work = {"tokens_per_s": self._tokens, "tokens_per_s_per_rank": self._tokens / self._ranks, "samples_per_s": self._sequences}
         times = [told[name] * unit for name, unit in SECONDS.items() if name in told]
+        times += [told[name] * unit / (told[COUNT] or math.nan) for name, unit in INTERVALS.items() if name in told]
         times += [work[name] / (told[name] or math.nan) for name in RATES if name in told]
         seconds = times[0] if times else told["seconds_here"]
         return float(seconds) if seconds is not None and seconds > 0 and math.isfinite(seconds) else None

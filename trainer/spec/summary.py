@@ -65,5 +65,12 @@ def result_of(
     }
 
 
+def ends_short(numbers: Sequence[int], steps: int) -> bool:
+    """Whether a log that tells of the steps ``numbers``, in order, ends before the last of ``steps``. It may tell of every tenth only, and
+    count from 0 or from 1."""
+    apart = numbers[-1] - numbers[-2] if len(numbers) > 1 else 1
+    return not numbers or numbers[-1] + apart < steps
+
+
 def tokens_per_step(config: ResolvedTrainConfig) -> int:
     return config.run.global_batch * config.model.seq
