@@ -35,21 +35,21 @@ def target(name: str, option: str, folder: Path = FOLDER) -> Path:
 
 
 def _is_word(name: str) -> bool:
-    """Whether ``hardware=NAME`` means that word, and not a number, yes, no or nothing."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+    """Whether ``hardware=NAME`` means that word, and not nothing."""
+    from launcher.config.compose import parse_override
+    from launcher.config.text_keys import as_typed
 
-    return bool(OverridesParser.create().parse_override(f"hardware={name}").value() == name)
+    return bool(parse_override(f"hardware={as_typed(name, str, True)}").value() == name)
 
 
 def write(path: Path, found: HardwareConfig, words: str, option: str) -> None:
     """The file as Hydra composes it, whole or not at all; ``words`` say where it comes from."""
-    import yaml
-
+    from launcher.config.yaml_text import as_config_yaml
     from trainer.spec import to_dict
 
     default = type(found)()
     values = {key: value for key, value in to_dict(found).items() if value != getattr(default, key) or key == "name"}
     wide = {key: values.pop(key) for key in ("learnt", "calibration") if key in values}
-    lines = [f"# @package cluster.hardware\n# {words}\n", yaml.safe_dump(values, sort_keys=False)]
-    lines += [yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=None, width=160) for key, value in wide.items()]
+    lines = [f"# @package cluster.hardware\n# {words}\n", as_config_yaml(values)]
+    lines += [as_config_yaml({key: value}, default_flow_style=None, width=160) for key, value in wide.items()]
     write_named(path, "".join(lines), option)

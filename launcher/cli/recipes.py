@@ -13,10 +13,10 @@ HEADER = "# @package _global_\n"
 
 def as_yaml(recipe: dict[str, Any], comment: str = "") -> str:
     """The file: Hydra's package line, a comment, the keys."""
-    import yaml
+    from launcher.config.yaml_text import as_config_yaml
 
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(comment, 130))
-    return HEADER + lines + yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None, width=140)
+    return HEADER + lines + as_config_yaml(recipe, default_flow_style=None, width=140)
 
 
 def write(path: Path, recipe: dict[str, Any], comment: str, what: str) -> None:

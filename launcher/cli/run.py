@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from launcher.stages.plan import PlannedStage
     from launcher.stages.runner import Outcome
 
-TIME = re.compile(r"\d+(:\d+)+")
 DESCRIPTION = """\
 Runs the graph of conf/pipeline/NAME.yaml: prepare, train, evaluate, convert, generate. Everything is checked before the
 first stage starts. A stage that was run already with the same configuration and inputs is not run again: after a failure or a kill the
@@ -135,15 +133,29 @@ def _words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def _value(word: str) -> Any:
-    """The value of an override as the file would have it; a time that stands alone is text, as in Hydra's grammar."""
-    from launcher.config.base60 import refuse_base60_in
+    """The value of an override as the file would have it; text as it was typed, where YAML reads something else."""
+    from yaml import YAMLError
+
+    from launcher.config.misread import refuse_misread_in
+    from launcher.config.text_keys import is_text
     from launcher.config.yaml_text import read_config_yaml
+    from launcher.stages.graph import stage_key
 
     key, _, text = word.partition("=")
-    if TIME.fullmatch(text):
+
+    def text_key(inner: str) -> bool:
+        return is_text(f"{stage_key(key)}.{inner}".removesuffix("."))
+
+    try:
+        value = read_config_yaml(text)
+    except YAMLError:
+        if text_key(""):
+            return text
+        raise
+    if text_key("") and isinstance(value, (bool, int, float)):
         return text
-    refuse_base60_in(text, key)
-    return read_config_yaml(text)
+    refuse_misread_in(text, key, text_key)
+    return value
 
 
 def _state(item: PlannedStage, wanted: list[PlannedStage]) -> str:

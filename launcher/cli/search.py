@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -291,7 +292,7 @@ def write_recipe(
     winner = found.policy.ranking()[0]
     made = recipe(dataclasses.replace(asked, layout=candidates.layout(winner)), default, hardware_files())
     took = f"{seconds(found.policy.seconds_of(winner))} a step, the fastest of {plural(found.policy.trials, 'trial')}"
-    recipes.write(path, made, f"Found by 'trireme search {' '.join(overrides)}' (sweep {name}): {took}.", "search.recipe")
+    recipes.write(path, made, f"Found by 'trireme search {shlex.join(overrides)}' (sweep {name}): {took}.", "search.recipe")
 
 
 def write_command(folder: Path, name: str, candidates: SearchProblem, found: SearchOutcome[Policy]) -> Path | None:

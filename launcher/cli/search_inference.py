@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,7 +147,7 @@ def write_recipes(
         made = recipe(one, dataclasses.replace(default, layout=LayoutConfig()), hardware_files()) | {"task": "inference"}
         sections = {key: changes(getattr(one, key), getattr(default, key)) for key in ("workload", "sla", "serving")}
         took = f"{seconds(done.values['latency_ms'][row] / 1e3)} a request, {amount(done.values['throughput'][row])} requests/s"
-        comment = f"Found by 'trireme search {' '.join(overrides)}' (sweep {name}): {goal}, {name_of(layout)}, {took}."
+        comment = f"Found by 'trireme search {shlex.join(overrides)}' (sweep {name}): {goal}, {name_of(layout)}, {took}."
         recipes.write(paths[goal], made | {key: part for key, part in sections.items() if part}, comment, "search.recipe")
         written[goal] = paths[goal]
     return written

@@ -8,6 +8,7 @@ Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cf
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from launcher.cli.main import plain
 from launcher.config.compose import check_overrides, plain_errors, register_schema
 from launcher.config.folders import conf_dir
+from launcher.config.text_keys import in_quotes, several_texts, split
 from trainer.spec.errors import ConfigError
 
 
@@ -32,8 +34,14 @@ def main(argv: list[str]) -> int:
     flags, plain = _split(overrides)
     register_schema()
     sweep = Multirun(plain)
+    several = bool({"-m", "--multirun"} & set(flags))
     if not {"-sc", "--shell-completion"} & set(flags):  # completion asks about words that are not whole yet
-        plain = check_overrides(plain, sweep=bool({"-m", "--multirun"} & set(flags)), folder=_own_folder(flags))
+        for text in filter(several_texts, plain if several else ()):
+            key, _, value = text.partition("=")
+            one = shlex.quote(f"{key}={in_quotes(value)}")
+            said = f"{text}: a comma separates values with -m, here {len(split(value))}, each for trials of its own; one text is {one}"
+            print(said, file=sys.stderr)
+        plain = check_overrides(plain, sweep=several, folder=_own_folder(flags))
     sys.argv = ["trireme train", *flags, *plain]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     try:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import copy
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.config.base60 import refuse_base60
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
 from launcher.config.composed import override_parser, plain_errors, to_config
 from launcher.config.folders import conf_dir, group_folders, refuse_hidden
 from launcher.config.jobs import Jobs
+from launcher.config.misread import refuse_misread
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
+from launcher.config.text_keys import as_typed, is_list, type_of_key
 from launcher.config.yaml_text import read_yaml
 from trainer.spec import ConfigError, to_dict
 from trainer.spec.errors import listed, nearest
@@ -105,18 +107,22 @@ def check_overrides(
     Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition. Adds to
     ``chosen`` the group and name of every option that they choose, and of those that its files bring along.
     """
+    clusters = [parse_override(_as_typed(text, str, True)).value() for text in overrides if _key_of(text) == "cluster"]
+    with plain_errors():
+        backend = _backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else "local"
+        keys = known_keys(backend)
+    groups = config_groups(folder)
+    overrides = [_with_text(text, groups, backend, sweep) for text in overrides]
     files = [text for text in overrides if text.startswith(f"{MODEL_FROM}=")]
     overrides = [word for text in files for word in _described(text)] + [text for text in overrides if text not in files]
-    parsed = [parse_override(text) for text in overrides]
-    clusters = [o.value() for o in parsed if o.key_or_group == "cluster"]
-    with plain_errors():
-        keys = known_keys(_backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else "local")
-    groups = config_groups(folder)
     checked = []
+    parsed = [parse_override(text) for text in overrides]
     for text, override in zip(overrides, parsed):
         name = override.key_or_group
         if override.is_sweep_override() and not sweep:
-            raise ConfigError(f"{text} gives several values; sweep over them with `trireme train -m`, or write a list as {name}=[...]")
+            values = text.partition("=")[2]
+            a_list = f", or write a list: {shlex.quote(f'{name}=[{values}]')}" if is_list(name, backend) else ""
+            raise ConfigError(f"{text} gives several values; sweep over them: trireme train -m {shlex.quote(text)}{a_list}")
         if name.split(".")[0].split("/")[0] == "hydra":
             pass
         elif override.is_delete():
@@ -135,6 +141,25 @@ def check_overrides(
         checked.append(text)
     _check_method([override.key_or_group for override in parsed])
     return checked
+
+
+def _key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _with_text(override: str, groups: Mapping[str, Any], backend: str, sweep: bool) -> str:
+    """An override with quotes around text that Hydra would read as something else. Without a ``sweep`` a comma is a part of text, but not
+    where one of some words is chosen."""
+    key = _key_of(override)
+    if key in groups or key == MODEL_FROM:
+        return _as_typed(override, str, key in groups or sweep)
+    kind, metadata = type_of_key(key, backend)
+    return _as_typed(override, kind, sweep or bool(metadata.get("choices")))
+
+
+def _as_typed(override: str, kind: Any, several: bool) -> str:
+    key, equals, value = override.partition("=")
+    return f"{key}{equals}{as_typed(value, kind, several)}"
 
 
 def _check_method(names: Sequence[str]) -> None:
@@ -184,7 +209,7 @@ def parse_override(text: str) -> Any:
         return override_parser().parse_overrides([text])[0]
     except (HydraException, ValueError, RecursionError):
         raise ConfigError(
-            f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'sweep.name=\"a b\"'"
+            f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'data.path=\"a b\"'"
         ) from None
 
 
@@ -219,7 +244,7 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> l
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
             raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
-        found = refuse_base60(group_folders(own), group, name)
+        found = refuse_misread(group_folders(own), group, name)
         for option in found:
             refuse_hidden(*option, own)
         chosen += found

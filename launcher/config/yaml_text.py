@@ -19,11 +19,21 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
     """Reads numbers as OmegaConf does: ``1e-3``, which YAML 1.1 takes for text, is one."""
 
 
-ConfigLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+\Z"), list("-+.0123456789")
-)
+class ConfigDumper(yaml.SafeDumper):
+    """Puts text in quotes that ``ConfigLoader`` would take for a number."""
+
+
+for _kind in (ConfigLoader, ConfigDumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+\Z"), list("-+.0123456789")
+    )
 
 
 def read_config_yaml(text: str) -> Any:
     """The content of a document that is to be a configuration. ``yaml.YAMLError`` for what is none."""
     return yaml.load(text, Loader=ConfigLoader)
+
+
+def as_config_yaml(data: Any, **form: Any) -> str:
+    """Text of which a configuration is read back equal. ``form``: of ``yaml.dump``."""
+    return str(yaml.dump(data, Dumper=ConfigDumper, sort_keys=False, **form))

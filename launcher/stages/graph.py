@@ -12,8 +12,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from launcher.config.base60 import refuse_base60_in
 from launcher.config.folders import group_folders
+from launcher.config.misread import refuse_misread_in
+from launcher.config.text_keys import in_quotes, is_text
 from launcher.config.yaml_text import read_config_yaml
 from trainer.spec import ConfigError, from_dict
 from trainer.spec.artifacts import ArtifactKind
@@ -131,6 +132,11 @@ class Stage:
         return from_dict(self.kind.settings, own, f"stages.{self.name}.")
 
 
+def stage_key(key: str) -> str:
+    """The key of a run that ``stages.NAME.KEY`` sets, in one training or ``over`` several."""
+    return key.split(".", 2)[-1].removeprefix("over.")
+
+
 def is_folder(source: str) -> bool:
     return "/" in source
 
@@ -146,7 +152,7 @@ def read_pipeline(name: str, changes: Mapping[str, Any], own: Path | None = None
     try:
         text = known[name].read_text(encoding="utf-8")
         data = read_config_yaml(text)
-        refuse_base60_in(text, str(known[name]))
+        refuse_misread_in(text, str(known[name]), lambda key: is_text(stage_key(key)))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{known[name]} is not valid YAML: {str(error).splitlines()[0]}") from None
     return parse(data, changes)
@@ -317,7 +323,7 @@ def _word(value: Any) -> str:
         return repr(value)
     text = str(value)
     plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
-    return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return text if plain else in_quotes(text)
 
 
 def settings_of(typed: Any) -> dict[str, Any]:

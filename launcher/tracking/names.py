@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def tags(record: Record, sweep: str) -> dict[str, str]:
 
 
 def _command(record: Record, sweep: str) -> str:
-    return f"trireme run pipeline={sweep} --only {record.stage}" if record.stage else " ".join(["trireme train", *record.overrides])
+    return f"trireme run pipeline={sweep} --only {record.stage}" if record.stage else shlex.join(["trireme", "train", *record.overrides])
 
 
 def run_name(record: Record, label: str) -> str:
@@ -119,7 +120,7 @@ def sweep_command(points: Sequence[Sequence[str]]) -> str:
             if value not in known:
                 known.append(value)
     words = [f"{name}={','.join(found)}" for name, found in values.items()]
-    return " ".join(["trireme train", *(["-m"] if len(points) > 1 else []), *words])
+    return shlex.join(["trireme", "train", *(["-m"] if len(points) > 1 else []), *words])
 
 
 def stages_markdown(records: Sequence[Record]) -> str:

@@ -183,7 +183,7 @@ def _number(name: str, text: str) -> float | None:
     elif _DECIMAL_COMMA.fullmatch(digits):
         raise ConfigError(
             f"trainer.launch.log: {name}={text!r} has a decimal comma, and commas are read as those of thousands (1,234.5); let "
-            "the trainer print a point (trainer.launch.environment={LC_ALL: C})"
+            "the trainer print a point (trainer.launch.environment.LC_ALL=C)"
         )
     try:
         return float(digits) * factor

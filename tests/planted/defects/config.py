@@ -35,10 +35,10 @@ DEFECTS = [
     ),
     Defect(
         "a value in base 60 is a number",
-        "launcher/config/base60.py",
-        '("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in node.value:',
-        '("tag:yaml.org,2002:float",) and ":" in node.value:',
-        "tests/config/test_base60.py",
+        "launcher/config/misread.py",
+        '_NO_TEXT = ("tag:yaml.org,2002:int", ',
+        "_NO_TEXT = (",
+        "tests/config/test_misread.py",
     ),
     Defect(
         "products of 8 bits run on a device that has none",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.base60 import refuse_base60
 from launcher.config.compose import check_overrides
+from launcher.config.misread import refuse_misread
 from trainer.spec import ConfigError
 
 
@@ -54,4 +54,4 @@ def test_files_that_include_each_other_are_left_to_who_composes_them(site: Path)
     (site / "cluster" / "ours.yaml").write_text("defaults: [theirs, _slurm]\n")
     (site / "cluster" / "theirs.yaml").write_text("defaults: [ours, null, {}, 3]\n")
     assert check_overrides(["model=gpt_tiny", "model=gpt_mini"], folder=site)
-    refuse_base60([site], "cluster", "ours")
+    refuse_misread([site], "cluster", "ours")

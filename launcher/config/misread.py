@@ -1,21 +1,28 @@
-"""Times in YAML files. YAML 1.1 counts ``4:00:00`` in base 60 and reads the number 14400: nothing tells afterwards that it was a time."""
+"""What YAML reads as something else than was written, and nothing tells afterwards: YAML 1.1 counts the time ``4:00:00`` in base 60, the
+number 14400, and where a key is text, ``2024_05_01`` becomes 20240501 and ``on`` true."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launcher.config.yaml_text import LOADER, read_yaml
+from launcher.config.text_keys import is_text
+from launcher.config.yaml_text import ConfigLoader, read_config_yaml
 from trainer.spec import ConfigError
 
+_NO_TEXT = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+"""Hydra's line for where the keys of a file belong."""
 
-def refuse_base60(roots: Sequence[Path], group: str, name: str) -> list[tuple[str, str]]:
-    """``ConfigError`` on the first value that would become a number in base 60: in the files of the option ``name`` of ``group`` in
-    ``roots``, and in those that their ``defaults`` bring along. A file that is no YAML is left to whoever reads it.
+
+def refuse_misread(roots: Sequence[Path], group: str, name: str) -> list[tuple[str, str]]:
+    """``ConfigError`` on the first value that would be misread: in the files of the option ``name`` of ``group`` in ``roots``, and in those
+    that their ``defaults`` bring along. A file that is no YAML is left to whoever reads it.
 
     Returns all these options, each with its group.
     """
@@ -34,34 +41,39 @@ def refuse_base60(roots: Sequence[Path], group: str, name: str) -> list[tuple[st
 
 
 def _read(path: Path, group: str, name: str) -> Any:
-    """The content of a file in which no number is in base 60."""
+    """The content of a file in which nothing is misread."""
     try:
         text = path.read_text()
-        root = yaml.compose(text, Loader=LOADER)
-        content = read_yaml(text)
+        root = yaml.compose(text, Loader=ConfigLoader)
+        content = read_config_yaml(text)
     except yaml.YAMLError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
-    _refuse(root, str(path))
+    said = _PACKAGE.search(text)
+    package = said[1].replace("_global_", "").replace("_group_", group) if said else group
+    _refuse(root, str(path), lambda key: is_text(f"{package}.{key}".lstrip(".").replace("/", ".")))
     if content is not None and not isinstance(content, dict):
         raise ConfigError(f"{group}={name} names {path}, which is no mapping of keys to values; write lines such as 'name: NAME'")
     return content
 
 
-def refuse_base60_in(text: str, where: str) -> None:
-    """``ConfigError`` on the first value in ``text`` that would become a number in base 60; ``where`` it stands. ``yaml.YAMLError`` for
-    what is no YAML."""
-    _refuse(yaml.compose(text, Loader=LOADER), where)
+def refuse_misread_in(text: str, where: str, text_key: Callable[[str], bool]) -> None:
+    """``ConfigError`` on the first value in ``text`` that would be misread; ``where`` it stands. ``text_key``: whether the value of a
+    dotted key is text. ``yaml.YAMLError`` for what is no YAML."""
+    _refuse(yaml.compose(text, Loader=ConfigLoader), where, text_key)
 
 
-def _refuse(root: yaml.Node | None, where: str) -> None:
+def _refuse(root: yaml.Node | None, where: str, text_key: Callable[[str], bool]) -> None:
     for key, node in _scalars(root, ""):
-        if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in node.value:
-            number = read_yaml(node.value)
+        if node.tag not in _NO_TEXT or (":" not in node.value and not text_key(key)):
+            continue
+        value = read_config_yaml(node.value)
+        if str(value) != node.value:
+            name, what = key.rpartition(".")[2], str(value).lower() if isinstance(value, bool) else f"the number {value}"
             raise ConfigError(
-                f"{where}, line {node.start_mark.line + 1}: YAML reads {key}: {node.value} as the number {number}; "
-                f"write it in quotes, {key}: '{node.value}'"
+                f"{where}, line {node.start_mark.line + 1}: YAML reads {name}: {node.value} as {what}; "
+                f"write it in quotes, {name}: '{node.value}'"
             )
 
 
@@ -79,7 +91,7 @@ def _included(content: Any, group: str) -> Iterator[tuple[str, str]]:
 
 
 def _scalars(node: yaml.Node | None, key: str) -> Iterator[tuple[str, yaml.ScalarNode]]:
-    """Every scalar with the name that it stands under."""
+    """Every scalar with the dotted key that it stands under."""
     if isinstance(node, yaml.ScalarNode):
         yield key, node
     elif isinstance(node, yaml.SequenceNode):
@@ -87,4 +99,4 @@ def _scalars(node: yaml.Node | None, key: str) -> Iterator[tuple[str, yaml.Scala
             yield from _scalars(item, key)
     elif isinstance(node, yaml.MappingNode):
         for name, value in node.value:
-            yield from _scalars(value, str(name.value))
+            yield from _scalars(value, f"{key}.{name.value}".lstrip("."))
