@@ -63,6 +63,24 @@ def artifact_folder(root: Path) -> Path:
     return root.absolute() / "mlartifacts"
 
 
+PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
+"""Tables in which MLflow keeps where files are, with the whole path."""
+
+
+def follow_move(root: Path) -> None:
+    """Let the database name this folder's files where they are now. After the folder was moved or copied it names its old place, where
+    new files would be written, and old ones looked for. With the lock held."""
+    here = artifact_folder(root).as_uri()
+    with closing(sqlite3.connect(root / "mlflow.db", timeout=20)) as database, database:
+        query = "SELECT DISTINCT artifact_location FROM experiments WHERE artifact_location LIKE 'file:%/mlartifacts'"
+        for old in {old for (old,) in database.execute(query)} - {here}:
+            for table, column in PLACES.items():
+                database.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+                    (here, len(old) + 1, old, len(old) + 1, f"{old}/"),
+                )
+
+
 @contextmanager
 def exclusively(root: Path) -> Iterator[None]:
     """Hold the folder's MLflow lock. Waits as long as another process holds it: on a busy machine that may be long, and a dead one holds

@@ -17,7 +17,16 @@ from launcher.results.measurements import measure, newest_logs, tail
 from launcher.results.ranking import rank
 from launcher.results.report import render
 from launcher.tracking import names as tracked
-from launcher.tracking.database import artifact_folder, database_uri, exclusively, experiment_id, import_mlflow, make_database, open_client
+from launcher.tracking.database import (
+    artifact_folder,
+    database_uri,
+    exclusively,
+    experiment_id,
+    follow_move,
+    import_mlflow,
+    make_database,
+    open_client,
+)
 from launcher.tracking.lineage import Lineage
 from launcher.trials.labels import trial_labels
 from launcher.trials.owner import owner_of
@@ -98,7 +107,10 @@ class MlflowSweep:
         if self._embedded:
             make_database(self._root)
         with exclusively(self._root):
-            return self._find(open_client(settings.uri or database_uri(self._root)), sweep, settings)
+            client = open_client(settings.uri or database_uri(self._root))
+            if self._embedded:
+                follow_move(self._root)
+            return self._find(client, sweep, settings)
 
     def _find(self, client: MlflowClient, sweep: Sweep, settings: TrackingConfig) -> MlflowClient:
         """The sweep's runs as far as there are any; its parent run is made if there is none."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -242,3 +244,24 @@ def test_running_trial_on_a_server_is_left_to_rank_0(root: Path, server: str) ->
     client = database.open_client(server)
     assert [run.info.run_name for run in client.search_runs([mirror.experiment], f"tags.sweep = '{sweep.name}'")] == [sweep.name]
     assert not client.search_runs([mirror.experiment], f"tags.trial = '{running.id}' and tags.owner = '{owner_of(root)}'")
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_files_are_where_the_folder_is_after_it_was_moved_or_copied(root: Path, tmp_path: Path, copied: bool) -> None:
+    old, new = tmp_path / "old?", tmp_path / "new 100%"
+    old.mkdir()
+    shutil.copy(root / "mlflow.db", old)
+    first = SweepOnDisk(old).done(seeded(1), 0.2)
+    MlflowSweep(old, "planted").update()
+    shutil.copytree(old, new) if copied else old.rename(new)
+    before = sorted(old.rglob("*"))
+    sweep = SweepOnDisk(new)
+    MlflowSweep(new, sweep.name).update()
+    second = sweep.done(seeded(2), 0.3)
+    MlflowSweep(new, sweep.name).update()
+    assert sorted(old.rglob("*")) == before, "something was written to the old place"
+    found = children(new)
+    for record in (first, second):
+        files = Path(unquote(urlsplit(found[record.id].info.artifact_uri).path))
+        assert files.is_relative_to(new)
+        assert {"config.yaml", "result.json"} <= {file.name for file in files.iterdir()}
