@@ -146,3 +146,32 @@ def test_an_sbatch_that_hangs_is_ended_and_its_trial_submitted_once(
     (record,) = run(tmp_path / "runs", trial(), follow=False)
     assert (record.handle["job_id"], odd.jobs) == ("100_0", ["100"])
     assert "sbatch did not answer within 2 s; trying again" in capsys.readouterr().err
+
+
+NO_ARRAYS = """\
+asked=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+[ "${asked:--1}" -lt LONGEST ] || { echo 'sbatch: error: Batch job submission failed: Invalid job array specification' >&2; exit 1; }
+sed -n "s/^#SBATCH --dependency=/$((100 + $(cat jobs 2>/dev/null | wc -l))) /p" "$script" >>dependencies; accept"""
+
+
+@pytest.mark.parametrize(("says", "longest", "ids"), [
+    ("MaxArraySize = 0", 0, ["100", "101", "102", "103"]),  # no arrays at all
+    ("MaxArraySize = 1001", 0, ["100", "101", "102", "103"]),  # nor here, by a rule of the site's own
+    ("MaxArraySize = 1001", 2, ["100_0", "100_1", "101_0", "101_1"]),  # its limit has changed
+    ("MaxArraySize = 1001\nSchedulerParameters = bf_max_job_test=9,max_array_tasks=2", 2, ["100_0", "100_1", "101_0", "101_1"]),
+])  # fmt: skip
+def test_what_a_slurm_takes_in_no_array_goes_out_in_smaller_ones_or_in_none(
+    odd: OddSlurm, tmp_path: Path, says: str, longest: int, ids: list[str]
+) -> None:
+    (odd.folder / "scontrol").write_text(f"#!/bin/sh\ncat <<E\n{says}\nAccountingStorageType = (null)\nE\n")
+    odd.does("sbatch", NO_ARRAYS.replace("LONGEST", str(longest)))
+    records = run(tmp_path / "runs", *(trial(seed=seed) for seed in range(4)), follow=False)
+    assert [record.handle["job_id"] for record in records] == ids, [record.detail for record in records]
+    assert len(list(tmp_path.glob("runs/arrays/*"))) == len(set(odd.jobs)), "nothing is left of what was not accepted"
+
+
+def test_jobs_without_arrays_keep_a_sweeps_limit(odd: OddSlurm, tmp_path: Path) -> None:
+    (odd.folder / "scontrol").write_text("#!/bin/sh\necho MaxArraySize = 0\n")
+    odd.does("sbatch", NO_ARRAYS.replace("LONGEST", "0"))
+    run(tmp_path / "runs", *(trial(seed=seed) for seed in range(5)), follow=False, max_parallel=2)
+    assert (odd.folder / "dependencies").read_text().split("\n") == ["102 afterany:100", "103 afterany:101", "104 afterany:102", ""]

@@ -21,6 +21,9 @@ from launcher.config.slurm import SlurmCluster
 from trainer.spec import ConfigError
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
+_USUAL_ARRAY_SIZE = 1001
+_MOST_TASKS = re.compile(r"\bmax_array_tasks=(\d+)")
+_NO_ACCOUNTING = ("accounting_storage/none", "(null)")
 _WORDS_OF_ONE_COMMAND = 100
 _INDICES_OF_ONE_WORD = 1000
 ANSWER_SECONDS = 60.0
@@ -108,9 +111,14 @@ class Client:
 
     @property
     def max_array_size(self) -> int:
-        """Jobs that one array may hold: Slurm's own number bounds the index, which starts at 0."""
-        size = self.configuration.get("MaxArraySize", "")
-        return int(size) if size.isdecimal() and int(size) else 1001
+        """Jobs that one array may hold: Slurm's own number bounds the index, which starts at 0. 1 where there are no arrays at all."""
+        limits = [self.configuration.get("MaxArraySize", ""), *_MOST_TASKS.findall(self.configuration.get("SchedulerParameters", ""))]
+        return max(1, min((int(limit) for limit in limits if limit.isdecimal()), default=_USUAL_ARRAY_SIZE))
+
+    @property
+    def accounts(self) -> bool:
+        """Whether this Slurm has an accounting."""
+        return self.configuration.get("AccountingStorageType", "") not in _NO_ACCOUNTING
 
     def configuration_folder(self) -> Path:
         return Path(self.configuration.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent

@@ -23,6 +23,10 @@ class Silent(RuntimeError):
     """Slurm cannot be asked just now, or takes no job just now. ``str(error)`` is one plain line."""
 
 
+class NoArray(Refused):
+    """Slurm takes no array of so many jobs; it may take fewer, or jobs that are in none."""
+
+
 class Full(Silent):
     """Slurm plainly took no job, and takes one when there are fewer."""
 
@@ -119,11 +123,6 @@ REFUSALS = (
         "`sinfo -N` lists the nodes",
     ),
     (
-        r"job array spec",
-        "the array of jobs is longer than this Slurm allows now",
-        "start the same command again; its MaxArraySize has changed",
-    ),
-    (
         r"dependency problem",
         "cluster.dependency={dependency} is not a dependency that Slurm knows",
         "write it as afterok:JOB",
@@ -180,6 +179,8 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
     for pattern, cause in FULL:
         if full := next((line for line in words.splitlines() if re.search(pattern, line)), None):
             return Full(f"Slurm takes no more jobs for now: {cause} ({plain(full)})")
+    if "job array spec" in words:
+        return NoArray(f"Slurm refused the array of jobs ({text}); `scontrol show config` shows its MaxArraySize")
     for pattern, cause, remedy in REFUSALS:
         if re.search(pattern, words):
             values = {name: "null" if value is None else value for name, value in vars(cluster).items()}

@@ -54,12 +54,13 @@ def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
     )  # fmt: skip
 
 
-def array_script(name: str, jobs: Sequence[Job], cluster: SlurmCluster, after: str | None = None) -> str:
-    """The script of an array of ``jobs``, which have equal options. ``after``: a dependency on top of the configured one."""
+def array_script(name: str, jobs: Sequence[Job], cluster: SlurmCluster, after: str | None = None, as_array: bool = True) -> str:
+    """The script of an array of ``jobs``, which have equal options; or of one job that is in none, where a site has no arrays. ``after``: a
+    dependency on top of the configured one."""
     chosen = options(jobs[0], cluster)
     limit = jobs[0].max_parallel
     array = f"0-{len(jobs) - 1}" + (f"%{limit}" if 0 < limit < len(jobs) else "")
-    chosen |= {"job-name": name, "array": array, "output": "/dev/null"}
+    chosen |= {"job-name": name, **({"array": array} if as_array else {}), "output": "/dev/null"}
     if after is not None:
         chosen["dependency"] = ",".join(filter(None, [chosen.get("dependency"), after]))
     return _template("array.sh.jinja").render(

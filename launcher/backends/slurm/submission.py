@@ -28,7 +28,7 @@ from typing import IO, Any, TypeVar
 
 from launcher.backends.contract import BackendError, NoRoom, Request
 from launcher.backends.slurm.client import ANSWER_SECONDS, Client, job_ids, submission_environment
-from launcher.backends.slurm.errors import Full, Refused, Silent, explain, plain
+from launcher.backends.slurm.errors import Full, NoArray, Refused, Silent, explain, plain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
@@ -86,7 +86,7 @@ class Submission:
 
     def __init__(self, client: Client):
         self.client = client
-        self._last_array: str | None = None
+        self._submitted: list[str] = []  # ids, in order
 
     def submit(self, requests: Sequence[Request], code: str) -> list[Handle]:
         """One handle for each request, in order; those that were submitted before are adopted. ``code`` names what they run.
@@ -100,12 +100,16 @@ class Submission:
             size = self.client.patiently(lambda: self.client.max_array_size)
             while group:
                 try:
-                    handles |= self._submit_array(group[:size], code)
+                    handles |= self._submit_together(group[:size], code, size > 1)
                     group = group[size:]
                 except Full as error:  # a limit counts each trial of an array: there may be room for fewer
                     if len(group[:size]) == 1:
                         raise NoRoom(str(error)) from None
                     size = len(group[:size]) // 2
+                except NoArray as error:  # by a site's own rules, or its limit has changed
+                    if size == 1:
+                        raise ConfigError(str(error)) from None
+                    size = max(1, len(group[:size]) // 2)
         return [handles[request.job.name] for request in requests]
 
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
@@ -115,31 +119,32 @@ class Submission:
         ids = {folder.name: self.client.patiently(partial(self._known, folder)) for folder in folders}
         return {job.name: _handle(job, intent, known) for job, intent in intents if (known := ids[intent["array"]]) is not None}
 
-    def _submit_array(self, requests: Sequence[Request], code: str) -> dict[str, Handle]:
-        """Write down the intent, submit, write down the id. ``Full`` leaves nothing."""
+    def _submit_together(self, requests: Sequence[Request], code: str, as_array: bool) -> dict[str, Handle]:
+        """Write down the intent, submit, write down the id. ``Full`` and ``NoArray`` leave nothing. One request needs no array."""
         jobs = [request.job for request in requests]
         of_stage = f"-{jobs[0].trial}" if jobs[0].stage else ""
         name = f"trireme-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
         folder = _arrays(jobs[0]) / name
-        intents = [{"array": name, "index": index, "code": code} for index in range(len(jobs))]
+        intents = [{"array": name, "index": index if as_array else None, "code": code} for index in range(len(jobs))]
         for request, intent in zip(requests, intents):
             _write_first(_intent_path(request.job), json.dumps(intent))
             if not request.job.request_path.exists():  # else whoever had it rendered has kept it
                 _write_first(request.job.request_path, request.text)
-        # sweep.max_parallel holds over all arrays of a sweep: one after the other
-        after = f"afterany:{self._last_array}" if self._last_array and jobs[0].max_parallel else None
-        write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after))
+        # sweep.max_parallel holds over all arrays of a sweep: one after the other; and of jobs without arrays, so many in a row
+        in_a_row = jobs[0].max_parallel and (jobs[0].max_parallel if self.client.max_array_size == 1 else 1)
+        after = f"afterany:{self._submitted[-in_a_row]}" if 0 < in_a_row <= len(self._submitted) else None
+        write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after, as_array))
         try:
             identifier = self.client.patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
         except (Refused, Full) as error:
             for job in jobs:
                 _intent_path(job).unlink(missing_ok=True)
-            if isinstance(error, Refused):
+            if isinstance(error, Refused) and not isinstance(error, NoArray):
                 raise ConfigError(str(error)) from None
             shutil.rmtree(folder)  # there may be many of these
             raise
         write_text(folder / "job_id", identifier)
-        self._last_array = identifier
+        self._submitted.append(identifier)
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
     def _sbatch(self, folder: Path, job: Job) -> str:
@@ -188,7 +193,7 @@ class Submission:
         return _first_id("squeue", self.client.answer("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F"))
 
     def _in_accounts(self, name: str) -> str | None:
-        if self.client.configuration.get("AccountingStorageType", "").endswith("none"):
+        if not self.client.accounts:
             return None
         text = self.client.answer(
             "sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-90days", f"--name={name}", "--format=JobID"
@@ -233,5 +238,6 @@ def _intent_path(job: Job) -> Path:
 
 
 def _handle(job: Job, intent: dict[str, Any], identifier: str) -> Handle:
-    place = {"job_id": f"{identifier}_{intent['index']}", "array": intent["array"], "code": intent["code"]}
+    of_array = "" if intent["index"] is None else f"_{intent['index']}"
+    place = {"job_id": identifier + of_array, "array": intent["array"], "code": intent["code"]}
     return place | {"attempt": job.attempt, "directory": str(job.directory)}

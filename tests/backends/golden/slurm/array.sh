@@ -18,6 +18,6 @@ jobs=(
   /shared/runs/trials/000000000002/logs/attempt0.submitted.txt
   /shared/runs/trials/000000000003/logs/attempt0.submitted.txt
 )
-job=${jobs[SLURM_ARRAY_TASK_ID]}
+job=${jobs[${SLURM_ARRAY_TASK_ID:-0}]}
 [ -r "$job" ] || exit 73
 exec bash "$job"
