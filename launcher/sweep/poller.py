@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from launcher.backends.contract import Backend, BackendError
 from launcher.sweep.active_trial import ActiveTrial, by_backend
-from launcher.sweep.settlement import Settlement
+from launcher.sweep.settlement import Settlement, note_earlier
 from launcher.sweep.state import SweepState
 from launcher.sweep.stopping import Stopper
 from launcher.trials import exclusion
@@ -55,6 +55,8 @@ class Poller:
     def _update(self, trial: ActiveTrial, job: JobState) -> bool:
         """Record the state of a trial's job. True when it has ended."""
         record, reading = trial.record, self._state.reading
+        if note_earlier(record, job):
+            self._state.store.save(record)
         if job.attempt is not None and job.attempt > record.attempt:
             record.attempt = job.attempt
         if job.status.final and (self._files_awaited(trial, job) or self._need_awaited(trial, job)):

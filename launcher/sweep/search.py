@@ -132,6 +132,7 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
     ``enough`` is done. ``scatter``: of a step, by earlier trials."""
     result = record.read_result() or {}
     elapsed = _elapsed_s(record)
+    spent = elapsed + lost_s(record)
     done = record.status is Status.DONE
     given_up = record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN
     steps = measured_steps(record) if done or given_up else []
@@ -142,7 +143,7 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
     if done and math.isfinite(seconds):
         ran = len(result.get("step_times_s") or steps) if known else record.config["run"]["steps"]
         start = max(elapsed - ran * seconds, 0.0)
-    reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * elapsed / 3600
+    reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * spent / 3600
     noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps, scatter)
     return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, served(result) if done else {})
 
@@ -153,6 +154,12 @@ def _elapsed_s(record: Record) -> float:
     dated = (record.ended or 0.0) - (record.started or record.ended or 0.0)
     passed = steady.age(record.queue_clock, record.history[-1].get("clock") if record.history else None)
     return min(max(dated, sum(_step_seconds(record, lambda _: True))), math.inf if passed is None else passed)
+
+
+def lost_s(record: Record) -> float:
+    """Seconds of attempts that came to nothing, each of which took as many devices as the last one."""
+    lost = [entry for entry in record.history if entry.get("attempt", 0) < record.attempt and entry.get("status") != Status.DONE.value]
+    return sum(max(0.0, (entry.get("ended") or 0.0) - (entry.get("started") or math.inf)) for entry in lost)
 
 
 def served(result: Mapping[str, Any]) -> dict[str, float]:

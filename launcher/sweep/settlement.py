@@ -32,6 +32,7 @@ class Settlement:
     def settle(self, trial: ActiveTrial, job: JobState) -> None:
         """Judge an ended attempt: finish the trial, or put it back for another attempt."""
         record = trial.record
+        record.started, record.nodes = job.started or record.started, job.nodes or record.nodes
         verdict, failures = _judge(record, job), failures_in(record.directory)
         if trial.stop is None and verdict.status is not Status.DONE:
             trial.withdrawn = trial.withdrawn or _untimely(trial, verdict)
@@ -175,8 +176,32 @@ def _sign(record: Record, verdict: Verdict) -> Verdict:
     return verdict
 
 
+def note_earlier(record: Record, job: JobState) -> bool:
+    """Enter attempts into the history that the place itself ended and followed by another: as it tells of them, else as they were seen.
+    True if there was one."""
+    begun_anew = Verdict(Status.STOPPED, Reason.PREEMPTED, "ended and begun anew by its place", record.attempt)
+    seen = {record.attempt: _entry(record, begun_anew, ())} if (job.attempt or 0) > record.attempt and record.started else {}
+    told = {
+        end.attempt: _entry(record, Verdict(end.status, end.reason, end.detail, end.attempt), (), end)
+        for end in job.earlier
+        if end.attempt is not None
+    }
+    known = {entry.get("attempt", 0): entry for entry in record.history}
+    merged = seen | known | told
+    if merged == known:
+        return False
+    record.history = [merged[attempt] for attempt in sorted(merged)]
+    return True
+
+
 def _add_to_history(record: Record, verdict: Verdict, bad_nodes: Sequence[str]) -> None:
+    record.history.append(_entry(record, verdict, bad_nodes))
+
+
+def _entry(record: Record, verdict: Verdict, bad_nodes: Sequence[str], told: JobState | None = None) -> dict[str, Any]:
+    """An attempt for the history; ``told``: what its place says of it, else it has ended just now."""
     reason = verdict.reason.value if verdict.reason else None
     entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
-    times = {"started": record.started or record.submitted, "ended": time.time(), "clock": steady.mark()}
-    record.history.append(entry | times | {"nodes": list(record.nodes), "bad_nodes": list(bad_nodes)})
+    now = {"started": record.started or record.submitted, "ended": time.time(), "clock": steady.mark()}
+    times = now if told is None else {"started": told.started, "ended": told.ended}
+    return entry | times | {"nodes": list(record.nodes if told is None else told.nodes), "bad_nodes": list(bad_nodes)}

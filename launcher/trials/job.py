@@ -60,7 +60,9 @@ class JobState:
     detail: str = ""  # the backend's own words: "NodeFail on n3", "0/4 nodes are available: ..."
     started: float | None = None  # unix seconds, when it is known
     nodes: tuple[str, ...] = ()
+    ended: float | None = None  # unix seconds, when it is known
     attempt: int | None = None  # the attempt that runs, where the place itself starts jobs again (Slurm's requeue)
+    earlier: tuple[JobState, ...] = ()  # how those of its attempts ended that the place itself followed by another
     clearing_up: bool = False  # its processes have ended, and the backend cleans up after them
     waits_for_room: bool = False  # a gang that is not placed whole: what it holds already is idle until the rest is placed
     yields: bool = False  # such a gang, that holds what one before it waits for

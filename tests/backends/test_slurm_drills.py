@@ -227,3 +227,18 @@ def test_a_job_cancelled_behind_the_launchers_back_is_a_cancelled_trial(slurm: S
     stopped, done = sweep.ended()
     assert (stopped.status, stopped.reason, done.status) == (Status.STOPPED, Reason.CANCELLED, Status.DONE)
     assert len(starts(stopped)) == 1, "a cancelled job is not run again"
+
+
+def test_jobs_that_a_controller_has_lost_with_its_state_are_tried_again(whole: Cluster, tmp_path: Path, python: str) -> None:
+    """It ends them itself when their nodes report them; nobody has cancelled them."""
+    sweep = Running(tmp_path / "runs", trial("gate", python=python))
+    (trial_file,) = until(lambda: [path.parent / "trial.json" for path in tmp_path.glob("runs/trials/*/metrics.jsonl")])
+    until(lambda: json.loads(trial_file.read_text())["nodes"])
+    until(lambda: "RUNNING" in whole.output("sacct", "--noheader", "--allocations", "--state=R", "--format=State"))
+    whole.kill("slurmctld")
+    shutil.rmtree(whole.settings.directory / "state")
+    whole.boot("slurmctld")
+    (record,) = sweep.ended()
+    assert (record.status, starts(record)) == (Status.DONE, [0, 1]), record.detail
+    lost, _ = record.history
+    assert (lost["reason"], len(lost["nodes"])) == (Reason.NODE.value, 1) and "cancelled by nobody" in lost["detail"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import Config
+from launcher.sweep.search import measurement
 from launcher.trials.identity import trial_id
 from launcher.trials.store import Record, Store
 from tests.backends.slurm_support import Running, interpreter, run, squeue, trial
@@ -74,7 +75,7 @@ def test_a_job_that_is_warned_before_its_ranks_begin_puts_itself_back_into_the_q
     either, seen = tmp_path / "either", tmp_path / "seen"
     either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {sys.executable} "$@"\n')
     either.chmod(0o755)
-    setup = [] if check else ["[ $attempt -gt 0 ] || kill -USR1 $$"]
+    setup = [] if check else ["[ $trireme_attempt -gt 0 ] || kill -USR1 $$"]
     (record,) = run(tmp_path / "runs", trial(every=1, setup=setup, python=str(either), health_check=bool(check)))
     assert record.status is Status.DONE, record.detail
     restarts = dict(squeue("JobArrayID", "RestartCnt"))
@@ -143,6 +144,18 @@ def test_the_training_goes_on_from_its_checkpoint_and_is_finished_once(idle: Clu
     resumed = next(line["step"] for line in lines if line["attempt"] == attempts[-1])
     assert resumed > 1, "the last attempt did not begin anew"
     assert (record.read_result() or {})["attempt"] == attempts[-1] == record.attempt
+
+
+@pytest.mark.parametrize("what", ["power cut", "preemption", IN_CAMPAIGN])
+def test_every_attempt_stands_in_the_history_with_its_hours_and_counts_in_their_sum(
+    idle: Cluster, trials: dict[str, Record], what: str
+) -> None:
+    record = trials[what]
+    ran = {line["attempt"] for line in metrics(record)}
+    entries = {entry["attempt"]: entry for entry in record.history}
+    assert ran <= set(entries) and all(entries[attempt]["ended"] > entries[attempt]["started"] > 0 for attempt in ran)
+    whole = sum(entries[attempt]["ended"] - entries[attempt]["started"] for attempt in ran)
+    assert measurement(record, 0.0).gpu_hours * 3600 / record.world_size == pytest.approx(whole, abs=5.0)
 
 
 @pytest.mark.parametrize("what", ["power cut", "preemption", IN_CAMPAIGN])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain, unanswered
-from launcher.backends.slurm.states import ENDED, EXIT_CODES, judge, read_accounts, read_queue
+from launcher.backends.slurm.states import ENDED, EXIT_CODES, earlier, judge, read_accounts, read_queue
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import JobState
 from trainer.spec import Reason, Status
@@ -48,7 +48,7 @@ def test_every_bad_end_has_its_reason_and_names_its_nodes(state: str, reason: Re
 )
 def test_a_failed_job_is_judged_by_its_exit_code_in_queue_and_accounting_alike(code: int, reason: Reason) -> None:
     assert queued("FAILED", "NonZeroExitCode", "n1", wait_status=code << 8).reason is reason
-    assert accounted(f"12_3|{NAME}|FAILED|{code}:0|2026-11-20T10:13:14|n1").reason is reason
+    assert accounted(f"12_3|{NAME}|FAILED|{code}:0|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None").reason is reason
 
 
 def test_a_job_that_its_node_could_not_start_says_so() -> None:
@@ -61,24 +61,47 @@ def test_what_was_put_back_into_the_queue_waits_and_says_so() -> None:
 
 
 def test_accounting_counts_the_runs_of_a_job_and_its_last_one_counts() -> None:
-    runs = [f"12_3|{NAME}|{state}|0:0|2026-11-20T10:13:14|n1" for state in ("REQUEUED", "NODE_FAIL", "COMPLETED")]
+    runs = [f"12_3|{NAME}|{state}|0:0|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None" for state in ("REQUEUED", "NODE_FAIL", "COMPLETED")]
     (row,) = read_accounts("\n".join(runs)).values()
     assert (row.restarts, row.state) == (2, "COMPLETED")
 
 
 def test_an_older_job_of_the_same_id_is_no_earlier_run() -> None:
-    older, ours = (f"12_3|{name}|COMPLETED|0:0|2026-11-20T10:13:14|n1" for name in ("other", NAME))
+    older, ours = (f"12_3|{name}|COMPLETED|0:0|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None" for name in ("other", NAME))
     assert read_accounts(f"{older}\n{ours}")["12_3"].restarts == 0
 
 
 def test_a_step_over_its_memory_limit_explains_a_failed_job() -> None:
-    lines = [f"12_3|{NAME}|FAILED|1:0|2026-11-20T10:13:14|n1", "12_3.batch|batch|FAILED|1:0|2026-11-20T10:13:14|n1",
-             "12_3.0|sh|OUT_OF_MEMORY|0:125|2026-11-20T10:13:14|n1"]  # fmt: skip
+    lines = [f"12_3|{NAME}|FAILED|1:0|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None", "12_3.batch|batch|FAILED|1:0|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None",
+             "12_3.0|sh|OUT_OF_MEMORY|0:125|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None"]  # fmt: skip
     assert accounted(*lines).reason is Reason.HOST_MEMORY
 
 
 def test_who_cancelled_a_job_is_not_part_of_its_state() -> None:
-    assert accounted(f"12_3|{NAME}|CANCELLED by 1000|0:15|Unknown|None assigned").reason is Reason.CANCELLED
+    assert accounted(f"12_3|{NAME}|CANCELLED by 1000|0:15|Unknown|2026-11-20T10:23:14|None assigned|None").reason is Reason.CANCELLED
+
+
+def test_a_job_that_nobody_cancelled_was_ended_by_slurm_and_is_worth_another_attempt() -> None:
+    """Where a controller has lost its state, the accounting calls its jobs CANCELLED, without saying by whom."""
+    orphan = accounted(f"12_3|{NAME}|CANCELLED|0:0|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None", "12_3.batch|batch|CANCELLED|0:15||||")
+    assert (orphan.status, orphan.reason, orphan.nodes) == (Status.FAILED, Reason.NODE, ("n1",)) and orphan.reason.retryable
+    assert accounted(f"12_3|{NAME}|CANCELLED|0:0|None|2026-11-20T10:23:14|None assigned|Dependency").reason is Reason.UPSTREAM
+
+
+def test_every_run_that_slurm_followed_by_another_is_known_with_its_end_and_its_hours() -> None:
+    lines = [f"12_3|{NAME}|{state}|0:0|2026-11-20T1{hour}:00:00|2026-11-20T1{hour}:30:00|n{hour}|None"
+             for hour, state in enumerate(("REQUEUED", "NODE_FAIL", "PREEMPTED", "RUNNING"))]  # fmt: skip
+    ends = earlier(read_accounts("\n".join(lines))["12_3"].runs, first=4, newest=7)
+    assert [(end.attempt, end.reason, end.nodes) for end in ends] == [
+        (4, Reason.PREEMPTED, ("n0",)), (5, Reason.NODE, ("n1",)), (6, Reason.PREEMPTED, ("n2",))
+    ]  # fmt: skip
+    assert [(end.ended or 0.0) - (end.started or 0.0) for end in ends] == [1800.0] * 3
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED"])
+def test_a_job_that_stands_still_says_so(state: str) -> None:
+    halted = queued(state)
+    assert halted.status is Status.RUNNING and "suspended" in halted.detail and not queued("RUNNING").detail
 
 
 @pytest.mark.parametrize("why", ["PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"])
@@ -125,7 +148,7 @@ def test_every_failure_detail_is_one_line() -> None:
 # ---------------------------------------------------------------- odd answers
 
 QUEUED = f"12_3|{NAME}|FAILED|NonZeroExitCode|2026-11-20T10:13:14|n1|1|256|"
-ACCOUNTED = f"12_3|{NAME}|FAILED|1:0|2026-11-20T10:13:14|n1"
+ACCOUNTED = f"12_3|{NAME}|FAILED|1:0|2026-11-20T10:13:14|2026-11-20T10:23:14|n1|None"
 
 
 @pytest.mark.parametrize("notice", ["Welcome to ALPHA", "", "maintenance|on|Friday", "a|b|c|d|e|f|g|h|i", "slurm: 3|4|5"])
@@ -139,7 +162,7 @@ def test_a_line_that_is_no_row_is_left_out(notice: str) -> None:
 def test_a_cell_that_is_no_number_is_one_that_slurm_does_not_know(cell: str) -> None:
     row = read_queue(f"12_3|{NAME}|RUNNING|None|{cell}|n1|{cell}|{cell}|")["12_3"]
     assert (row.started, row.restarts, row.exit_code, row.exit_signal) == (None, 0, 0, 0)
-    end = accounted(f"12_3|{NAME}|FAILED|{cell}|{cell}|n1")
+    end = accounted(f"12_3|{NAME}|FAILED|{cell}|{cell}|{cell}|n1|None")
     assert end.reason is Reason.ERROR and "does not know its exit code" in end.detail
 
 

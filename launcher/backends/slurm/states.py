@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum
@@ -16,6 +17,9 @@ from trainer.spec import Reason, Status
 from trainer.spec.records import EXIT_STOPPED
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+BY_SLURM = "CANCELLED by Slurm"
+"""What the accounting, which says by whom a job was cancelled ("CANCELLED by 1000"), calls CANCELLED alone."""
+HALTED = {"SUSPENDED", "STOPPED"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 
 ENDED: dict[str, tuple[Status, Reason | None, str]] = {
@@ -32,8 +36,11 @@ ENDED: dict[str, tuple[Status, Reason | None, str]] = {
     "BOOT_FAIL": (Status.FAILED, Reason.NODE, "a node failed to boot"),
     "OUT_OF_MEMORY": (Status.FAILED, Reason.HOST_MEMORY, "over its memory limit (cluster.mem_gb)"),
     "REVOKED": (Status.FAILED, Reason.NODE, "taken over by another cluster"),
+    BY_SLURM: (Status.FAILED, Reason.NODE, "ended by Slurm itself, cancelled by nobody; so end jobs that a controller has forgotten"),
 }
 """Final states of Slurm but FAILED, whose exit code tells more."""
+
+_BEGUN_ANEW = (Status.STOPPED, Reason.PREEMPTED, "put back into the queue")
 
 
 class ExitCode(IntEnum):
@@ -41,6 +48,7 @@ class ExitCode(IntEnum):
 
     BAD_NODE = 69  # the health check found a bad node
     UNUSABLE = 73  # the node cannot read the script, or write its log
+    SETUP = 78  # a line of cluster.setup failed
     STOPPED = EXIT_STOPPED  # the ranks saved a checkpoint and stopped, and the job could not put itself back into the queue
 
 
@@ -52,6 +60,7 @@ EXIT_CODES: dict[int, tuple[Reason, str]] = {
         Reason.CANNOT_START,
         "its node cannot use the trial's folder, or that of its checkpoints; are sweep.dir and run.checkpoint.dir shared with the nodes?",
     ),
+    ExitCode.SETUP: (Reason.CANNOT_START, "a line of cluster.setup failed"),
     ExitCode.STOPPED: (Reason.PREEMPTED, "stopped after a checkpoint, and not put back into the queue by the job itself"),
     126: (Reason.CANNOT_START, "the interpreter of the ranks (cluster.python) cannot be executed"),
     127: (Reason.CANNOT_START, "the interpreter of the ranks (cluster.python) was not found"),
@@ -71,6 +80,9 @@ NEVER: dict[str, tuple[Reason, str]] = {
     "JobHoldMaxRequeue": (Reason.NODE, "its nodes could not start it again and again, and Slurm holds it back"),
 }
 """Why Slurm lets a job wait for ever."""
+
+_AFTER_A_FAILURE = {("CANCELLED", "DependencyNeverSatisfied"), (BY_SLURM, "Dependency")}
+"""What queue and accounting say of a job that Slurm took away because one before it failed."""
 
 _OVER_A_JOBS_LIMIT = re.compile(r"(QOS|Assoc)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 """Limits of a quality of service or an account that one job exceeds alone."""
@@ -97,7 +109,9 @@ class Row:
     restarts: int = 0
     exit_code: int = 0
     exit_signal: int = 0
+    ended_at: float | None = None
     steps: frozenset[str] = field(default=frozenset())  # states of its steps
+    runs: tuple[Row, ...] = ()  # earlier ones, of the job's restarts; by the accounting
 
     @property
     def ended(self) -> bool:
@@ -106,17 +120,28 @@ class Row:
 
 def judge(row: Row, attempt: int) -> JobState:
     """The state of the job of ``row``, whose last start was ``attempt`` of its trial."""
-    nodes = () if row.state == "COMPLETING" else tuple(expand(row.nodes))  # while a job completes, nodes leave it one by one
     if row.state in WAITING or not (row.ended or row.state in ACTIVE):
         if (why := _never(row.reason)) is not None:
             return JobState(Status.FAILED, *why, attempt=attempt)
         again = "put back into the queue; " if row.restarts else ""
         return JobState(Status.SUBMITTED, None, again + waits_for(row.reason), attempt=attempt)
     if not row.ended:
-        return JobState(Status.RUNNING, None, "", row.started, nodes, attempt, clearing_up=row.state == "COMPLETING")
-    status, reason, detail = _verdict(row)
+        nodes = () if row.state == "COMPLETING" else tuple(expand(row.nodes))  # while a job completes, nodes leave it one by one
+        halted = "suspended by Slurm, or its staff: its steps take as much longer" if row.state in HALTED else ""
+        return JobState(Status.RUNNING, None, halted, row.started, nodes, attempt=attempt, clearing_up=row.state == "COMPLETING")
+    return _end(row, _verdict(row), attempt)
+
+
+def earlier(runs: Sequence[Row], first: int, newest: int) -> tuple[JobState, ...]:
+    """How the attempts from ``first`` on ended that Slurm followed by another; ``newest`` is the last of the job."""
+    numbered = [(first + number, run) for number, run in enumerate(runs) if run.started is not None]
+    return tuple(_end(run, _verdict(run) if run.ended else _BEGUN_ANEW, attempt) for attempt, run in numbered if attempt < newest)
+
+
+def _end(row: Row, verdict: tuple[Status, Reason | None, str], attempt: int) -> JobState:
+    status, reason, detail = verdict
     where = f" ({row.nodes})" if row.nodes and status is not Status.DONE else ""
-    return JobState(status, reason, detail + where, row.started, nodes, attempt)
+    return JobState(status, reason, detail + where, row.started, tuple(expand(row.nodes)), row.ended_at, attempt)
 
 
 def _never(reason: str) -> tuple[Reason, str] | None:
@@ -137,8 +162,8 @@ def waits_for(reason: str) -> str:
 
 
 def _verdict(row: Row) -> tuple[Status, Reason | None, str]:
-    if row.state == "CANCELLED" and row.reason == "DependencyNeverSatisfied":
-        return Status.FAILED, *NEVER[row.reason]
+    if (row.state, row.reason) in _AFTER_A_FAILURE:
+        return Status.FAILED, *NEVER["DependencyNeverSatisfied"]
     if row.state in ENDED:
         return ENDED[row.state]
     if "OUT_OF_MEMORY" in row.steps:
@@ -154,7 +179,7 @@ def _verdict(row: Row) -> tuple[Status, Reason | None, str]:
 # ---------------------------------------------------------------- reading squeue and sacct
 
 QUEUE_FIELDS = ("JobArrayID", "Name", "State", "Reason", "StartTime", "NodeList", "RestartCnt", "exit_code")
-ACCOUNT_FIELDS = ("JobID", "JobName", "State", "ExitCode", "Start", "NodeList")
+ACCOUNT_FIELDS = ("JobID", "JobName", "State", "ExitCode", "Start", "End", "NodeList", "Reason")
 
 
 _IDENTIFIER = re.compile(r"\d+[\w.+\[\],%-]*")
@@ -173,16 +198,18 @@ def read_accounts(text: str) -> dict[str, Row]:
     """Rows of ``sacct --duplicates --parsable2`` with ``ACCOUNT_FIELDS``, by job id: the last run of each, knowing how many were before.
     ``Silent`` when no line is a row."""
     rows: dict[str, Row] = {}
-    for identifier, name, words, code, start, nodes in _cells("sacct", text, len(ACCOUNT_FIELDS)):
+    for identifier, name, words, code, start, end, nodes, why in _cells("sacct", text, len(ACCOUNT_FIELDS)):
         job, _, step = identifier.partition(".")
-        state, before = words.split(" ")[0], rows.get(job)
+        state, before = BY_SLURM if words == "CANCELLED" else words.split(" ")[0], rows.get(job)
         if step and before is not None:
             rows[job] = replace(before, steps=before.steps | {state})
         elif not step:
-            restarts = before.restarts + 1 if before is not None and before.name == name else 0  # else an older job with the same id
+            runs = (*before.runs, before) if before is not None and before.name == name else ()  # else an older job with the same id
             exit_code, _, exit_signal = code.partition(":")
             nodes = "" if nodes == "None assigned" else nodes
-            rows[job] = Row(name, state, "", _seconds(start), nodes, restarts, _number(exit_code), _number(exit_signal))
+            rows[job] = Row(
+                name, state, why, _seconds(start), nodes, len(runs), _number(exit_code), _number(exit_signal), _seconds(end), runs=runs
+            )
     return rows
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.backends.contract import BackendError
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent
-from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, Row, judge, read_accounts, read_queue
+from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, Row, earlier, judge, read_accounts, read_queue
 from launcher.trials.job import Handle, JobState
 from trainer.spec import Reason, Status
 from trainer.spec.files import read_json
@@ -29,6 +30,7 @@ class Watcher:
     def __init__(self, client: Client):
         self.client = client
         self._known: dict[str, JobState] = {}  # by array and id: ids start again when a controller loses its state
+        self._runs: dict[str, tuple[int, tuple[Row, ...]]] = {}  # restarts when the accounting was asked, and the runs that it knew
         self._missing: dict[str, float] = {}
         self._accounting_answers = False
         self._pause = 0.0
@@ -56,8 +58,7 @@ class Watcher:
             raise BackendError(self._silence) from None
         self._pause = 0.0
         rows = {_key(handle): _ours(queue.get(handle["job_id"]), handle) for handle in handles}
-        # gone from the queue; or failed, and the accounting may know why
-        doubtful = [handle for handle in handles if (row := rows[_key(handle)]) is None or row.state == "FAILED"]
+        doubtful = [handle for handle in handles if self._doubtful(handle, rows[_key(handle)])]
         accounts = self._accounts(doubtful) if doubtful else {}
         for handle in handles:
             self._take(handle, rows[_key(handle)], _ours(accounts.get(handle["job_id"]), handle))
@@ -65,14 +66,25 @@ class Watcher:
         still_there = [handle for handle in handles if (row := rows[_key(handle)]) is not None and not row.ended]
         self.client.cancel([handle["job_id"] for handle in still_there if self._state(handle).status.final])
 
+    def _doubtful(self, handle: Handle, queued: Row | None) -> bool:
+        """Whether the accounting may know more: of what is gone from the queue, why it failed, or how its earlier runs ended."""
+        if queued is None or queued.state == "FAILED":
+            return True
+        unknown = queued.restarts != self._runs.get(_key(handle), (0, ()))[0]
+        return (unknown or (queued.restarts > 0 and queued.ended)) and self.client.accounts
+
     def _take(self, handle: Handle, queued: Row | None, accounted: Row | None) -> None:
         """Trust the controller for jobs that run, the accounting for those that ended, and the trial's result above both."""
         row = accounted if accounted is not None and accounted.ended else queued
         if row is not None:
             self._missing.pop(_key(handle), None)
-            state = judge(row, _newest_start(handle) if row.restarts else handle["attempt"])
+            if accounted is not None:
+                self._runs[_key(handle)] = (queued.restarts if queued is not None else row.restarts, accounted.runs)
+            newest = _newest_start(handle) if row.restarts else handle["attempt"]
+            runs = self._runs.get(_key(handle), (0, ()))[1]
+            state = replace(judge(row, newest), earlier=earlier(runs, handle["attempt"], newest))
             suspect = (row.restarts and state.status is Status.SUBMITTED) or state.status in (Status.FAILED, Status.STOPPED)
-            self._known[_key(handle)] = (_finished(handle) if suspect else None) or state
+            self._known[_key(handle)] = (_finished(handle, state) if suspect else None) or state
             return
         # Accounting lags behind, or may be down; what neither has ever heard of is gone.
         since = self._missing.setdefault(_key(handle), time.monotonic())
@@ -105,11 +117,11 @@ def _ours(row: Row | None, handle: Handle) -> Row | None:
     return row if row is not None and row.name == handle["array"] else None
 
 
-def _finished(handle: Handle) -> JobState | None:
+def _finished(handle: Handle, state: JobState) -> JobState | None:
     """Done, if an earlier start of the job has finished the trial: a controller that forgot that may have queued it again."""
     result = read_json(Path(handle["directory"]) / RESULT) or {}
     done = result.get("status") == Status.DONE.value and result.get("attempt", -1) >= handle["attempt"]
-    return JobState(Status.DONE, attempt=result["attempt"]) if done else None
+    return JobState(Status.DONE, attempt=result["attempt"], earlier=state.earlier) if done else None
 
 
 def _newest_start(handle: Handle) -> int:
