@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import math
 import os
-import platform
 import signal
 import socket
 import time
@@ -31,6 +30,7 @@ from trainer.launch.rank_env import RankEnv, device_index, prepare_repeatable
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
 from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
+from trainer.spec.environment import environment
 from trainer.spec.files import finite
 from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
 from trainer.spec.resume import base_identity, positions, section
@@ -341,4 +341,6 @@ def versions() -> dict[str, str]:
         own = importlib.metadata.version("trireme")
     except importlib.metadata.PackageNotFoundError:
         own = "unknown"
-    return {"torch": torch.__version__, "python": platform.python_version(), "trireme": own}
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
+    built = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "nccl": nccl}
+    return {name: version for name, version in built.items() if version} | environment() | {"trireme": own}

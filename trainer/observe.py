@@ -29,6 +29,7 @@ from typing import Any
 from trainer.launch.failure import TrainerFailure
 from trainer.launch.rank_env import RankEnv
 from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, steady
+from trainer.spec.environment import environment
 from trainer.spec.files import finite
 from trainer.spec.log_reader import COMMON_FAILURES, LogReader, plain
 from trainer.spec.records import METRICS, RESULT, SERIES, known_reason, write_outcome
@@ -341,7 +342,8 @@ class Recording:
         """Write ``result.json``; ``status`` again."""
         self.measured()
         series = {many: [step[one] for step in self.steps] for many, one in SERIES.items()}
-        told: dict[str, Any] = {"peak_memory_bytes": self.reader.peak_memory_bytes, "hosts": [socket.gethostname()]}
+        peak = self.reader.peak_memory_bytes
+        told: dict[str, Any] = {"peak_memory_bytes": peak, "hosts": [socket.gethostname()], "versions": environment()}
         if status is Status.DONE:
             told["message"] = "; ".join(self.remarks)
         write_outcome(self.out / RESULT, result_of(self.config, status, self.attempt, series, self._times(), self.ranks, None) | told)

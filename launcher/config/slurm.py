@@ -46,7 +46,10 @@ class SlurmCluster(ClusterConfig):
     mail_user: Optional[str] = key(None, "who gets the mail")
     extra: list[str] = key(list, "further options of sbatch, one each: '--licenses=scratch:1'")
     srun_args: list[str] = key(list, "further options of srun, one each: '--mpi=none'")
-    setup: list[str] = key(list, "shell lines run on the job's first node before the ranks start: 'module load cuda'")
+    setup: list[str] = key(
+        list, "shell lines run on the job's first node before the ranks start: 'module load cuda'. The first that fails ends the trial"
+    )
+    setup_may_fail: list[str] = key(list, "further such lines, after those of setup; the ranks start whatever becomes of these")
 
     env_from: Optional[str] = key(
         None, "file of lines NAME=value that the job reads on its node: environment variables of the ranks that must not be stored (secrets). "

@@ -23,7 +23,7 @@ from trainer.spec import TuneConfig, to_dict
 
 _NEWER = [
     ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),
-    ("data", "pack", False),
+    ("data", "pack", False), ("cluster", "setup_may_fail", []),
 ]  # fmt: skip
 """Keys that came later, with the value under which all is as before: trials of versions without them keep their id."""
 
@@ -36,13 +36,14 @@ def trial_id(config: Config) -> str:
     for name, default in defaults.items():
         if content[name] == default:
             del content[name]
-    for section, name, usual in _NEWER:
-        if content[section][name] == usual:
-            del content[section][name]
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
+    content["cluster"] = place
+    for section, name, usual in _NEWER:
+        if content[section].get(name, ...) == usual:
+            del content[section][name]
     read = digests(config)  # none for most trials, which keep the id that they had before
-    return digest({**content, "cluster": place} | ({"reads": read} if read else {}))
+    return digest(content | ({"reads": read} if read else {}))
 
 
 def digest(content: Any) -> str:

@@ -56,11 +56,12 @@ def python(tmp_path: Path) -> str:
 
 def test_ranks_meet_across_nodes_that_they_do_not_fill(slurm: Slurm, tmp_path: Path) -> None:
     """Three ranks on two nodes of two, which find each other by address because names do not resolve there."""
-    cluster = {"gpus_per_node": 2, "nodes": 2, "setup": ["getent() { return 2; }"]}
+    cluster = {"gpus_per_node": 2, "nodes": 2, "setup": ["getent() { return 2; }", "export LOADEDMODULES=cuda/12.4"]}
     (record,) = run(tmp_path, trial(data=3, **cluster))
     assert record.status is Status.DONE, record.detail
     result = record.read_result() or {}
     assert result["world_size"] == 3 and len(result["hosts"]) == len(record.nodes) == 2
+    assert result["versions"]["modules"] == "cuda/12.4"
 
 
 def test_torchrun_starts_the_ranks_of_a_node(slurm: Slurm, tmp_path: Path) -> None:

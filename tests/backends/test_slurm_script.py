@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 
 from launcher.backends.slurm import SlurmBackend
 from launcher.backends.slurm.client import clean_environment, submission_environment, together
+from launcher.backends.slurm.errors import own_complaint
 from launcher.backends.slurm.options import options, quote, shape
 from launcher.backends.slurm.script import OWN, array_script, job_script
 from launcher.backends.slurm.setup_lines import check_setup
+from launcher.backends.slurm.states import EXIT_CODES
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster, seconds_of
 from launcher.trials.job import Job
-from trainer.spec import ConfigError
+from trainer.spec import ConfigError, Reason
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm"
 CODE = Path("/shared/runs/code/0123456789ab")
@@ -35,7 +37,7 @@ EVERYTHING: dict[str, Any] = {
     "constraint": "h100&ib", "exclusive": True, "nodelist": "n[1-8]", "exclude": "n7", "reservation": "march", "dependency": "afterok:12",
     "switches": 1, "switches_wait": 10, "comment": 'who says "no"?', "mail_type": "END", "mail_user": "me@site", "requeues": 0,
     "extra": ["--licenses=scratch:1"], "srun_args": ["--mpi=none"], "setup": ["module load cuda", 'export A="$(nproc)"'],
-    "env": {"GREETING": "it's $HOME"}, "health_check": True,
+    "env": {"GREETING": "it's $HOME"}, "setup_may_fail": ["nvidia-smi"], "health_check": True,
 }  # fmt: skip
 IMAGES = {
     "pyxis": ContainerConfig("/images/trireme.sqsh", mounts=["/corpus:/corpus:ro"], workdir="/work", writable=True),
@@ -189,6 +191,49 @@ def test_lines_of_setup_that_bash_can_read_are_taken(lines: list[str]) -> None:
     check_setup(tuple(lines))
 
 
+def ended(tmp_path: Path, lines: list[str], **fields: Any) -> tuple[int, str]:
+    """Exit code and log of a whole script, run by a real bash where srun is a stand-in that tells what reaches the ranks."""
+    for name, does in {"srun": 'echo "ranks of $0: A=${A-} $*"', "scontrol": "echo n1", "getent": "true"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    trial = dataclasses.replace(job(PLAIN), directory=tmp_path / "trial")
+    path = tmp_path / "job.sh"
+    path.write_text(job_script(trial, dataclasses.replace(PLAIN, setup=lines, **fields), None))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    code = subprocess.run(["bash", str(path)], env=environment, cwd=tmp_path, timeout=60).returncode
+    return code, (tmp_path / "trial" / "logs" / "attempt0.slurm.log").read_text()
+
+
+@pytest.mark.parametrize(("lines", "failing"), [
+    (["module load cuda/99"], "module load cuda/99"), (["source /nosuch"], "source /nosuch"), (["true", "cd /nosuch", "true"], "cd /nosuch"),
+    (["false; export A=1"], "false; export A=1"), (["module() { return 1; }", "module load x"], "module load x"), (["A=$(false)"], "A=$(false)"),
+    (["for i in 1 2; do", "[ $i = 1 ]", "done"], "[ $i = 1 ]"), (["false || exit 0"], "exit 0"), (["set -eu", "echo $nosuch"], "echo $nosuch"),
+    (["cat <<E", "false", "E", "(exit 3)"], "(exit 3)"), (["echo 'return 3' >of_site", "source ./of_site"], "source ./of_site"),
+])  # fmt: skip
+def test_a_line_of_setup_that_fails_ends_the_job_and_is_the_reason(tmp_path: Path, lines: list[str], failing: str) -> None:
+    code, log = ended(tmp_path, lines)
+    assert EXIT_CODES[code][0] is Reason.CANNOT_START and "ranks of" not in log
+    assert own_complaint(log).startswith(f"cluster.setup stops at: {failing} (exit code ")
+
+
+@pytest.mark.parametrize("lines", [
+    ["false || true", "! true", "if false; then", "true", "fi", "export A=1"], ["f() { false; true; }", "f", "A=1; export A"],
+    ["echo 'false; export A=1' >of_site", "source ./of_site"], ["trap 'echo bye' EXIT", "set -euo pipefail", "IFS=,", "export A=1"],
+    [f"{name}=7" for name in ("trial", "log", "code", "attempt", "nodes", "name", "warned", "ended", "ranks", "as_rank")] + ["export A=1"],
+])  # fmt: skip
+def test_what_setup_does_to_its_shell_reaches_the_ranks_and_not_the_rest_of_the_script(tmp_path: Path, lines: list[str]) -> None:
+    code, log = ended(tmp_path, lines)
+    given = f"{tmp_path}/trial/config.yaml --out {tmp_path}/trial --attempt 0"
+    assert code == 0 and ": A=1 " in log and given in log and ("bye" in log) == ("bye" in lines[0])
+
+
+def test_lines_that_may_fail_come_after_the_others_and_end_nothing(tmp_path: Path) -> None:
+    code, log = ended(tmp_path, ["export B=1"], setup_may_fail=["false", "cd /nosuch", "export A=$B"])
+    assert code == 0 and ": A=1 " in log and "/nosuch" in log
+    with pytest.raises(ConfigError, match=r"^cluster\.setup_may_fail holds '\}', where bash cannot read on"):
+        check_setup(("}",), "setup_may_fail")
+
+
 @pytest.mark.parametrize(("container", "key"), [
     (ContainerConfig(""), "image"), (ContainerConfig(" "), "image"), (ContainerConfig("-v"), "image"), (ContainerConfig("--x.sif"), "image"),
     (ContainerConfig("/i.sif", workdir="work"), "workdir"), (ContainerConfig("/i.sqsh", workdir=""), "workdir"),
@@ -244,11 +289,14 @@ def test_no_variable_that_the_script_itself_sets_may_be_given() -> None:
     ]
     assigned = {name for line in lines for name in re.findall(r"(?:^|export |[; ]|until |do )([A-Za-z_]\w*)=(?!=)", line)}
     assigned |= set(re.findall(r"\bfor (\w+) in", text)) | set(re.findall(r"read -r (\w+)", text))
-    assert assigned >= {"trial", "attempt", "log", "code", "MASTER_ADDR", "RANK", "as_rank", "warned"}
+    assert assigned >= {"trireme_trial", "trireme_log", "MASTER_ADDR", "RANK", "trireme_as_rank", "trireme_warned"}
     assert assigned - {"PYTHONPATH", "NodeAddr"} <= OWN, "set by the script, and not refused"
+    assert {name for name in assigned if name.islower()} <= {name for name in OWN if name.startswith("trireme_")}, (
+        "set by cluster.setup too"
+    )
 
 
-@pytest.mark.parametrize("name", ["trial", "code", "log", "attempt", "IFS", "WORLD_SIZE", "MASTER_ADDR", "RANK", "SLURM_JOB_ID", "UID"])
+@pytest.mark.parametrize("name", ["trireme_trial", "trireme_log", "IFS", "WORLD_SIZE", "MASTER_ADDR", "RANK", "SLURM_JOB_ID", "UID"])
 def test_a_name_of_the_launchers_own_is_refused_whichever_key_gives_it(name: str, tmp_path: Path) -> None:
     file = tmp_path / "variables"
     file.write_text(f"{name}=x\n")
@@ -304,9 +352,9 @@ def test_any_environment_value_and_path_reaches_the_script_as_data(value: str) -
     cluster = dataclasses.replace(PLAIN, env={"HOSTILE": value})
     hostile = dataclasses.replace(job(cluster), directory=Path("/shared") / f"x{value}")
     lines = job_script(hostile, cluster, None)
-    start, end = lines.index("trial="), lines.index("\nattempt=")
+    start, end = lines.index("trireme_trial="), lines.index("\ntrireme_attempt=")
     exported = lines[lines.index("export HOSTILE=") : lines.index("\n\n# The ranks meet")]
-    program = f'{lines[start:end]}\n{exported}\nprintf "%s\\0%s" "$trial" "$HOSTILE"'
+    program = f'{lines[start:end]}\n{exported}\nprintf "%s\\0%s" "$trireme_trial" "$HOSTILE"'
     shown = subprocess.run(["bash", "-c", program], capture_output=True, check=True).stdout.decode().split("\0")
     assert shown == [str(hostile.directory), value]
 
@@ -367,7 +415,7 @@ def test_variables_of_a_file_are_read_by_the_job_as_they_stand_and_named_for_con
     cluster = dataclasses.replace(PLAIN, env_from=str(file), env_inherit=["SHELL_TOKEN"], container=IMAGES["pyxis"])
     lines = script(cluster)
     assert "it's" not in lines and "A_TOKEN,EMPTY,LAST,SHELL_TOKEN" in lines
-    start, end = lines.index("while IFS="), lines.index("unset line")
+    start, end = lines.index("while IFS="), lines.index("unset trireme_line")
     program = lines[start:end] + '\nprintf "%s|%s|%s" "$A_TOKEN" "${EMPTY-unset}" "$LAST"'
     shown = subprocess.run(["bash", "-c", program], capture_output=True, check=True, text=True).stdout
     assert shown == 'it\'s $HOME "here"=x||no line end'

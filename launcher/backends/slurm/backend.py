@@ -13,7 +13,7 @@ from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client, submission_environment
-from launcher.backends.slurm.errors import Refused, Silent, complaint, unanswered
+from launcher.backends.slurm.errors import Refused, Silent, complaint, own_complaint, unanswered
 from launcher.backends.slurm.options import exclusive, options
 from launcher.backends.slurm.script import check_inherited, job_script
 from launcher.backends.slurm.setup_lines import check_setup
@@ -95,6 +95,7 @@ class SlurmBackend(Backend):
     def render(self, job: Job) -> Request:
         assert isinstance(job.cluster, SlurmCluster)
         check_setup(tuple(job.cluster.setup))
+        check_setup(tuple(job.cluster.setup_may_fail), "setup_may_fail")
         code = self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None
         return Request(job, job_script(job, job.cluster, code))
 
@@ -200,11 +201,14 @@ def _last_lines(directory: Path, attempt: int) -> Iterator[str]:
 
 
 def _with_complaint(handle: Handle, state: JobState) -> JobState:
-    """What srun or a container's runtime complained of, where Slurm itself knows no more than an exit code."""
-    if state.status is not Status.FAILED or state.reason is not Reason.ERROR:
+    """What the job's script, srun or a container's runtime complained of, where Slurm itself knows no more than an exit code."""
+    if state.status is not Status.FAILED or state.reason not in (Reason.ERROR, Reason.CANNOT_START):
         return state
     path = _script_log(Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt)
-    words = complaint(path.read_text(errors="replace")) if path.exists() else ""
+    log = path.read_text(errors="replace") if path.exists() else ""
+    if stopped := own_complaint(log):
+        return replace(state, reason=Reason.CANNOT_START, detail=stopped)
+    words = complaint(log) if state.reason is Reason.ERROR else ""
     reason = Reason.NODE if unanswered(words) else state.reason
     return replace(state, reason=reason, detail=f"{state.detail}: {words}") if words else state
 

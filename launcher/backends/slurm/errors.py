@@ -205,6 +205,11 @@ def unanswered(words: str) -> bool:
     return "Timed out waiting for job step to complete" in words
 
 
+def own_complaint(log: str) -> str:
+    """Why the job's script itself ended before the ranks began; empty if it did not."""
+    return next((line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: cluster.")), "")
+
+
 def complaint(log: str) -> str:
     """The first line of a job's log in which srun, slurmstepd or a container's runtime says what is wrong; empty if none does."""
     return next((plain(line) for line in log.splitlines() if _COMPLAINT.search(line) and not _CONSEQUENCE.search(line)), "")

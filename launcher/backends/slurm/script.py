@@ -26,11 +26,14 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 OWN = {
     *RANKS,
-    "trial", "attempt", "log", "code", "line", "nodes", "name", "as_rank", "as_node", "rest", "warned", "ended", "ranks", "interrupted",
-    "pause", "IFS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
+    *(f"trireme_{name}" for name in (
+        "trial", "attempt", "log", "snapshot", "code", "line", "nodes", "name", "as_rank", "as_node", "rest", "warned", "ended", "ranks",
+        "interrupted", "pause", "options",
+    )),
+    "IFS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
     "UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO",  # bash lets nobody set them
 }  # fmt: skip
-"""Variables that the script sets and reads itself."""
+"""Variables that the script sets and reads itself. Those of its own have a prefix: lines of ``cluster.setup`` run in the same shell."""
 
 
 class Shell(str):
@@ -47,7 +50,7 @@ def job_script(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
         environment=_environment(cluster), inherits=cluster.env_inherit, names=_names(cluster),
         code=code and str(code), runtime=runtime(cluster.container),
         folders=[path.source for path in _paths(job, cluster, code) if path.written and path.path != str(job.directory)],
-        setup=[_one_line(line) for line in cluster.setup], cpus=cluster.cpus,
+        setup=_lines("setup", cluster.setup), setup_may_fail=_lines("setup_may_fail", cluster.setup_may_fail), cpus=cluster.cpus,
         launch=launch(cluster), ranks=_ranks(job, cluster, code), health=_health(job, cluster, code) if cluster.health_check else "",
         saves=saves(job), requeues=cluster.requeues, codes=ExitCode,
         env_from=cluster.env_from and str(Path(cluster.env_from).expanduser().absolute()),
@@ -114,11 +117,11 @@ def _paths(job: Job, cluster: SlurmCluster, code: Path | None) -> list[HostPath]
 
 def _ranks(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
     """The command that runs all ranks."""
-    log, trial = _rank_log(code), Shell('"$trial/config.yaml" --out "$trial" --attempt "$attempt"')
-    trainer = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer", trial]
+    log, trial = _rank_log(code), Shell('"$trireme_trial/config.yaml" --out "$trireme_trial" --attempt "$trireme_attempt"')
+    trainer = ["sh", "-c", Shell('"$trireme_as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer", trial]
     if launch(cluster) == "srun":
         return _srun(job, cluster, code, shape(job)[1], [trainer])
-    return _srun(job, cluster, code, 1, [["sh", "-c", Shell('"$as_node"'), "node", *_torchrun(job, cluster)], trainer])
+    return _srun(job, cluster, code, 1, [["sh", "-c", Shell('"$trireme_as_node"'), "node", *_torchrun(job, cluster)], trainer])
 
 
 def _health(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
@@ -128,8 +131,8 @@ def _health(job: Job, cluster: SlurmCluster, code: Path | None) -> str:
             "cluster.health_check needs one task per rank, which cluster.launch=torchrun has not; set cluster.health_check=false"
         )
     log, per_node = _rank_log(code, ".health"), shape(job)[1]
-    names = Shell(f'"$log.bad-nodes" {per_node} $nodes')
-    check = ["sh", "-c", Shell('"$as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer.health", names]
+    names = Shell(f'"$trireme_log.bad-nodes" {per_node} $trireme_nodes')
+    check = ["sh", "-c", Shell('"$trireme_as_rank"'), "rank", log, interpreter(cluster), "-u", "-P", "-m", "trainer.health", names]
     return _srun(job, cluster, code, per_node, [check], wait=0)  # it has a patience of its own
 
 
@@ -157,7 +160,7 @@ def _srun(job: Job, cluster: SlurmCluster, code: Path | None, per_node: int, com
 
 def _rank_log(code: Path | None, suffix: str = "") -> Shell:
     """What the shell of a rank takes off first: where its log begins and, if it is not the image's, where the code lies."""
-    return Shell(f'"$log{suffix}"' + (' "$code"' if code is not None else ""))
+    return Shell(f'"$trireme_log{suffix}"' + (' "$trireme_snapshot"' if code is not None else ""))
 
 
 def _torchrun(job: Job, cluster: SlurmCluster) -> list[str]:
@@ -167,7 +170,7 @@ def _torchrun(job: Job, cluster: SlurmCluster) -> list[str]:
             f"cluster.launch=torchrun runs as many ranks on every node, but {job.world_size} ranks do not fill nodes of "
             f"cluster.gpus_per_node={cluster.gpus_per_node}; use a layout that does, or cluster.launch=srun"
         )
-    meeting = Shell('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$attempt"')
+    meeting = Shell('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$trireme_attempt"')
     size = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--max-restarts=0"]
     return [interpreter(cluster), "-m", "torch.distributed.run", *size, "--rdzv-backend=c10d", meeting, "--no-python"]
 
@@ -181,10 +184,11 @@ def _srun_option(text: str) -> str:
     return text
 
 
-def _one_line(line: str) -> str:
-    if "\n" in line or "\r" in line:
-        raise ConfigError(f"cluster.setup holds {line!r} with a line break; give one line for each entry")
-    return line
+def _lines(key: str, lines: Sequence[str]) -> Sequence[str]:
+    for line in lines:
+        if "\n" in line or "\r" in line:
+            raise ConfigError(f"cluster.{key} holds {line!r} with a line break; give one line for each entry")
+    return lines
 
 
 @cache

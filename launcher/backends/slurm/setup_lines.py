@@ -1,4 +1,5 @@
-"""Whether bash can read ``cluster.setup``: what it begins and does not end would swallow the rest of the job's script."""
+"""Whether bash can read the lines of ``cluster.setup`` and ``setup_may_fail``: what they begin and do not end would swallow the rest of
+the job's script."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from trainer.spec import ConfigError
 
 
 @cache
-def check_setup(lines: tuple[str, ...]) -> None:
-    """``ConfigError`` with the line at which ``bash -n`` stops. Nothing is run. Without bash here, the nodes' own will say so."""
+def check_setup(lines: tuple[str, ...], key: str = "setup") -> None:
+    """``ConfigError`` with the line of ``cluster.KEY`` at which ``bash -n`` stops. Nothing is run. Without bash here, the nodes' own will
+    say so."""
     bash = shutil.which("bash")
     if not lines or bash is None:
         return
@@ -25,5 +27,5 @@ def check_setup(lines: tuple[str, ...]) -> None:
         number = re.search(r"line (\d+)", words)
         line = lines[min(int(number[1]) if number else 1, len(lines)) - 1]
         raise ConfigError(
-            f"cluster.setup holds {line!r}, where bash cannot read on ({re.sub(r'^.*?line [0-9]+: ', '', words)}); correct it"
+            f"cluster.{key} holds {line!r}, where bash cannot read on ({re.sub(r'^.*?line [0-9]+: ', '', words)}); correct it"
         )

@@ -12,30 +12,30 @@
 #SBATCH --output=/dev/null
 
 # Attempt 0 of trial ab12cd34ef56. It can be submitted again by hand: sbatch THIS_FILE
-trial=/shared/runs/trials/ab12cd34ef56
-mkdir -p "$trial/logs"
+trireme_trial=/shared/runs/trials/ab12cd34ef56
+mkdir -p "$trireme_trial/logs"
 # Every start is an attempt of its own, whatever Slurm remembers of earlier ones: it takes the first number that is free.
-attempt=$((0 + ${SLURM_RESTART_COUNT:-0}))
-until log=$trial/logs/attempt$attempt; (set -o noclobber; : >"$log.slurm.log") 2>/dev/null; do
-  [ -e "$log.slurm.log" ] || exit 73
-  attempt=$((attempt + 1))
+trireme_attempt=$((0 + ${SLURM_RESTART_COUNT:-0}))
+until trireme_log=$trireme_trial/logs/attempt$trireme_attempt; (set -o noclobber; : >"$trireme_log.slurm.log") 2>/dev/null; do
+  [ -e "$trireme_log.slurm.log" ] || exit 73
+  trireme_attempt=$((trireme_attempt + 1))
 done
-exec >>"$log.slurm.log" 2>&1
-echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, attempt $attempt"
-warned= ended= ranks=
+exec >>"$trireme_log.slurm.log" 2>&1
+echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, attempt $trireme_attempt"
+trireme_warned= trireme_ended= trireme_ranks=
 # Slurm warns this shell of the end of its time or of a preemption; the ranks save a checkpoint and leave with code 75.
-trap 'interrupted=1 warned=1; [ -z "$ranks" ] || kill -USR2 $ranks' USR1
-if [ $attempt -gt 0 ] && grep -qs '"status": "done"' "$trial/result.json"; then
+trap 'trireme_interrupted=1 trireme_warned=1; [ -z "$trireme_ranks" ] || kill -USR2 $trireme_ranks' USR1
+if [ $trireme_attempt -gt 0 ] && grep -qs '"status": "done"' "$trireme_trial/result.json"; then
   echo "an earlier attempt has finished the trial" && exit
 fi
-code=/shared/runs/code/0123456789ab
+trireme_snapshot=/shared/runs/code/0123456789ab
 unset PYTHONPATH # the launcher's own
 export OMP_NUM_THREADS=1
 export SRUN_CPUS_PER_TASK=2 # srun does not take it from sbatch
 
 # The ranks meet on the first node, by its address where its name does not resolve, at a port of this job's own.
-nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST" || hostname)
-MASTER_ADDR=${nodes%%[[:space:]]*}
+trireme_nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST" || hostname)
+MASTER_ADDR=${trireme_nodes%%[[:space:]]*}
 getent hosts "$MASTER_ADDR" >/dev/null ||
   MASTER_ADDR=$(scontrol show node --oneliner "$MASTER_ADDR" | grep -o ' NodeAddr=[^ ]*' | cut -d= -f2)
 MASTER_PORT=$((10000 + (SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}) % 20000))
@@ -43,30 +43,30 @@ WORLD_SIZE=8
 export MASTER_ADDR MASTER_PORT WORLD_SIZE
 
 # A task starts the ranks of its node. The signal that asks them for a checkpoint would kill torchrun itself.
-as_node='trap "" USR2; exec "$@"'
-as_rank='log=$1; shift
+trireme_as_node='trap "" USR2; exec "$@"'
+trireme_as_rank='trireme_log=$1; shift
   export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}; shift
-  exec "$@" >>"$log.rank$RANK.log" 2>&1'
+  exec "$@" >>"$trireme_log.rank$RANK.log" 2>&1'
 
-trap 'interrupted=1 ended=1' TERM # Slurm itself ends the job: nothing is left to decide here
-if [ -n "$warned" ]; then
-  code=75 # the ranks have not begun
+trap 'trireme_interrupted=1 trireme_ended=1' TERM # Slurm itself ends the job: nothing is left to decide here
+if [ -n "$trireme_warned" ]; then
+  trireme_code=75 # the ranks have not begun
 else
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=30 --unbuffered --distribution=block \
-  sh -c "$as_node" node /venv/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --max-restarts=0 --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$attempt" --no-python \
-  sh -c "$as_rank" rank "$log" "$code" /venv/bin/python -u -P -m trainer "$trial/config.yaml" --out "$trial" --attempt "$attempt" &
-ranks=$!
-[ -z "$warned" ] || kill -USR2 $ranks # warned just now
-while interrupted=; wait $ranks; code=$?; [ -n "$interrupted" ] && [ $code -gt 128 ]; do :; done
+  sh -c "$trireme_as_node" node /venv/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --max-restarts=0 --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$trireme_attempt" --no-python \
+  sh -c "$trireme_as_rank" rank "$trireme_log" "$trireme_snapshot" /venv/bin/python -u -P -m trainer "$trireme_trial/config.yaml" --out "$trireme_trial" --attempt "$trireme_attempt" &
+trireme_ranks=$!
+[ -z "$trireme_warned" ] || kill -USR2 $trireme_ranks # warned just now
+while trireme_interrupted=; wait $trireme_ranks; trireme_code=$?; [ -n "$trireme_interrupted" ] && [ $trireme_code -gt 128 ]; do :; done
 fi
 
-if [ $code -eq 0 ] || [ -n "$ended" ] || { [ -z "$warned" ] && [ $code -ne 75 ]; }; then
-  exit $code
+if [ $trireme_code -eq 0 ] || [ -n "$trireme_ended" ] || { [ -z "$trireme_warned" ] && [ $trireme_code -ne 75 ]; }; then
+  exit $trireme_code
 fi
-echo "stopped on request (code $code)"
+echo "stopped on request (code $trireme_code)"
 if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
-  for pause in 0 2 10 30; do
-    sleep $pause
+  for trireme_pause in 0 2 10 30; do
+    sleep $trireme_pause
     scontrol requeue "$SLURM_JOB_ID" && break
   done
 fi

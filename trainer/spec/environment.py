@@ -1,0 +1,19 @@
+"""What a run had that no configuration says: the driver of the node's devices, the modules that its job loaded."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+_DRIVERS = ("/sys/module/nvidia/version", "/sys/module/amdgpu/version")
+
+
+def environment() -> dict[str, str]:
+    """Words by name, of the process that asks; what it has not is left out."""
+    found = {"python": platform.python_version(), "driver": _driver(), "modules": os.environ.get("LOADEDMODULES", "")}
+    return {name: words for name, words in found.items() if words}
+
+
+def _driver() -> str:
+    return next((path.read_text().strip() for path in map(Path, _DRIVERS) if path.is_file()), "")
