@@ -21,7 +21,8 @@ from trainer.spec.errors import ConfigError
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 if a trial was measured (or printed, with ``--dry-run``), 1 if all failed, 2 for wrong input."""
+    """Exit code 0 if every trial was measured or submitted (in a sweep, some may be out of memory or diverged; with ``--dry-run``:
+    printed), 1 if one failed or was stopped, or none was measured, 2 for wrong input."""
     if "--keys" in argv:
         return print_keys([a for a in argv if not a.startswith("-")])
     if "--schema" in argv:

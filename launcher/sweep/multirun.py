@@ -23,7 +23,7 @@ from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
 from launcher.tracking import process
 from launcher.tracking.reachable import check_experiment, check_tracking
-from launcher.trials.store import Store, check_name
+from launcher.trials.store import UNDER_WAY, Store, check_name
 from trainer.spec import ConfigError, Reason, Status
 from trainer.spec.grid import Grid
 from trainer.spec.records import positive
@@ -90,8 +90,11 @@ class Multirun:
 
     @property
     def exit_code(self) -> int:
-        """0 unless trials ran and not one of them was measured."""
-        return 1 if self.records and not any(r.status in (Status.DONE, Status.SUBMITTED, Status.RUNNING) for r in self.records) else 0
+        """0 if each trial has its answer or is under way, and not all answers are that it cannot be trained. 1 if the same command would
+        run one again."""
+        known = all(record.status in (*UNDER_WAY, Status.PRUNED) or record.answered() for record in self.records)
+        trained = any(record.status in (*UNDER_WAY, Status.DONE) for record in self.records)
+        return 0 if not self.records or (known and trained) else 1
 
 
 def launch(context: Any, task: MethodType, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:

@@ -15,8 +15,10 @@ import pytest
 from launcher.cli.arguments import sweep_parser
 from launcher.cli.main import main
 from launcher.config.folders import conf_dir
-from launcher.sweep.multirun import dir_option
+from launcher.sweep.multirun import Multirun, dir_option
+from launcher.trials.store import Record
 from tests.warm import run
+from trainer.spec import Reason, Status
 
 pytestmark = pytest.mark.slow
 
@@ -183,3 +185,20 @@ def test_whatever_an_override_holds_a_dry_run_prints_it_as_a_comment(tmp_path: P
 def test_a_dry_run_by_a_server_says_where_there_is_none_to_ask(tmp_path: Path) -> None:
     assert "# cluster.backend=local has no server to ask" in trireme(tmp_path, "train", *TINY, "--dry-run=server")
     assert not (tmp_path / "runs" / "trials").exists()
+
+
+@pytest.mark.parametrize(("ends", "code"), [
+    ([], 0), (["done"], 0), (["running", "submitted"], 0), (["done", "pruned"], 0), (["done", "out of memory", "numerics"], 0),
+    (["done"] * 9 + ["error"], 1), (["done", "node"], 1), (["done", "cancelled"], 1), (["done", "planned"], 1), (["out of memory"], 1),
+    (["pruned"], 1), (["cannot start", "cannot start"], 1),
+])  # fmt: skip
+def test_the_exit_code_says_whether_the_same_command_would_run_something(tmp_path: Path, ends: list[str], code: int) -> None:
+    multirun = Multirun([])
+    for number, end in enumerate(ends):
+        failed = end not in [status.value for status in Status]
+        reason, status = Reason(end) if failed else None, Status.FAILED if failed else Status(end)
+        record = Record(f"{number:012x}", tmp_path / str(number), Status.STOPPED if reason is Reason.CANCELLED else status, reason)
+        record.directory.mkdir()
+        (record.directory / "result.json").write_text(json.dumps({"status": status.value, "attempt": 0}))
+        multirun.records.append(record)
+    assert multirun.exit_code == code
