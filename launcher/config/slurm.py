@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import ClassVar, Optional
@@ -21,7 +22,7 @@ class SlurmCluster(ClusterConfig):
     account: Optional[str] = key(None, "account to be charged")
     qos: Optional[str] = key(None, "quality of service")
     time: Optional[str] = key(
-        None, "time limit of one job: minutes, or as Slurm writes it: 'H:M:S', 'D-H', 'D-H:M:S' (in quotes in a file); "
+        None, "time limit of one job: minutes, or as Slurm writes it: 'H:M:S', 'D-H', 'D-H:M:S' (in quotes in a file), UNLIMITED; "
         "null = the partition's default",
     )  # fmt: skip
     gpu_request: str = key(
@@ -78,8 +79,8 @@ class SlurmCluster(ClusterConfig):
         "completes, by Slurm's word, is left alone", minimum=0,
     )  # fmt: skip
     visibility_s: float = key(
-        10.0, "seconds for which results that the nodes wrote may stay unseen on this machine (caches of NFS) before a job that has ended "
-        "is taken to have left none", minimum=0,
+        70.0, "seconds for which results that the nodes wrote may stay unseen on this machine (NFS caches folders for up to 60 s) before a "
+        "job that has ended is taken to have left none", minimum=0,
     )  # fmt: skip
 
     secrets_go: ClassVar[str] = (
@@ -94,16 +95,20 @@ class SlurmCluster(ClusterConfig):
     """A training continues from its checkpoints under another time limit or account."""
 
 
-_MINUTES = re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?")
-_HOURS = re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)")
-_DAYS = re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?")
+_MINUTES = re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?", re.ASCII)
+_HOURS = re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)", re.ASCII)
+_DAYS = re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?", re.ASCII)
+_NO_LIMIT = ("UNLIMITED", "INFINITE")
 
 
-def seconds_of(time: str) -> int:
-    """Seconds of a time limit as sbatch reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. ``ConfigError`` for anything else."""
+def seconds_of(time: str) -> float:
+    """Seconds of a time limit as sbatch reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite for UNLIMITED. ``ConfigError`` for
+    anything else."""
+    if str(time).upper() in _NO_LIMIT:
+        return math.inf
     found = next((match for form in (_MINUTES, _HOURS, _DAYS) if (match := form.fullmatch(str(time)))), None)
     parts = {name: int(value or 0) for name, value in found.groupdict().items()} if found else {}
     seconds = sum(parts.get(name, 0) * size for name, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)))
     if seconds == 0:
-        raise ConfigError(f"cluster.time={time} is no time limit; give minutes, or as Slurm writes it 'H:M:S', 'D-H' or 'D-H:M:S'")
+        raise ConfigError(f"cluster.time={time} is no time limit; give minutes, or as Slurm writes it 'H:M:S', 'D-H', 'D-H:M:S' or UNLIMITED")
     return seconds

@@ -92,3 +92,10 @@ def _waits(turnstile: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+@pytest.mark.parametrize("kind", ["slurm", "kubernetes"])
+def test_a_cluster_is_started_by_hand_where_there_is_no_pytest(kind: str) -> None:
+    code = f"import runpy, sys; sys.modules['pytest'] = None; runpy.run_module('tests.clusters.{kind}', run_name='__main__')"
+    command = [sys.executable, "-c", code, "--help"]
+    assert "usage" in subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout

@@ -17,6 +17,7 @@ import pytest
 
 from launcher.backends import backend_for
 from launcher.backends.slurm import SlurmBackend
+from launcher.backends.slurm.owned import PASSED_ON, SBATCH, SRUN, SRUN_PASSED_ON
 from launcher.cli import status
 from launcher.trials import exclusion
 from tests.backends.conformance import Conformance, Ground, SearchConformance, closing
@@ -83,7 +84,8 @@ def test_each_rank_knows_its_place_on_its_node(slurm: Slurm, tmp_path: Path) -> 
 def test_a_launcher_inside_a_job_submits_jobs_of_their_own_size(slurm: Slurm, tmp_path: Path, python: str) -> None:
     code = "import sys; from pathlib import Path; from tests.backends.slurm_support import run, trial; run(Path(sys.argv[1]), trial(python=sys.argv[2]))"
     inside = ["srun", "--ntasks=1", "--cpus-per-task=3", "--job-name=outer", sys.executable, "-c", code, str(tmp_path), python]
-    subprocess.run(inside, check=True, cwd=PROJECT, capture_output=True, stdin=subprocess.DEVNULL)
+    told = subprocess.run(inside, check=True, cwd=PROJECT, capture_output=True, stdin=subprocess.DEVNULL, text=True)
+    assert re.search(r"this command runs inside of Slurm's job \d+, whose nodes \(n\d\) its trials do not use", told.stderr)
     assert [cpus for name, cpus in squeue("Name", "NumCPUs") if name in submissions(tmp_path)] == ["1"]
 
 
@@ -380,3 +382,13 @@ def test_a_queued_job_runs_the_code_that_was_there_at_submission(slurm: Slurm, t
 def _status(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert status.main(["--dir", str(runs)]) == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "refused", "passed_on"), [("sbatch", SBATCH, PASSED_ON), ("srun", SRUN, SRUN_PASSED_ON)])
+def test_every_option_of_this_slurm_is_refused_with_a_reason_or_passed_on(
+    slurm: Slurm, command: str, refused: dict[str, str], passed_on: set[str]
+) -> None:
+    told = subprocess.run([command, "--help"], capture_output=True, text=True, check=True).stdout
+    options = set(re.findall(r"^ +(?:-\w, )?--([a-z][a-z0-9-]+)", told, re.MULTILINE))
+    assert len(options) > 50 and not set(refused) & passed_on
+    assert not {option for option in options - set(refused) - passed_on if not option.startswith(("container", "no-container"))}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -143,7 +144,8 @@ def test_what_cannot_be_expressed_is_refused(change: dict[str, Any]) -> None:
     "-a 0-3", "--array=1", "--output=x", "-o x", "-e x", "--open-mode=append", "--nodes=2", "-N2", "-n 3", "--ntasks-per-node=1", "-c4",
     "--dependency=singleton", "--parsable", "--wrap=true", "--chdir=/", "-D/", "--export=NONE", "--comment=x", "--signal=USR2", "-W",
     "--requeue", "--no-requeue", "--gres=gpu:2", "--gres=nvme:1,gpu:h100:1", "-G 4", "-M other", "--container=/x", "--container-image=x",
-    "-k", "--time=5", "-t5", "-p x", "--exclusive", "-s", "-x n1",
+    "-k", "--time=5", "-t5", "-p x", "--exclusive", "-s", "-x n1", "--time-min=5", "--tres-per-task=gpu:1", "--overcommit", "-O", "-vO",
+    "--uid=1", "--gid=1", "--deadline=now+1hour", "--dead=1", "--distribution=cyclic", "-m cyclic", "--cluster-constraint=x",
 ])  # fmt: skip
 def test_an_option_that_is_ours_is_refused_by_name_with_what_to_do_instead(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.extra holds '.*', and --[a-z-]+.* is Trireme's: .*; remove it$"):
@@ -151,14 +153,34 @@ def test_an_option_that_is_ours_is_refused_by_name_with_what_to_do_instead(text:
 
 
 @pytest.mark.parametrize("text", [
-    "--licenses=scratch:1", "--begin=now+4", "-L a:1", "--nice", "--mem-per-cpu=2G", "--time-min=5", "--gres=nvme:1", "--gpu-bind=none",
+    "--licenses=scratch:1", "--begin=now+4", "-L a:1", "--nice", "--mem-per-cpu=2G", "--extra=x", "--prefer=h200", "--gres=nvme:1", "--gpu-bind=none",
     "--wait-all-nodes=1", "-b 16:00", "--bb='capacity=1'", '--wckey="x --job-name"',
 ])  # fmt: skip
 def test_options_that_are_not_ours_are_passed_on(text: str) -> None:
     assert f"#SBATCH {text}\n" in script(dataclasses.replace(PLAIN, extra=[text]))
 
 
-@pytest.mark.parametrize("text", ["--nodes=1", "-n1", "--output=/dev/null", "--wait=3", "--kill-on-bad-exit", "--export=NONE"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--nodes=1",
+        "-n1",
+        "--output=/dev/null",
+        "--wait=3",
+        "--kill-on-bad-exit",
+        "--export=NONE",
+        "--overcommit",
+        "-O",
+        "-t 5",
+        "--time=5",
+        "--nodelist=n1",
+        "--relative=1",
+        "--signal=USR1@9",
+        "--container-image=x",
+        "--tres-per-task=gpu:1",
+        "--help",
+    ],
+)
 def test_srun_keeps_the_ranks_as_they_are(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.srun_args holds .* is Trireme's: "):
         script(dataclasses.replace(PLAIN, srun_args=[text]))
@@ -170,7 +192,7 @@ def test_what_srun_would_run_in_place_of_the_ranks_is_refused(text: str) -> None
         script(dataclasses.replace(PLAIN, srun_args=[text]))
 
 
-@pytest.mark.parametrize("text", ["--mpi=none", "-v", "-lu", "--label", "--comment=two words", "-t 5"])
+@pytest.mark.parametrize("text", ["--mpi=none", "-v", "-lu", "--label", "--comment=two words"])
 def test_other_options_of_srun_are_passed_on_as_one_word_each(text: str) -> None:
     assert shlex.quote(text) in script(dataclasses.replace(PLAIN, srun_args=[text]))
 
@@ -254,13 +276,14 @@ def test_mounts_without_an_image_are_said_to_do_nothing() -> None:
 
 @pytest.mark.parametrize(("time", "seconds"), [
     ("60", 3600), (90, 5400), ("1:30", 90), ("4:00:00", 14400), ("1-0", 86400), ("1-2:30", 95400), ("2-0:0:1", 172801),
+    ("UNLIMITED", math.inf), ("infinite", math.inf),
 ])  # fmt: skip
 def test_a_time_limit_is_minutes_or_what_slurm_writes(time: str, seconds: int) -> None:
     assert seconds_of(time) == seconds
     assert f"#SBATCH --time={time}\n" in script(dataclasses.replace(PLAIN, time=time))
 
 
-@pytest.mark.parametrize("time", ["0", "four hours", "1:2:3:4", "-5", "", "1.5", "0:00:00"])
+@pytest.mark.parametrize("time", ["0", "four hours", "1:2:3:4", "-5", "", "1.5", "0:00:00", "٤", "1:٣٠", "UNLIMITED:00"])
 def test_what_is_no_time_limit_is_refused(time: str) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.time=.* is no time limit; give minutes"):
         script(dataclasses.replace(PLAIN, time=time))

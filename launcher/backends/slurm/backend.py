@@ -79,18 +79,21 @@ class SlurmBackend(Backend):
         return submission_environment(os.environ, options(job, self._slurm))
 
     def remarks(self, jobs: Sequence[Job]) -> list[str]:
-        container = self._slurm.container
-        idle = (
-            ["cluster.container.mounts do nothing without cluster.container.image"] if container.mounts and container.image is None else []
-        )
+        container, said = self._slurm.container, []
+        if container.mounts and container.image is None:
+            said.append("cluster.container.mounts do nothing without cluster.container.image")
+        if outer := os.environ.get("SLURM_JOB_ID"):
+            said.append(
+                f"this command runs inside of Slurm's job {outer}, whose nodes ({os.environ.get('SLURM_JOB_NODELIST', 'unknown')}) its "
+                "trials do not use: they are jobs of their own, and may wait for that one to end; leave the allocation (exit salloc) first"
+            )
         shared = sum(not exclusive(job, self._slurm) for job in jobs)
-        if not shared or self._slurm.exclusive is not None:
-            return idle
-        return [
-            *idle,
-            f"{shared} of {len(jobs)} trials may share their nodes with other jobs, which disturbs their timings; cluster.exclusive=true "
-            "gives them whole nodes, cluster.exclusive=false says that this is meant",
-        ]
+        if shared and self._slurm.exclusive is None:
+            said.append(
+                f"{shared} of {len(jobs)} trials may share their nodes with other jobs, which disturbs their timings; "
+                "cluster.exclusive=true gives them whole nodes, cluster.exclusive=false says that this is meant"
+            )
+        return said
 
     def render(self, job: Job) -> Request:
         assert isinstance(job.cluster, SlurmCluster)

@@ -114,7 +114,7 @@ def _switches(cluster: SlurmCluster) -> str | None:
 
 def _notice(cluster: SlurmCluster) -> int:
     """Seconds of notice before the end; never more than half of a short time limit, or it would come at the start."""
-    return cluster.stop_signal if cluster.time is None else max(1, min(cluster.stop_signal, seconds_of(cluster.time) // 2))
+    return cluster.stop_signal if cluster.time is None else max(1, int(min(cluster.stop_signal, seconds_of(cluster.time) / 2)))
 
 
 def _time(cluster: SlurmCluster) -> str | None:
