@@ -13,7 +13,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 def seconds() -> float:
     """Since this machine was started."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # the first is Linux's own
 
 
 def mark() -> str:
@@ -25,12 +25,12 @@ def age(then: str | None, now: str | None = None) -> float | None:
     """Seconds from the ``mark`` ``then`` to ``now``; None where they are not of one machine and one start of it, or none at all."""
     (boot, _, began), (same, _, ended) = str(then).partition(" "), (now or mark()).partition(" ")
     try:
-        return max(0.0, float(ended) - float(began)) if boot == same else None
+        return max(0.0, float(ended) - float(began)) if boot and boot == same else None
     except ValueError:
         return None
 
 
 @cache
 def _boot() -> str:
-    """What the kernel drew when it was started."""
-    return _BOOT.read_text().strip()
+    """What the kernel drew when it was started; elsewhere than on Linux nothing, so that no moment is compared."""
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""
