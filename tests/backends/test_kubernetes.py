@@ -22,6 +22,7 @@ from launcher.backends.kubernetes.manifests import ENTRY
 from launcher.cli.main import main
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.kubernetes_volumes import CONFIG_DIR, VolumeConfig
+from launcher.tracking import unmirrored
 from launcher.tracking.mirror import MlflowSweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
@@ -305,3 +306,4 @@ def test_a_launcher_inside_the_cluster_needs_no_kubeconfig(real_node: Kubernetes
     run_inside(real_node, namespace, shipped("launcher.yaml", namespace)["Job/launcher"], own, runs, "/runs")
     (record,) = Store(runs).sweep("first").records
     assert record.status is Status.DONE, record.detail
+    assert not unmirrored.names(runs), "MLflow has all of it, for nothing goes on in the pod when the launcher has ended"
