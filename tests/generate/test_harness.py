@@ -6,14 +6,17 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.convert.test_logits import SMALL, checkpoint, ours
+from tests.convert.test_text_borders import tokenizer
 from trainer.convert import export_weights
 from trainer.data.prepare import prepare
-from trainer.generate.harness import parser, score
+from trainer.data.text import TextTokens
+from trainer.generate.harness import _model, parser, score
 from trainer.generate.ranks import world_of
 from trainer.generate.tasks import write_tasks
 from trainer.launch.rank_env import RankEnv
@@ -90,6 +93,23 @@ def test_scores_are_those_of_the_library_on_the_exported_folder_under_any_layout
         metrics = ("acc", "acc_norm") if "acc" in figures else ("bits_per_byte", "byte_perplexity", "word_perplexity")
         for metric in metrics:
             assert figures[metric] == pytest.approx(theirs[task][f"{metric},none"], rel=1e-4), (task, metric)
+
+
+def test_an_item_is_read_behind_what_the_tokenizer_puts_before_every_text(tmp_path: Path) -> None:
+    """A text that follows nothing too; its likelihood is that of its own tokens alone."""
+    tokenizer(begins=True).save(str(tmp_path / "tokenizer.json"))
+    words, told = TextTokens(tmp_path / "tokenizer.json", 300), []
+
+    def tell(work: Any) -> Any:
+        told.append(work)
+        return [(0.0, True) for _ in work[1]]
+
+    model = _model(SimpleNamespace(session=SimpleNamespace(seq=64), tell=tell), words)  # type: ignore[arg-type]
+    fox = words.plain(" fox")
+    model.loglikelihood([SimpleNamespace(args=args) for args in (("", " fox"), ("the", " fox"))])
+    model.loglikelihood_rolling([SimpleNamespace(args=(" fox",))])
+    assert told == [("likelihoods", [([1], fox), (words.begun("the"), fox)]), ("likelihoods", [([1], fox)])]
+    assert model._request(0, "the", {"max_gen_toks": 8}).prompt == words.begun("the")
 
 
 def test_items_are_the_same_every_time_and_have_one_right_answer(tmp_path: Path) -> None:

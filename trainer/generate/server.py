@@ -131,7 +131,7 @@ class Desk:
                 raise HttpRefusal(503, "the server is about to end; ask another one")
             if len(self.open) + len(requests) > self.room:
                 self.counts["refused"] += 1
-                raise HttpRefusal(429, f"{self.room} requests wait or run already; ask again later")
+                raise HttpRefusal(429, f"{len(self.open)} requests wait or run already; ask again later")
             events = queue.SimpleQueue[Event]()
             tellings = [Telling(self.words.tokenizer, stops, request.prompt) for request in requests]
             asked = [Asked(request, telling, index, events) for index, (request, telling) in enumerate(zip(requests, tellings))]
@@ -390,7 +390,7 @@ class Handler(BaseHTTPRequestHandler):
     ) -> dict[str, Any]:
         """A text, which tokens ``first`` to ``end`` are of."""
         told = None
-        if body.get("logprobs") not in (None, False):
+        if not any(body.get("logprobs") is nothing for nothing in (None, False)):  # 0: of the tokens that are chosen
             tokens, shares = asked.made.tokens[first:end], asked.made.log_probabilities[first:end]
             words, others = self._words(tokens), asked.made.likeliest[first:end]
             top = [dict(zip(self._words(other), other.values())) | {word: share} for other, word, share in zip(others, words, shares)]
