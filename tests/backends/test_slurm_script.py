@@ -215,7 +215,7 @@ def test_lines_of_setup_that_bash_can_read_are_taken(lines: list[str]) -> None:
 
 def ended(tmp_path: Path, lines: list[str], **fields: Any) -> tuple[int, str]:
     """Exit code and log of a whole script, run by a real bash where srun is a stand-in that tells what reaches the ranks."""
-    for name, does in {"srun": 'echo "ranks of $0: A=${A-} $*"', "scontrol": "echo n1", "getent": "true"}.items():
+    for name, does in {"srun": 'echo "ranks of $0: A=${A-} $*"', "scontrol": "echo n1; echo n2", "getent": "true"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     trial = dataclasses.replace(job(PLAIN), directory=tmp_path / "trial")
@@ -244,8 +244,9 @@ def test_a_line_of_setup_that_fails_ends_the_job_and_is_the_reason(tmp_path: Pat
     [f"{name}=7" for name in ("trial", "log", "code", "attempt", "nodes", "name", "warned", "ended", "ranks", "as_rank")] + ["export A=1"],
 ])  # fmt: skip
 def test_what_setup_does_to_its_shell_reaches_the_ranks_and_not_the_rest_of_the_script(tmp_path: Path, lines: list[str]) -> None:
-    code, log = ended(tmp_path, lines)
+    code, log = ended(tmp_path, lines, health_check=True)
     given = f"{tmp_path}/trial/config.yaml --out {tmp_path}/trial --attempt 0"
+    assert "attempt0.bad-nodes 4 n1 n2\n" in log
     assert code == 0 and ": A=1 " in log and given in log and ("bye" in log) == ("bye" in lines[0])
 
 

@@ -10,7 +10,10 @@ import pytest
 from launcher.backends.pool import Backends
 from launcher.config.schema import SweepConfig
 from launcher.sweep.run import run_sweep
+from launcher.sweep.search import lost_s
+from launcher.sweep.settlement import note_earlier
 from launcher.trials.job import Handle, JobState
+from launcher.trials.store import Record
 from tests.search.planted import PlantedBackend
 from tests.sweep.support import points, trial
 from trainer.spec import Reason, Status
@@ -46,3 +49,23 @@ def test_a_preempted_trial_is_tried_as_often_as_it_gets_further_and_then_so_ofte
     settings = SweepConfig(dir=str(tmp_path / "runs"), retries=RETRIES)
     (record,) = run_sweep("sweep", points(trial(steps=STEPS)), settings, Backends(place))
     assert (record.status, len(place.submitted), len(record.history)) == (status, attempts, attempts)
+
+
+def test_an_attempt_that_its_place_follows_by_another_is_entered_as_seen_until_the_place_tells_of_it(tmp_path: Path) -> None:
+    record = Record("0" * 12, tmp_path, Status.RUNNING, started=1000.0, nodes=("n1",))
+    assert not note_earlier(record, JobState(Status.RUNNING, attempt=0)) and not record.history
+    assert note_earlier(record, JobState(Status.RUNNING, attempt=2))
+    record.attempt = 2
+    (seen,) = record.history
+    assert (seen["attempt"], seen["started"], seen["nodes"]) == (0, 1000.0, ["n1"]) and seen["ended"] > 1000.0
+    runs = (
+        JobState(Status.FAILED, Reason.NODE, "a node failed (n1)", 1000.0, ("n1",), 1060.0, 0),
+        JobState(Status.STOPPED, Reason.PREEMPTED, "put back into the queue (n2)", 1100.0, ("n2",), 1140.0, 1),
+    )
+    assert note_earlier(record, JobState(Status.RUNNING, attempt=2, earlier=runs))
+    assert [(entry["attempt"], entry["reason"], entry["nodes"]) for entry in record.history] == [
+        (0, "node", ["n1"]),
+        (1, "preempted", ["n2"]),
+    ]
+    assert lost_s(record) == 100.0
+    assert not note_earlier(record, JobState(Status.RUNNING, attempt=2, earlier=runs)), "it is said once"

@@ -107,7 +107,7 @@ def _check_apptainer(cluster: SlurmCluster, client: Client) -> None:
     if not (cluster.setup or cluster.setup_may_fail) and shutil.which("apptainer") is None:
         raise ConfigError(
             "cluster.container.runtime=apptainer, but there is no 'apptainer' on PATH; install it, load it with "
-            "cluster.setup=['module load apptainer'], or use another cluster.container.runtime"
+            "\"cluster.setup=['module load apptainer']\", or use another cluster.container.runtime"
         )
 
 
