@@ -202,6 +202,6 @@ def _entry(record: Record, verdict: Verdict, bad_nodes: Sequence[str], told: Job
     """An attempt for the history; ``told``: what its place says of it, else it has ended just now."""
     reason = verdict.reason.value if verdict.reason else None
     entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
-    now = {"started": record.started or record.submitted, "ended": time.time(), "clock": steady.mark()}
+    now = {"started": record.started, "ended": time.time(), "clock": steady.mark()}
     times = now if told is None else {"started": told.started, "ended": told.ended}
     return entry | times | {"nodes": list(record.nodes if told is None else told.nodes), "bad_nodes": list(bad_nodes)}
