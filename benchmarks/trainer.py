@@ -1,16 +1,17 @@
 """Side by side, in one run: this trainer under several layouts and what a user would pick instead.
 
     python benchmarks/trainer.py                       # CPU: tokens per CPU-second, summed over ranks
+    python benchmarks/trainer.py --model cpu_small        # where less is computed per message and per call
     python benchmarks/trainer.py --peers deepspeed olmo   # adds peers, if they are installed
     python benchmarks/trainer.py --device cuda            # GPUs, one per rank, bf16: tokens per second and MFU
     python benchmarks/trainer.py --device cuda --model 1.3B --peers nanogpt --nanogpt FOLDER    # beside a checkout of nanoGPT
 
 On CPU the model has 4 layers, hidden 256, sequence 256, vocabulary 50304, micro-batch 4, 4096 tokens a step,
-untied, fp32, AdamW with clipping, one thread per rank; on GPU it is GPT-3 126M with sequences of 2048 or another (``--model``), and
-contestants that need more GPUs than there are stay out. The plain loop is the same model, from ``trainer.models``, with torch's
-own loss and optimizer. Each contestant runs in fresh processes; the first steps are left out. On a CPU the best step counts, because
-on a shared machine the others say how busy the neighbours are; a GPU is given all steps at once, as in training, and their mean
-counts. Rounds alternate between contestants for the same reason.
+untied, fp32, AdamW with clipping, one thread per rank (``cpu_small``: vocabulary 4096, no targets); on GPU it is GPT-3 126M with
+sequences of 2048 or another (``--model``), and contestants that need more GPUs than there are stay out. The plain loop is the same
+model, from ``trainer.models``, with torch's own loss and optimizer. Each contestant runs in fresh processes; the first steps are left
+out. On a CPU the best step counts, because on a shared machine the others say how busy the neighbours are; a GPU is given all steps at
+once, as in training, and their mean counts. Rounds alternate between contestants for the same reason. Figures are printed as they come.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ sys.path.insert(0, str(ROOT))
 
 MODELS: dict[str, dict[str, Any]] = {
     "cpu": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 50304, "seq": 256, "tied": False},
+    "cpu_small": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 4096, "seq": 256, "tied": False},
     "126M": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 2048, "tied": False},
     "124M": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 1024, "tied": True},
     "1.3B": {"family": "gpt", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 50304, "seq": 2048, "tied": True},
 }
-BATCHES = {"cpu": (16, 4), "126M": (64, 8), "124M": (32, 16), "1.3B": (8, 4)}
+BATCHES = {"cpu": (16, 4), "cpu_small": (16, 4), "126M": (64, 8), "124M": (32, 16), "1.3B": (8, 4)}
 """Sequences of a step and of a micro-batch."""
 WARMUP = {"cpu": 1, "cuda": 3}
 """First steps left out; on GPU blocks are compiled in them."""
@@ -142,9 +144,11 @@ def compete(entered: list[Contestant], arguments: argparse.Namespace) -> dict[st
     best: dict[str, dict[str, float | None]] = {}
     for round_number in range(arguments.rounds):
         for contestant in entered:
-            print(f"round {round_number + 1}: {contestant.name}", file=sys.stderr)
             figures = measure(contestant, arguments)
-            known = best.setdefault(contestant.name, {"target": contestant.target})
+            shown = "".join(f"  {value:.4g} {COLUMNS[name]}" for name, value in figures.items())
+            print(f"round {round_number + 1}: {contestant.name}{shown}", file=sys.stderr, flush=True)
+            target = None if arguments.model == "cpu_small" else contestant.target
+            known = best.setdefault(contestant.name, {"target": target})
             for name, value in figures.items():
                 known[name] = max(value, known.get(name) or 0.0)
     unit = "tokens_per_cpu_s" if arguments.device == "cpu" else "tokens_per_gpu_s"
