@@ -16,7 +16,7 @@ from trainer.spec import ConfigError
 from trainer.spec.manifest import MANIFEST
 
 WRONG = (None, True, "text", -1, 10**12, 1.5, [], {}, [[0, -1]])
-OPTIONAL = {("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}
+OPTIONAL = {("data", "seq"), ("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}
 """What may be missing: moments that were not saved."""
 
 
@@ -87,7 +87,7 @@ def test_whatever_stands_in_a_manifest_resuming_loads_something_whole_or_says_pl
             try:
                 resumed = run.resume(owned_by(ALONE, 0, 0, None))
             except ConfigError as error:  # a checkpoint of another model or other data, as far as one can tell
-                assert "is of another model" in str(error) or "is of other data" in str(error)
+                assert any(words in str(error) for words in ("is of another model", "is of other data", "was made for"))
             else:
                 assert resumed is not None, (at, value)
 

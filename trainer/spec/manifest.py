@@ -96,6 +96,7 @@ def _check(manifest: dict[str, Any]) -> None:
     if data is not None:
         for name, kind in (("seed", int), ("corpus", str), ("global_batch", int)):
             _value(data, name, kind)
+        _value({"seq": 1} | data, "seq", int)  # earlier ones have none: rows were as long as the model
     extra = _value(manifest, "extra", dict)
     for name in {"samples", "updates", *extra}:
         _value(extra, name, int, float)
