@@ -390,7 +390,7 @@ def test_times_in_base_60_are_refused_in_a_file_and_are_text_on_the_command_line
     words = ["run", "pipeline=timed", "--config-dir", "conf", "cluster=slurm", "--until", "data", "--dry-run", "data.source=text.txt"]
     assert main([*words, "stages.data.cluster.time=1:30:00", f"sweep.dir={folder}/runs"]) == 0
     read = read_pipeline("timed", {"data.cluster.time": _value("stages.data.cluster.time=1:30:00")}, Path("conf"))
-    assert "cluster.time='1:30:00'" in read[0].overrides
+    assert 'cluster.time="1:30:00"' in read[0].overrides
     capsys.readouterr()
     assert main([*words, "stages.data.cluster={time: 1:30:00}"]) == 2
     assert "YAML reads time: 1:30:00 as the number 5400; write it in quotes, time: '1:30:00'" in capsys.readouterr().err
