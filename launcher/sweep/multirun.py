@@ -53,12 +53,13 @@ class Multirun:
             self.error = error
             return math.inf
 
-    def run(self, jobs: Sequence[tuple[Sequence[str], Config]]) -> list[float]:
-        """Run composed jobs as one sweep; the step time of each in seconds, infinite where none was measured."""
+    def run(self, jobs: Sequence[tuple[Sequence[str], Config]], more: bool = False) -> list[float]:
+        """Run composed jobs as one sweep; the step time of each in seconds, infinite where none was measured. ``ConfigError`` where none
+        can be run, unless ``more`` may come."""
         if not jobs:
             raise ConfigError("there is nothing to run: range() or glob() in an override stands for no value; give it some")
         points = [_point(overrides, config) for overrides, config in jobs]
-        if all(point.config is None for point in points):
+        if all(point.config is None for point in points) and not more:
             raise ConfigError(points[0].error or "nothing to run")
         settings = jobs[0][1].sweep
         name = check_name(settings.name or sweep_name(self.overrides))
@@ -110,8 +111,11 @@ def launch(context: Any, task: MethodType, config: DictConfig, job_overrides: Se
     for overrides in job_overrides:
         with plain_errors():
             jobs.append((tuple(overrides), composer.config(overrides)))
+    adaptive = not str(config.hydra.sweeper._target_).startswith("hydra_plugins.trireme.")
+    if adaptive:  # such sweepers expect of a launcher that the folder of their result is there
+        Path(config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
     returns = []
-    for (overrides, _), value in zip(jobs, multirun.run(jobs)):
+    for (overrides, _), value in zip(jobs, multirun.run(jobs, more=adaptive)):
         # A failed trial counts as infinitely slow: a sweeper continues, and the ranking says why it failed.
         result = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
         result.return_value = value

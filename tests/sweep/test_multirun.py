@@ -86,39 +86,38 @@ def test_a_single_run_that_fails_exits_1(tmp_path: Path) -> None:
 
 
 SWEEPER = '''
-"""Launches one job, then another that depends on the first one's value, then one that fails; notes the values."""
-import json
+"""Launches one job after another, the last of which cannot be run and fails, and notes the values where Hydra says."""
+import json, pathlib
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
 class Adaptive(Sweeper):
     def setup(self, *, hydra_context, task_function, config):
+        self.file = pathlib.Path(config.hydra.sweep.dir) / "values.json"
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def sweep(self, arguments):
         values = []
-        for index, extra in enumerate(["layout.tensor=1", "layout.tensor=2", "run.memory_gb=0.000001"]):
+        for index, extra in enumerate(["layout.tensor=3", "layout.tensor=1", "layout.tensor=2", "run.memory_gb=0.000001"]):
             (job,) = self.launcher.launch([[*arguments, extra]], initial_job_idx=index)
             values.append(job.return_value)
-        with open("values.json", "w") as file:
-            json.dump(values, file)
+        self.file.write_text(json.dumps(values))
 
 ConfigStore.instance().store(group="hydra/sweeper", name="adaptive", node={"_target_": "hydra_plugins.adaptive.Adaptive"})
 '''
 
 
-def test_a_sweeper_is_given_each_trials_step_time_and_infinity_for_a_failed_one(tmp_path: Path) -> None:
+def test_a_sweeper_is_given_each_trials_step_time_and_infinity_for_one_that_failed_or_cannot_be_run(tmp_path: Path) -> None:
     """As a process that is not forked: it imports all by itself, as its fork server does."""
     plugins = tmp_path / "path" / "hydra_plugins"
     plugins.mkdir(parents=True)
     (plugins / "adaptive.py").write_text(SWEEPER)
     command = [sys.executable, "-m", "launcher", "train", "-m", "hydra/sweeper=adaptive", *TINY, "sweep.name=adaptive"]
     subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "path")}, check=True)
-    values = json.loads((tmp_path / "values.json").read_text())
+    values = json.loads((tmp_path / "runs" / "hydra" / "values.json").read_text())
     records = {r["layout"]["tensor"]: r["step_time_s"] for r in ranked(tmp_path, "adaptive") if r["status"] == "done"}
-    assert values[:2] == [records[1], records[2]]
-    assert values[2] == float("inf")
+    assert values == [float("inf"), records[1], records[2], float("inf")]
 
 
 def test_a_folder_of_the_users_own_has_files_of_every_group(tmp_path: Path) -> None:
