@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.tracking.names import accepted
 from trainer.spec import flatten
 from trainer.spec.artifacts import METRICS_FILE, Artifact, ArtifactKind, find_artifact, newest_checkpoint
 from trainer.spec.files import read_json
@@ -70,14 +71,14 @@ class Lineage:
 
         model = self._model(stage.inputs.get("model", ""))
         figures = read_json(Path(stage.folder) / METRICS_FILE) or {}
-        known = {name: value for name, given in flatten(figures, "").items() if (value := number(given)) is not None}
+        known = {f"score/{name}": value for name, given in flatten(figures, "").items() if (value := number(given)) is not None}
         text = _dataset_name(stage, "data", Path(stage.sources.get("data", "")))
         corpus = find_artifact(Path(stage.sources.get("data", "")))
         tied: dict[str, Any] = {"model_id": model} if model is not None else {}
         if corpus is not None:
             tied |= {"dataset_name": text, "dataset_digest": corpus.digest[:DIGEST_LETTERS]}
         now = int(1000 * (record.ended or time.time()))
-        self._client.log_batch(run, [Metric(f"score/{name}", value, now, 0, **tied) for name, value in known.items()])
+        self._client.log_batch(run, [Metric(name, value, now, 0, **tied) for name, value in accepted(known).items()])
         if model is not None:
             self._client.log_inputs(run, models=[LoggedModelInput(model)])
 

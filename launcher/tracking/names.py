@@ -7,11 +7,13 @@ the ranking.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher import labels
 from launcher.results import front
@@ -25,6 +27,9 @@ from trainer.spec.stages import TRAININGS
 if TYPE_CHECKING:
     from launcher.trials.store import Record, Sweep
 
+V = TypeVar("V")
+LONGEST_NAME = 240
+"""Letters of the name of a parameter or metric; MLflow takes 250."""
 HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")
 """Configuration that is not a parameter of a trial: where it is mirrored, what may be private, what fills pages."""
 
@@ -39,7 +44,28 @@ def params(record: Record) -> dict[str, str]:
     section = record.config.get("stage")
     config = record.config if not section or section["verb"] in (*TRAININGS, "evaluate") else {"stage": section}
     flat = flatten({**config, **({"cluster": record.cluster} if record.cluster else {})})
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
+    shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
+    return accepted(shown)
+
+
+def accepted(values: Mapping[str, V]) -> dict[str, V]:
+    """``values`` by names that MLflow takes for parameters and metrics: other characters (``exact_match,strict-match``) become ``_``, and
+    names that are then equal are numbered. A name that it takes as it is stays."""
+    found = {name: value for name, value in values.items() if _accepted(name) == name}
+    for name, value in values.items():
+        new = base = _accepted(name)
+        for n in itertools.count(2) if name != base else ():
+            if new not in found:
+                break
+            new = f"{base}_{n}"
+        found[new] = value
+    return found
+
+
+def _accepted(name: str) -> str:
+    """Letters of any alphabet, digits and some marks, in parts as of a path, with room for a number."""
+    parts = re.sub(r"[^\w./ :-]", "_", name).split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)[:LONGEST_NAME].rstrip("/")
 
 
 def tags(record: Record, sweep: str) -> dict[str, str]:

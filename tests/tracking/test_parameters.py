@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.tracking.names import RUN_STATUS, params
+from hypothesis import given
+from hypothesis import strategies as st
+from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
+
+from launcher.tracking.names import RUN_STATUS, accepted, params
 from launcher.trials.store import Record
+from tests.draws import draws
 from trainer.spec import Status
 
 
@@ -25,3 +30,20 @@ def test_variables_of_the_ranks_and_where_runs_are_mirrored_are_no_parameters(tm
 def test_a_run_has_finished_only_where_its_trial_is_done() -> None:
     assert [status for status, word in RUN_STATUS.items() if word == "FINISHED"] == [Status.DONE]
     assert RUN_STATUS.keys() == set(Status)
+
+
+@draws(gate=40, campaign=2000)
+@given(st.lists(st.text("ab_,;/.: é\n", max_size=8) | st.text("a/", min_size=230, max_size=300), unique=True))
+def test_every_value_has_a_name_of_its_own_that_mlflow_takes(names: list[str]) -> None:
+    found = accepted({name: name for name in names})
+    assert sorted(found.values()) == sorted(names)
+    for new in found:
+        _validate_metric_name(new)
+        assert len(new) <= MAX_ENTITY_KEY_LENGTH
+    assert all(found[name] == name for name in names if name in ("a", "a_b", "é", "a b", "a/b"))
+
+
+def test_keys_of_mappings_are_parameters_whatever_their_letters(tmp_path: Path) -> None:
+    record = Record("0123456789ab", tmp_path)
+    record.cluster = {"labels": {"a,b": "1", "a_b": "2", "x/y": "3"}}
+    assert params(record) == {"cluster.labels.a_b": "2", "cluster.labels.a_b_2": "1", "cluster.labels.x/y": "3"}

@@ -31,7 +31,7 @@ STAGES = (
         "evaluate",
         ArtifactKind.METRICS,
         {"model": "base", "data": "data"},
-        {"metrics.json": b'{"loss": 2.5, "tasks": {"sums": {"acc": 0.5}}}'},
+        {"metrics.json": b'{"loss": 2.5, "tasks": {"sums": {"acc": 0.5, "acc,strict": 0.25, "acc;strict": 0.75}}}'},
     ),
     ("hf", "convert", ArtifactKind.HUGGINGFACE, {"model": "base"}, {"model.safetensors": b"weights"}),
 )
@@ -73,7 +73,10 @@ def test_models_text_and_scores_are_tied_together_and_no_weights_are_sent(pipeli
     base = by_stage[IDS["base"]]
     made = read_artifact(pipeline / "stages" / IDS["base"] / "artifact")
     assert made is not None and base.tags["digest"] == made.digest
-    assert {(metric.key, metric.value) for metric in base.metrics} == {("score/loss", 2.5), ("score/tasks.sums.acc", 0.5)}
+    assert {(metric.key, metric.value) for metric in base.metrics} == {
+        *(("score/loss", 2.5), ("score/tasks.sums.acc", 0.5), ("score/tasks.sums.acc_strict", 0.25)),
+        ("score/tasks.sums.acc_strict_2", 0.75),
+    }
     assert {metric.dataset_name for metric in base.metrics} == {"data"}
     inputs = client.get_run(found["score"].info.run_id).inputs  # a search leaves them out
     assert [given.model_id for given in inputs.model_inputs] == [base.model_id]
