@@ -65,7 +65,7 @@ def accepted(values: Mapping[str, V]) -> dict[str, V]:
 def _accepted(name: str) -> str:
     """Letters of any alphabet, digits and some marks, in parts as of a path, with room for a number."""
     parts = re.sub(r"[^\w./ :-]", "_", name).split("/")
-    return "/".join("_" if part in ("", ".", "..") else part for part in parts)[:LONGEST_NAME].rstrip("/")
+    return "/".join(f"_{part}" if part in ("", ".") or part.startswith("..") else part for part in parts)[:LONGEST_NAME].rstrip("/")
 
 
 def tags(record: Record, sweep: str) -> dict[str, str]:
