@@ -14,13 +14,14 @@ from pathlib import Path
 
 from trainer.spec import ConfigError
 
-PACKAGES = ("trainer", "launcher")
+PACKAGES = ("trainer",)
+"""What a rank imports."""
 LARGEST_BYTES = 64 * 2**20
 """Code is a few MiB. What is larger holds something else, and would be copied for every change of the code."""
 
 
 class CodeSnapshot:
-    """The files of a checkout (those that git tracks, as they are now, and new sources in the packages), or the installed packages."""
+    """The packages of a rank: of a checkout the files that git tracks there, as they are now, and new sources, or all that is installed."""
 
     def __init__(self, project: Path | None = None):
         """``project``: the folder that holds the packages; by default, that of the running ones."""
@@ -38,7 +39,7 @@ class CodeSnapshot:
 
     @cached_property
     def left_out(self) -> list[Path]:
-        """Files of a checkout that git neither tracks nor ignores and that are no sources of the packages."""
+        """Files in the packages that git neither tracks nor ignores and that are no sources."""
         return [path for path in self._untracked if not self._is_source(path)]
 
     @cached_property
@@ -66,22 +67,28 @@ class CodeSnapshot:
         return root / "code" / self.digest
 
     def write(self, root: Path) -> Path:
-        """Make the copy unless it is there: whole or not at all. Says what is left out."""
+        """Make the copy unless it is there: whole or not at all. Says what is left out. ``OSError`` names the copy, or what cannot be
+        read."""
         target = self.folder(root)
         if target.exists():
             return target
         self._say_what_is_left_out()
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        for path in self.files:
-            (partial / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(self.project / path, partial / path)
-        compileall.compile_dir(partial / "trainer", quiet=2)  # once here, or every rank of every trial would do it
-        partial.chmod(0o755)
         try:
+            for path in self.files:
+                (partial / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self.project / path, partial / path)
+            compileall.compile_dir(partial / "trainer", quiet=2)  # once here, or every rank of every trial would do it
+            partial.chmod(0o755)
             os.rename(partial, target)
-        except OSError:  # another launcher was faster
-            shutil.rmtree(partial)
+        except OSError as error:
+            if target.exists():  # another launcher was faster
+                return target
+            named = Path(error.filename2 or error.filename or target)  # of a copy that has no room, both files
+            raise OSError(error.errno, error.strerror, str(target if named.is_relative_to(partial) else named)) from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
         return target
 
     @cached_property
@@ -95,15 +102,16 @@ class CodeSnapshot:
 
     def _listed(self, *options: str) -> list[Path] | None:
         try:
-            done = subprocess.run(["git", "-C", str(self.project), "ls-files", "-z", *options], capture_output=True, check=True)
+            done = subprocess.run(
+                ["git", "-C", str(self.project), "ls-files", "-z", *options, "--", *PACKAGES], capture_output=True, check=True
+            )
         except (OSError, subprocess.CalledProcessError):
             return None
         return [Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name]
 
     def _is_source(self, path: Path) -> bool:
-        """Whether a new file looks like one that belongs to a package: it lies in one, and is of a kind that git tracks there."""
-        kinds = {tracked.suffix for tracked in self._tracked or () if tracked.parts[0] in PACKAGES}
-        return path.parts[0] in PACKAGES and path.suffix in kinds
+        """Whether a new file of a package looks like one that belongs to it: it is of a kind that git tracks there."""
+        return path.suffix in {tracked.suffix for tracked in self._tracked or ()}
 
     def _size(self, path: Path) -> int:
         return (self.project / path).stat().st_size
@@ -112,7 +120,7 @@ class CodeSnapshot:
         if self.left_out:
             first = max(self.left_out, key=lambda path: self._size(path) if (self.project / path).exists() else 0)
             others = f" and {len(self.left_out) - 1} more" if len(self.left_out) > 1 else ""
-            print(f"the jobs' code is what git tracks and new sources of the packages; left out: {first}{others}", file=sys.stderr)
+            print(f"the jobs' code is what git tracks of the trainer and its new sources; left out: {first}{others}", file=sys.stderr)
 
 
 def _mib(size: int) -> str:

@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
     others = sorted({code for record in sweep.records if (code := _code(record))} - {here})
     if others and not arguments.json:
         print(
-            f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0])} "
-            f"{CodeSnapshot().project}"
+            f"the code has changed since these jobs were submitted: diff -r {Path(arguments.dir, 'code', others[0], 'trainer')} "
+            f"{CodeSnapshot().project / 'trainer'}"
         )
     return 0
 

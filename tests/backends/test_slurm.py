@@ -372,7 +372,7 @@ def test_a_queued_job_runs_the_code_that_was_there_at_submission(slurm: Slurm, t
     assert record.handle is not None
     snapshot = tmp_path / "code" / record.handle["code"]
     assert (record.directory / "logs/attempt0.rank0.log").read_text().strip() == str(snapshot / "trainer" / "__init__.py")
-    assert (snapshot / "pyproject.toml").read_bytes() == (PROJECT / "pyproject.toml").read_bytes()
+    assert [path.name for path in snapshot.iterdir()] == ["trainer"]
     assert "code has changed" not in _status(tmp_path, capsys)
     kept = record.directory / "trial.json"
     kept.write_text(kept.read_text().replace(snapshot.name, "0" * 12))

@@ -12,6 +12,7 @@ import pytest
 
 from launcher.backends import snapshot
 from launcher.backends.snapshot import CodeSnapshot
+from tests.sweep.test_full_disk import small_disk  # noqa: F401
 from trainer.spec import ConfigError
 
 
@@ -21,8 +22,10 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     for name, text in {
         "trainer/a.py": "1",
-        "launcher/b.py": "1",
-        "launcher/c.jinja": "1",
+        "trainer/b.py": "1",
+        "trainer/c.jinja": "1",
+        "launcher/e.py": "1",
+        "tests/t.py": "1",
         "README.md": "1",
         ".gitignore": "*.log\n",
     }.items():
@@ -55,21 +58,20 @@ def test_a_checkout_gives_what_git_tracks_as_it_is_now_and_new_sources_of_the_pa
 ) -> None:
     write(checkout, "trainer/a.py", "changed")
     write(checkout, "trainer/new/d.py", "new")
-    for name in ("core.1234", "trainer/core.77", "notes/mine.py"):
+    for name in ("core.1234", "trainer/core.77", "trainer/notes.txt", "notes/mine.py"):
         write(checkout, name, "not code")
-    (checkout / "launcher" / "c.jinja").unlink()
-    assert copied(checkout, tmp_path / "runs") == {
-        "trainer/a.py": "changed", "trainer/new/d.py": "new", "launcher/b.py": "1", "README.md": "1", ".gitignore": "*.log\n",
-    }  # fmt: skip
+    (checkout / "trainer" / "c.jinja").unlink()
+    assert copied(checkout, tmp_path / "runs") == {"trainer/a.py": "changed", "trainer/new/d.py": "new", "trainer/b.py": "1"}
     said = capfd.readouterr().err
-    assert said.count("\n") == 1 and "left out: " in said and "and 2 more" in said
+    assert said.count("\n") == 1 and "left out: trainer/" in said and "and 1 more" in said
     copied(checkout, tmp_path / "runs")
     assert not capfd.readouterr().err, "said once for each copy"
 
 
 def test_what_is_left_out_does_not_change_the_name_of_the_copy(checkout: Path) -> None:
     before = CodeSnapshot(checkout).digest
-    write(checkout, "core.1234", "not code")
+    for name in ("core.1234", "trainer/core.77", "README.md", "tests/t.py"):
+        write(checkout, name, "not code of a rank")
     assert CodeSnapshot(checkout).digest == before
     write(checkout, "trainer/e.py", "code")
     assert CodeSnapshot(checkout).digest != before
@@ -97,5 +99,26 @@ def test_installed_packages_give_all_that_the_ranks_import(tmp_path: Path) -> No
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     target = Path(done.stdout.strip())
-    assert {path.name for path in target.iterdir()} == {"trainer", "launcher"}
+    assert {path.name for path in target.iterdir()} == {"trainer"}
     subprocess.run([sys.executable, "-P", "-c", "import trainer.__main__"], env=os.environ | {"PYTHONPATH": str(target)}, check=True)
+
+
+def test_a_copy_without_room_leaves_nothing_and_names_its_own_place(checkout: Path, small_disk: Path) -> None:  # noqa: F811
+    write(checkout, "trainer/large.py", "#" * 3 * 2**20)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left on device") as error:
+            CodeSnapshot(checkout).write(small_disk)
+        assert error.value.filename == str(CodeSnapshot(checkout).folder(small_disk))
+        assert list((small_disk / "code").iterdir()) == []
+    write(checkout, "trainer/large.py", "# there is room again")
+    assert "trainer/large.py" in copied(checkout, small_disk)
+
+
+def test_code_that_cannot_be_read_is_named(checkout: Path, tmp_path: Path) -> None:
+    snapshot_of = CodeSnapshot(checkout)
+    assert snapshot_of.digest
+    (checkout / "trainer" / "b.py").unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        snapshot_of.write(tmp_path / "runs")
+    assert error.value.filename == str(checkout / "trainer" / "b.py")
+    assert list((tmp_path / "runs" / "code").iterdir()) == []
