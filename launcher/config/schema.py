@@ -36,7 +36,7 @@ class HardwareConfig:
     link_latency_us: float = key(5.0, "latency of one message inside a node", minimum=0)
     link_domain: Optional[int] = key(None, "devices joined by links (72 for NVL72); null = the devices of a node", minimum=1)
     link_reduction: bool = key(False, "the link switch itself adds up all-reduces (NVLink SHARP)")
-    network_gbs: Optional[float] = key(None, "bandwidth between nodes, per device and direction, in 1e9 bytes/s (NIC share); null = taken to be as fast as link_gbs", above=0)
+    network_gbs: Optional[float] = key(None, "bandwidth between nodes, per device and direction, in 1e9 bytes/s (NIC share); null = not known: nothing that spans nodes is predicted", above=0)
     network_latency_us: float = key(10.0, "latency of one message between nodes", minimum=0)
     cores: Optional[int] = key(None, "cores of a node that its ranks share, where the device is the host's processor; null = one for each rank", minimum=1)
     constants: dict[str, float] = key(dict, "constants of the cost model on this machine, in place of those of conf/constants.yaml", above=0)
@@ -83,6 +83,11 @@ class ClusterConfig:
     @property
     def world_size(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    @property
+    def network_unknown(self) -> bool:
+        """Whether it has more ranks than links join, and nobody knows how fast what joins them is."""
+        return self.hardware.network_gbs is None and self.world_size > (self.hardware.link_domain or self.gpus_per_node)
 
 
 @dataclass

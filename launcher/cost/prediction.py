@@ -13,7 +13,7 @@ from launcher.config.uncertainty import Widths
 from launcher.cost.calibration import measured
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import SHIPPED, Constants
-from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.device import Device, check_network
 from launcher.cost.inputs.layouts import to_table
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.known import asked_cells, widths_at
@@ -74,7 +74,8 @@ class CostModel:
     """Predicts runs on one cluster with one trainer: this project's own, unless another profile is given. The constants are those of
     conf/constants.yaml, with the values that the hardware file replaces, unless others are given.
 
-    Rules are not checked here (``trainer.spec.rules``). ``ConfigError`` for hardware without rates and for unknown constants.
+    Rules are not checked here (``trainer.spec.rules``). ``ConfigError`` for hardware without rates, or without the
+    bandwidth between its nodes where there are several, and for unknown constants.
     """
 
     def __init__(self, cluster: ClusterConfig, trainer: TrainerProfile | None = None, constants: Constants | None = None):
@@ -83,6 +84,7 @@ class CostModel:
         self.learnt = hardware.learnt
         self.constants = constants or SHIPPED.on(hardware.constants)
         self.device = Device.of(hardware, cluster.gpus_per_node)
+        check_network(cluster)
         if hardware.calibration:
             self.device = replace(self.device, measured=measured(hardware, self.device, self.constants))
 

@@ -23,7 +23,7 @@ from launcher.config.inference import SlaConfig, WorkloadConfig
 from launcher.config.schema import Config
 from launcher.cost.calibration import measured
 from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, InferenceEstimate, closed, opened, static
-from launcher.cost.inputs.device import BYTES, Device
+from launcher.cost.inputs.device import BYTES, Device, check_network
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.parts import scale
 from launcher.cost.thresholds import FITS
@@ -238,6 +238,7 @@ def _predicted(config: Config, table: np.ndarray, dropped: dict[str, int]) -> In
     model, work, table = resolve_model(config.model), config.workload, table.copy()
     hardware = config.cluster.hardware
     device, costs = Device.of(hardware, config.cluster.gpus_per_node), None
+    check_network(config.cluster)
     if hardware.calibration:
         device = replace(device, measured=measured(hardware, device))
         costs = HostCosts.of(hardware.calibration) if config.engine.own else None

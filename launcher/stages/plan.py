@@ -404,7 +404,7 @@ def _fetched(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _predicted(config: Config) -> float | None:
     """Seconds of all steps of a training; None where the hardware is not known. ``ConfigError`` for what cannot fit into memory."""
-    if not config.cluster.hardware.peak_tflops.get(config.run.precision):
+    if not config.cluster.hardware.peak_tflops.get(config.run.precision) or config.cluster.network_unknown:
         return None
     from launcher.cost import predict  # numpy: only where something can be said
 

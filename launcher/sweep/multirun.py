@@ -200,7 +200,7 @@ def _point(overrides: Sequence[str], config: Config) -> Point:
 
 def _prediction(config: Config) -> Prediction | None:
     """What the cost model says, where the hardware is known: on unnamed machines there is nothing to predict from."""
-    if not config.cluster.hardware.peak_tflops.get(config.run.precision):
+    if not config.cluster.hardware.peak_tflops.get(config.run.precision) or config.cluster.network_unknown:
         return None
     return predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
 

@@ -133,7 +133,10 @@ def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> CostMod
     cells = ("memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
     changes = {cell: row[cell] for cell in cells if row[cell] is not None}
     config = dataclasses.replace(hardware[name], **changes)
-    return CostModel(ClusterConfig(gpus_per_node=row.known("gpus_per_node"), hardware=config))
+    cluster = ClusterConfig(gpus_per_node=row.known("gpus_per_node"), hardware=config)
+    if dataclasses.replace(cluster, nodes=-(-row.known("gpus") // cluster.gpus_per_node)).network_unknown:
+        raise Unanswerable("network_gbs is not known")
+    return CostModel(cluster)
 
 
 def trainer_of(row: MeasuredRun, device: Device) -> TrainerProfile:

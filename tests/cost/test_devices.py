@@ -7,8 +7,12 @@ import math
 
 import pytest
 
+from launcher.config.schema import ClusterConfig
 from launcher.cost import predict
 from launcher.cost.inputs.device import Device
+from launcher.cost.prediction import CostModel
+from launcher.tables.canonical import COLUMNS, MeasuredRun, Unanswerable
+from launcher.tables.cases import machine_of
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
 from trainer.spec import ConfigError
 
@@ -39,3 +43,18 @@ def test_a_device_without_bf16_computes_it_in_fp32_not_in_fp16() -> None:
     """fp16 has not the range of bf16; 8-bit numbers it holds."""
     volta = Device.of(HARDWARE["v100_32"], 8)
     assert volta.rate("bf16") == volta.rate("fp32") < volta.rate("fp16") == volta.rate("fp8")
+
+
+def test_what_joins_nodes_is_never_taken_for_links() -> None:
+    bare, replace = dataclasses.replace(HARDWARE["h100"], network_gbs=None), dataclasses.replace
+    one = ClusterConfig(nodes=1, gpus_per_node=8, hardware=bare)
+    for joined in (one, replace(one, nodes=9, hardware=replace(bare, link_domain=72))):
+        CostModel(joined)
+    for several in (replace(one, nodes=2), replace(one, nodes=10, hardware=replace(bare, link_domain=72))):
+        with pytest.raises(ConfigError, match="has no network_gbs, and its links do not join"):
+            CostModel(several)
+    row = MeasuredRun(1, dict.fromkeys(COLUMNS) | {"hardware": "h100", "gpus_per_node": 8, "gpus": 16})
+    with pytest.raises(Unanswerable, match="network_gbs is not known"):
+        machine_of(row, {"h100": bare})
+    assert machine_of(MeasuredRun(1, dict(row.cells) | {"network_gbs": 25.0}), {"h100": bare}).device.network == 25e9
+    assert machine_of(MeasuredRun(1, dict(row.cells) | {"gpus": 8}), {"h100": bare}).device.name == bare.name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.config.schema import HardwareConfig
+from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.cost.inputs.measured import Measured
 from launcher.cost.inputs.shape import Array
 from trainer.spec import ConfigError
@@ -126,3 +126,12 @@ def _rings(hardware: HardwareConfig, domain: int, link: float) -> tuple[tuple[in
         if int(node) == domain:
             known[int(devices)] = rate * 1e9
     return tuple(sorted({**known, domain: link}.items())) if known else ()
+
+
+def check_network(cluster: ClusterConfig) -> None:
+    """``ConfigError`` where ranks are joined by a network of which nobody knows how fast it is."""
+    if cluster.network_unknown:
+        raise ConfigError(
+            f"cluster.hardware={cluster.hardware.name} has no network_gbs, and its links do not join {cluster.world_size} ranks; give "
+            "cluster.hardware.network_gbs, a device's share of its node's ports in 1e9 bytes/s, or measure it with 'trireme doctor'"
+        )
