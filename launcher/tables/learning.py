@@ -7,7 +7,7 @@ products, is off on this machine. Priors are the shipped values with the widths 
 ``constant``), or what an earlier calibration left of them; runs far from all known ones start with wider ones, as predictions of them do.
 The errors of layouts are those of ``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The width of ``a`` is no better
 known than that of layouts: it is multiplied by a factor with the distribution of s, but of its own, so that a machine on which every layout
-takes three times as long is not taken for one whose layouts scatter. The model is linearised where it is (Gauss-Newton), three times,
+takes three times as long is not taken for one whose layouts scatter. The model is linearised where it is (Gauss-Newton), several times,
 and the posterior there is a mixture of Gaussians, one per node (Laplace; MacKay 2003, chapter 27), of which mean and variance are kept.
 """
 
@@ -40,7 +40,9 @@ from launcher.tables.predictions import grouped, predict_rows
 from launcher.tables.repeats import question
 from trainer.spec import ConfigError
 
-ROUNDS = 3
+ROUNDS = 5
+TAILS = 4.0
+"""Degrees of freedom of Student's t, which the errors of runs have."""
 STEP = 0.02
 """Change of a logarithm over which slopes are taken."""
 RATE = "rate of matrix products"
@@ -86,11 +88,14 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     values = start(asked, hardware)
     found, here = values, np.zeros(len(values) + 1)
     prior = np.array([widths.common, *(float(hardware.learnt.get("spreads", {}).get(each, widths.constant)) for each in values)])
+    errors = noise
     for _ in range(ROUNDS):
         ratios, slopes = linear(asked, hardware, found)
-        update = Update(np.column_stack([np.ones(len(asked)), slopes]), ratios + slopes @ here[1:], traits(asked), widths, prior, noise)
-        here = update.mean
+        problem = (np.column_stack([np.ones(len(asked)), slopes]), ratios + slopes @ here[1:], traits(asked), widths, prior)
+        update = Update(*problem, errors)
+        here, errors = update.mean, update.errors_given(noise)
         found = {each: value * float(np.exp(move)) for (each, value), move in zip(values.items(), here[1:], strict=True)}
+    update = Update(*problem, noise)  # how sure it all is: runs that nothing explains are errors of layouts, and will be met again
     learnt = {
         "runs": sorted(known | {run_id(case) for case in new}),
         "places": distinct([*earlier, *map(place_of, cells)]),
@@ -202,7 +207,7 @@ class Update:
     the widths of the parameters, of which the first is the common error; ``noise`` (runs,) is that of the measurements."""
 
     def __init__(self, slopes: np.ndarray, targets: np.ndarray, kinds: Traits, before: Widths, prior: np.ndarray, noise: np.ndarray):
-        self.slopes, self.before, self.noise = slopes, before, noise
+        self.slopes, self.targets, self.before, self.noise = slopes, targets, before, noise
         self.kinds = kinds
         self.errors = between(before, kinds, kinds, np.eye(len(targets))).rest  # constants are the reasons for errors of parts
         self.prior = np.diag(prior**2)
@@ -225,6 +230,13 @@ class Update:
     def spreads(self) -> np.ndarray:
         """(parameters,) standard deviations of what is known of each now."""
         return np.asarray(np.sqrt(np.diag(self.covariance)))
+
+    def errors_given(self, noise: np.ndarray) -> np.ndarray:
+        """(runs,) ``noise``, and of runs that this misses by far what they are off: the reweighting that maximises the likelihood of errors
+        with the tails of Student's t (Lange, Little & Taylor 1989), so that a few runs that nothing explains do not move all others."""
+        variance = self.size**2 * np.diag(self.errors) + noise**2
+        far = (TAILS + (self.targets - self.slopes @ self.mean) ** 2 / variance) / (TAILS + 1)
+        return np.sqrt(noise**2 + variance * np.maximum(far - 1, 0.0))
 
     def widths(self) -> dict[str, float]:
         """Widths of predictions with what was learnt: what is still open of the parameters, as far as all runs share it, is the common

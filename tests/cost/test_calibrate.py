@@ -315,3 +315,11 @@ class TestCommand:
         assert main(["calibrate", *arguments]) == 2
         error = capsys.readouterr().err
         assert words in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_few_runs_that_nothing_explains_do_not_move_all_others() -> None:
+    cases, hardware = cases_of(ROWS[::5]), shipped_hardware()[HARDWARE]
+    odd = np.arange(len(cases)) % 6 == 0
+    lesson = learn(measured_as(cases, step_seconds(cases) * np.where(odd, 1.6, 1.0)), hardware, "odd")
+    assert np.median(abs(lesson.after[~odd])) < 0.015
+    assert np.median(abs(lesson.after[odd])) > 0.4
