@@ -114,7 +114,7 @@ def test_a_trial_waits_for_a_limit_on_submitted_jobs_and_goes_out_when_there_is_
 
 
 FEW = """\
-asked=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script"); there=$(cat accepted 2>/dev/null | wc -l)
+asked=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script"); asked=${asked:-0}; there=$(cat accepted 2>/dev/null | wc -l)
 [ $((asked + 1 + there)) -le 3 ] || { echo 'sbatch: error: AssocMaxSubmitJobLimit' >&2; exit 1; }
 seq 0 $asked >>accepted; accept"""
 
