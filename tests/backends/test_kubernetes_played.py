@@ -48,6 +48,8 @@ def test_what_is_configured_to_stay_stays(stage: Stage, keep: str, code: str, st
 
 def test_cancelling_removes_everything(stage: Stage) -> None:
     gang = stage.submit({"run": "-1", "log": "[{index}] step 1"}).running()
+    reading = gang.backend._followers.values()  # a played pod that is deleted takes along what nobody has read
+    wait_for(lambda: len(reading) == 2 and all(one._unpacker and one._unpacker.told.lines for one in reading), "both logs to be read")
     gang.backend.cancel([gang.handle])
     state = gang.end()
     assert state.status is Status.FAILED and "somebody else" not in state.detail

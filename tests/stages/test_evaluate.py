@@ -52,7 +52,9 @@ def run(corpus: DataConfig, family: str = "gpt", **layout: Any) -> dict[str, Any
     return config | {"data": vars(corpus) | {}}
 
 
-@pytest.fixture(scope="module", params=["gpt", "llama", "bloom"])
+@pytest.fixture(
+    scope="module", params=["gpt", *(pytest.param(name, marks=pytest.mark.campaign("generate")) for name in ("llama", "bloom"))]
+)
 def trained(request: pytest.FixtureRequest, farm: Farm, corpus: DataConfig) -> tuple[str, Path]:
     config = run(corpus, request.param, tensor=2)
     config["run"]["checkpoint"] = {"every": 6}

@@ -92,13 +92,18 @@ def test_merged_weights_compute_what_the_added_ones_compute(farm: Farm, base: Pa
 def test_a_model_is_tuned_in_shorter_rows_and_keeps_the_length_of_its_base(farm: Farm, tmp_path: Path, family: str, method: str) -> None:
     def short(steps: int, seq: int, folder: str, tune: dict[str, Any], **layout: Any) -> Finished:
         settings = {"steps": steps, "warmup_steps": 0, "checkpoint": {"every": 2, "dir": str(tmp_path / folder)}}
-        config = small(model={"family": family, "seq": seq, "layers": 2}, run=settings, optimizer={"lr": 0.02, "decay_steps": 8}, **layout)
+        config = small(
+            model={"family": family, "seq": seq, "layers": 2, "tied": False},
+            run=settings,
+            optimizer={"lr": 0.02, "decay_steps": 8},
+            **layout,
+        )
         return farm.train(config | {"tune": tune}, ranks(layout))
 
     short(2, 16, "base", {}).checked()
     before, tune = weights(opened(tmp_path / "base")), {"method": method, "rank": 2, "base": str(tmp_path / "base")}
     losses = short(2, 8, "tuned", tune, tensor=2, sequence_parallel=True).checked().result["losses"]
-    config = resolve(from_dict(TrainConfig, small(model={"family": family, "seq": 16, "layers": 2})), 1)
+    config = resolve(from_dict(TrainConfig, small(model={"family": family, "seq": 16, "layers": 2, "tied": False})), 1)
     model = Transformer(config.model).double()
     model.load_state_dict(before)
     rows = torch.from_numpy(Synthetic(config.model.vocab, 8, config.run.seed).batch(0, 8)).t()

@@ -12,8 +12,8 @@ DEFECTS = [
     Defect(
         "weight gradients that are put off are lost",
         "trainer/tensor/layers.py",
-        "    layer.gradients.later(work, dy, x)\n",
-        "    dy = torch.zeros_like(dy) if layer.gradients.defers else dy\n    layer.gradients.later(work, dy, x)\n",
+        "    layer.gradients.later(work, dy, rows)\n",
+        "    dy = torch.zeros_like(dy) if layer.gradients.defers else dy\n    layer.gradients.later(work, dy, rows)\n",
         LAYOUTS,
     ),
     Defect(
