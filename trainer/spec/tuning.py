@@ -24,9 +24,8 @@ def check_tune(tune: TuneConfig, model: ModelConfig) -> None:
     if tune.method == "lora":
         _check_rank(tune, model)
     if tune.method in PROMPTS and tune.virtual_tokens >= model.seq:
-        raise ConfigError(
-            f"tune.virtual_tokens={tune.virtual_tokens} leave no place for text in model.seq={model.seq}; use {model.seq - 1} or fewer"
-        )
+        remedy = f"use {model.seq - 1} or fewer" if model.seq > 1 else f"set model.seq to more than {tune.virtual_tokens}"
+        raise ConfigError(f"tune.virtual_tokens={tune.virtual_tokens} leave no place for text in model.seq={model.seq}; {remedy}")
     if tune.tasks > 1 and (tune.method not in PROMPTS or tune.tasks > model.vocab):
         raise ConfigError(
             f"tune.tasks={tune.tasks} needs a method of virtual tokens ({', '.join(PROMPTS)}) and at most model.vocab={model.vocab} tasks"
