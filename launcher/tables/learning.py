@@ -42,7 +42,7 @@ from trainer.spec import ConfigError
 
 ROUNDS = 5
 TAILS = 4.0
-"""Degrees of freedom of Student's t, which the errors of runs have."""
+"""Degrees of freedom of Student's t, which the errors of runs have: the customary number where runs are too few to tell it."""
 STEP = 0.02
 """Change of a logarithm over which slopes are taken."""
 RATE = "rate of matrix products"
