@@ -163,7 +163,7 @@ def test_a_rank_that_fails_ends_the_others_after_they_had_time_to_say_why(tmp_pa
 
 
 def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
-    do = 'signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(75)))\nprint("up", flush=True)\nsignal.pause()'
+    do = 'signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(75)))\nprint("up", flush=True)\nwhile True: time.sleep(0.1)'
     pod = Pod(tmp_path, do).start()
     assert pod.process.stdout is not None
     first = [pod.process.stdout.readline() for _ in range(2)]
