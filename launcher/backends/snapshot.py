@@ -15,7 +15,7 @@ from pathlib import Path
 from trainer.spec import ConfigError
 
 PACKAGES = ("trainer",)
-"""What a rank imports."""
+"""Packages that a rank imports."""
 LARGEST_BYTES = 64 * 2**20
 """Code is a few MiB. What is larger holds something else, and would be copied for every change of the code."""
 

@@ -163,7 +163,7 @@ def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point], rerun:
 
 
 def _say_what_changed(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig) -> None:
-    """What trials read that are measured already, and that is something else by now under the same name."""
+    """Name the inputs of measured trials whose content has changed since, under the same name."""
     changed: dict[str, list[str]] = {}
     for point, record in zip(points, records, strict=True):
         if point.config is not None and point.stage is None and record.reads and record.answered(point.enough) and not settings.rerun:

@@ -151,7 +151,7 @@ def _judge(record: Record, job: JobState) -> Verdict:
 
 
 def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> Told:
-    """What the rank that reports wrote down."""
+    """Return the lines that the reporting rank wrote."""
     return Told(tuple(steps), not ends_short([step["step"] for step in steps], total_steps(record) or 0))
 
 

@@ -105,7 +105,7 @@ def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _around(fields: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any] | None:
-    """What stands before and behind every text, as a tokenizer.json says it."""
+    """Return the tokens that a tokenizer.json puts before and after every text."""
     named, sides = named_in_gguf(fields), ("bos_token_id", "eos_token_id")
     asked = [name for name in sides if name in named and fields.get(f"tokenizer.ggml.add_{name.removesuffix('_id')}")]
     if not asked:

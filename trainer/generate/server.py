@@ -50,7 +50,7 @@ IDLE_SECONDS = 0.5
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
 KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "task", "stream_options", "user")
 NEUTRAL = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
-"""What is not served, and the value that does not ask for it: clients send it all the same. Null asks for nothing either."""
+"""Parameters that are not supported, with the neutral value that clients send all the same. Null is neutral, too."""
 MOST_LIKELIEST = 5
 
 

@@ -1,4 +1,4 @@
-"""What a run had that no configuration says: the driver of the node's devices, the modules that its job loaded."""
+"""The environment of a run beyond its configuration: the driver of the node's devices, the modules that its job loaded."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def check_section(found: FoundCheckpoint, saved: Mapping[str, Any] | None, own: 
 
 @dataclass(frozen=True)
 class DataOrder:
-    """What decides which tokens a sample holds (``seed``, ``corpus`` and the length ``seq``), and how many samples make a step."""
+    """Determines which tokens a sample holds (``seed``, ``corpus`` and the length ``seq``), and how many samples make a step."""
 
     seed: int
     corpus: str | None  # its digest, or ``synthetic``; None where it is not known yet

@@ -32,5 +32,5 @@ def age(then: str | None, now: str | None = None) -> float | None:
 
 @cache
 def _boot() -> str:
-    """What the kernel drew when it was started; elsewhere than on Linux nothing, so that no moment is compared."""
+    """Return the kernel's random id of this boot; empty on other systems than Linux, where moments are not compared."""
     return _BOOT.read_text().strip() if _BOOT.exists() else ""

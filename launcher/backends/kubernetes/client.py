@@ -31,9 +31,9 @@ _TIMEOUT = (5.0, 30.0)
 _HURRIED_TIMEOUT = (2.0, 3.0)
 """The same when nobody waits for it any more."""
 _STREAM_TIMEOUT = (5.0, 330.0)
-"""The same for watches, which the server is asked to end after ``WATCH_SECONDS``."""
+"""Likewise for watches, which the server is asked to end after ``WATCH_SECONDS``."""
 _LOG_TIMEOUT = (5.0, 60.0)
-"""The same for logs that are followed: one that says nothing for so long is asked for again, for its connection may be dead."""
+"""Likewise for logs that are followed: a silent one is asked for again after so long, since its connection may be dead."""
 WATCH_SECONDS = 300
 PATIENCE = 600.0
 """Seconds for which a request is repeated, by default, while nobody answers: an upgrade of the control plane takes minutes."""

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def work() -> int:
-    """What the pod is for; its exit code."""
+    """Provision the pod, meet the others and run the ranks. Returns the pod's exit code."""
     index = int(os.environ[os.environ["TRIREME_INDEX_FROM"]])
     world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["TRIREME_RANKS_PER_NODE"])
     node = Node(range(index * per_node, min((index + 1) * per_node, world)))

@@ -44,12 +44,12 @@ _REFUSED_SECONDS = 2.0
 _PATIENCE = 600.0
 """Seconds for which a log is asked for that cannot be read, while its pod is there: a node that starts anew takes minutes."""
 _SHORT_PATIENCE = 60.0
-"""The same of a pod that did not end well: its log may have gone with its container, and what it died of is known without."""
+"""Likewise for a pod that failed: its log may have gone with its container, and its status tells the cause without it."""
 
 
 @dataclass
 class LogCount:
-    """What a log has said of itself so far."""
+    """Counts what has been read of a log, and keeps the number that its last line gives."""
 
     lines: int = 0  # of ranks and of files
     begun: bool = False  # by a program that tells the end
@@ -350,7 +350,7 @@ class Follower(threading.Thread):
             self.trouble = trouble
 
     def _end(self, why: str = "") -> None:
-        """There is no more to be had. If that is not all, the log says so where it breaks off."""
+        """End the reading. ``why`` tells why lines are missing, and is added to the log where it breaks off."""
         told, self.missing, self._done = self._place.told, "", True
         if why:
             count = f"{told.lines} lines, and not the last one," if told.last is None else f"{told.lines} of {told.last} lines"
@@ -412,7 +412,7 @@ def together(streams: Sequence[Iterator[tuple[int, bytes]]]) -> Iterator[tuple[i
 
 
 def _read_pod(client: Client, pod: str, after: int, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """What there is, or comes, younger than ``after``; at time 0 a kubelet's own words, such as that the container's log is gone.
+    """Yield the lines that are younger than ``after``; a kubelet's own messages, as when the container's log is gone, have time 0.
     ``BackendError`` when it breaks off; ``ApiError`` when there is no log (yet, or any more)."""
     since = datetime.fromtimestamp(after // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if after else None
     for line in client.log(pod, CONTAINER, since, follow):

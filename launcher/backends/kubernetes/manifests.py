@@ -58,7 +58,7 @@ def pods_of(job: Job) -> int:
 
 
 def object_name(job: Job) -> str:
-    """Of the root, which all else carries. It says whose it is: people who share a namespace measure the same layouts."""
+    """Name the root object, which owns all others. The name tells users apart who measure the same layouts in one namespace."""
     return f"{job.name}-{store_of(job)}"
 
 

@@ -204,7 +204,7 @@ def _last_lines(directory: Path, attempt: int) -> Iterator[str]:
 
 
 def _with_complaint(handle: Handle, state: JobState) -> JobState:
-    """What the job's script, srun or a container's runtime complained of, where Slurm itself knows no more than an exit code."""
+    """Return the error of the job's script, srun or the container runtime, where Slurm itself knows only an exit code."""
     if state.status is not Status.FAILED or state.reason not in (Reason.ERROR, Reason.CANNOT_START):
         return state
     path = _script_log(Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt)

@@ -111,7 +111,7 @@ class Client:
 
     @property
     def max_array_size(self) -> int:
-        """Jobs that one array may hold: Slurm's own number bounds the index, which starts at 0. 1 where there are no arrays at all."""
+        """Return how many jobs one array may hold: Slurm's limit is on the index, which starts at 0. 1 if the site has no arrays."""
         limits = [self.configuration.get("MaxArraySize", ""), *_MOST_TASKS.findall(self.configuration.get("SchedulerParameters", ""))]
         return max(1, min((int(limit) for limit in limits if limit.isdecimal()), default=_USUAL_ARRAY_SIZE))
 

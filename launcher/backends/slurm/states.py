@@ -18,7 +18,7 @@ from trainer.spec.records import EXIT_STOPPED
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 BY_SLURM = "CANCELLED by Slurm"
-"""What the accounting, which says by whom a job was cancelled ("CANCELLED by 1000"), calls CANCELLED alone."""
+"""Reason for a bare CANCELLED in the accounting, which names the user if a person cancelled the job ("CANCELLED by 1000")."""
 HALTED = {"SUSPENDED", "STOPPED"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 
@@ -82,7 +82,7 @@ NEVER: dict[str, tuple[Reason, str]] = {
 """Why Slurm lets a job wait for ever."""
 
 _AFTER_A_FAILURE = {("CANCELLED", "DependencyNeverSatisfied"), (BY_SLURM, "Dependency")}
-"""What queue and accounting say of a job that Slurm took away because one before it failed."""
+"""Reasons in queue and accounting for a job that Slurm removed because the job before it failed."""
 
 _OVER_A_JOBS_LIMIT = re.compile(r"(QOS|Assoc)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 """Limits of a quality of service or an account that one job exceeds alone."""
