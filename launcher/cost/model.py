@@ -175,7 +175,7 @@ def transfer(case: Case) -> np.ndarray:
 def offloading(case: Case, held: stages.StageShare) -> np.ndarray:
     """Seconds to copy stored block inputs to the host and back, and gradients and weights of the optimizer's shard."""
     f, inputs = case.trainer, case.micro_batches * held.blocks.most() * case.recomputed_blocks * activations.stored_input(case)
-    shard = (held.dense.most() + held.expert.most()) / case.shards("optimizer") * case.width
+    shard = (held.dense.most() + held.expert.most()) / case.field("optimizer") * case.width
     return 2 * (inputs * f.recompute.inputs_on_host + shard * f.memory.optimizer_on_host) / case.constants.host_link
 
 

@@ -137,9 +137,9 @@ COLUMNS = {
         TableColumn("recompute", "recomputation of activations", "word", RECOMPUTE),
         TableColumn("recompute_layers", "with recompute=full: first blocks of a chunk that are recomputed; 0 = all", "size"),
         TableColumn("recompute_every", "with recompute=full: every so many of them"),
-        TableColumn("shard_params", "shards of the parameters"),
-        TableColumn("shard_grads", "shards of the gradients"),
-        TableColumn("shard_optimizer", "shards of the optimizer states"),
+        TableColumn("shard_params", "shards of the parameters, over data x context ranks"),
+        TableColumn("shard_grads", "shards of the gradients, likewise"),
+        TableColumn("shard_optimizer", "shards of the optimizer states, likewise"),
         TableColumn("precision", "number format of matrix products", "word", RATED),
         # what was measured
         TableColumn("step_time_s", "seconds of a step", "number"),

@@ -94,14 +94,9 @@ class Case:
     def interleaved(self) -> np.ndarray:
         return self.chunks > 1
 
-    def shards(self, name: str) -> np.ndarray:
-        """Over how many ranks a state is spread: what is sharded over all replicas is sharded over the context ranks too."""
-        factor = self.field(name)
-        return np.where((factor == self.data) & ((factor > 1) | (name == "optimizer")), factor * self.context, factor)
-
     def shard(self, name: str, dense: Array, expert: Array) -> Array:
         """Parameters of which one rank holds that state, of ``dense`` ones and those of its routed experts, which fewer ranks share."""
-        return dense / self.shards(name) + expert / np.maximum(self.shards(name) / self.expert, 1)
+        return dense / self.field(name) + expert / np.maximum(self.field(name) / self.expert, 1)
 
     def scheduled(self, name: str) -> np.ndarray:
         return self.table["schedule"] == SCHEDULES.index(name)

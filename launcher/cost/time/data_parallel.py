@@ -34,7 +34,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     dense, expert, f = held.dense.most(), held.expert.most(), case.trainer
     weights, expert_weights = stored(case, held)
     sent = (case.width if case.wide else case.reduce_bytes) * case.shape.trained
-    params, grads, optimizer = (case.shards(name) for name in ("params", "grads", "optimizer"))
+    params, grads, optimizer = (case.field(name) for name in ("params", "grads", "optimizer"))
     inner, between, further = _level(case, params, 1), _level(case, grads, params), _level(case, optimizer, grads)
     owners, holders = (np.maximum(n / case.expert, 1) for n in (params, grads))  # of an expert's parameters and gradients
     passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0), 0.0)
@@ -78,12 +78,10 @@ def renew(case: Case, group: PlacedGroup, blocks: Array, payload: Array) -> Arra
 
 
 def _level(case: Case, shards: Array, before: Array) -> PlacedGroup:
-    """The ranks over which a state is cut into ``shards``, ``before`` of which an inner level has cut: replicas, and where all of them
-    share, the context ranks of each."""
+    """The ranks over which a state is cut into ``shards``, ``before`` of which an inner level has cut. Context ranks stand next to each
+    other among the replicas, and share as they do."""
     apart = case.data_stride / case.context  # ranks between neighbours on the axis of replicas and context ranks
-    whole = shards == case.data * case.context
-    stride = np.where(whole & (before == 1), 1, before * case.context)
-    return PlacedGroup.of(case.device, shards / before, apart * stride)
+    return PlacedGroup.of(case.device, shards / before, apart * before)
 
 
 def _expert_replicas(case: Case, holders: Array) -> PlacedGroup:
