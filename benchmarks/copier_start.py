@@ -30,7 +30,8 @@ from pathlib import Path
 from launcher.config import Config, HardwareConfig, resolve
 from launcher.tracking import unmirrored
 from launcher.trials.store import Point, Store
-from trainer.spec import ModelConfig, Status
+from trainer.shared.records.outcome import Status
+from trainer.shared.run.schema import ModelConfig
 root = Path(sys.argv[1])
 store, given = Store(root), Config(model=ModelConfig(layers=2, hidden=32, heads=2, vocab=64, seq=16))
 hardware = HardwareConfig("any", peak_tflops={"fp32": 0.1}, memory_bandwidth_gbs=20.0, link_gbs=5.0, network_gbs=1.0)

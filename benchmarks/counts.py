@@ -34,7 +34,10 @@ from trainer.engine import Engine
 from trainer.models.attention import Alibi, AttentionCore, slopes
 from trainer.models.transformer import Transformer
 from trainer.pipeline.compile import compile_blocks
-from trainer.spec import LOSS_CHUNK_MB, Factors, ResolvedTrainConfig, TrainConfig, from_dict, resolve
+from trainer.shared.parallel.shards import Factors
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig, TrainConfig
 from trainer.state.bucket import FlatBucket
 from trainer.state.parameters import Member
 from trainer.state.sharding import ShardedState

@@ -3,7 +3,7 @@
     python benchmarks/pipeline_idle.py [--stages 2] [--micro-batches 8] [--rounds 3]
 
 Each schedule trains a model whose stages are equally heavy, and records one step's timeline; the shortest step of some rounds counts.
-The prediction is the simulation of the same list of actions (``trainer.spec.simulate``) with the mean time of each kind of
+The prediction is the simulation of the same list of actions (``trainer.shared.parallel.simulate``) with the mean time of each kind of
 action on each stage. Needs a core per stage that nobody else uses: on a busy machine, put ``chrt --fifo 20`` before it (as root).
 """
 
@@ -67,7 +67,8 @@ def trace(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[d
 def prediction(events: list[dict[str, Any]], schedule: str, stages: int, chunks: int, micro_batches: int) -> float:
     """Idle share of the simulated schedule with the measured mean times."""
     sys.path.insert(0, str(ROOT))
-    from trainer.spec import Times, build, idle_fraction, simulate
+    from trainer.shared.parallel.schedule import build
+    from trainer.shared.parallel.simulate import Times, idle_fraction, simulate
 
     times = {}
     for kind in COMPUTE:

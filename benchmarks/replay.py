@@ -31,7 +31,7 @@ from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.named_files import check_file, write_named
 from launcher.search.replay import LAYOUTS, MIN_ROWS, MeasuredSweep, Replay, replay, tables
 from launcher.search.steps import OWN_STEPS
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 PROMISES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
 SEED = 1

@@ -39,7 +39,7 @@ from launcher.tables.canonical import MeasuredRun, Unanswerable, read
 from launcher.tables.cases import TableCase, asked_cells, table_case
 from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import short
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 LEARNT = ("common", *OF_PARTS, "layout", "rough", "reach", "scale")
 """Widths of step times, in the order of the search for the likeliest."""

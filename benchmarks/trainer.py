@@ -195,9 +195,11 @@ def measure(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, 
 
 
 def flops_per_step(model: str) -> float:
-    """Model FLOPs of a step on GPU, as ``trainer.spec.flops`` counts them."""
-    from trainer.spec import ModelConfig, from_dict, resolve_model
-    from trainer.spec.flops import model_flops
+    """Model FLOPs of a step on GPU, as ``trainer.shared.run.flops`` counts them."""
+    from trainer.shared.run.flops import model_flops
+    from trainer.shared.run.read import from_dict
+    from trainer.shared.run.rules import resolve_model
+    from trainer.shared.run.schema import ModelConfig
 
     return model_flops(resolve_model(from_dict(ModelConfig, MODELS[model])), BATCHES[model][0])
 
@@ -264,7 +266,9 @@ def device_of(order: dict[str, Any]) -> Any:
 
 
 def run_config(order: dict[str, Any]) -> Any:
-    from trainer.spec import TrainConfig, from_dict, resolve
+    from trainer.shared.run.read import from_dict
+    from trainer.shared.run.rules import resolve
+    from trainer.shared.run.schema import TrainConfig
 
     device, model = order["device"], order["model"]
     global_batch, micro_batch = BATCHES[model]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.prepare import prepare
-from trainer.spec import DataConfig
-from trainer.spec.questions import questions
+from trainer.shared.corpora.questions import questions
+from trainer.shared.run.schema import DataConfig
 from trainer.testing import Farm
 
 FORMS = {"short": "{}", "whole": "it is {}"}

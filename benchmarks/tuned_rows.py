@@ -20,7 +20,7 @@ from benchmarks.history.figures import rows_of
 from benchmarks.left_out import Unseen
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.validation import Judged
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 LORA, TUNED = re.compile("lora", re.IGNORECASE), re.compile("lora|sft|finetun", re.IGNORECASE)
 

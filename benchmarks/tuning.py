@@ -16,9 +16,10 @@ import torch
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine
-from trainer.spec import TrainConfig, from_dict, resolve
-from trainer.spec.schema import METHODS
-from trainer.spec.tuning import text_model
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import METHODS, TrainConfig
+from trainer.shared.run.tuning import text_model
 
 RUN: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "seq": 256},

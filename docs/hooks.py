@@ -8,7 +8,7 @@ from mkdocs.structure.files import File, Files
 
 from launcher.cli.train import key_docs
 from tests import campaign
-from trainer.spec.outcome import MEANINGS, Reason
+from trainer.shared.records.outcome import MEANINGS, Reason
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from launcher.cost import predict
     from launcher.planning.plan import plan
     from launcher.sweep.run import run_sweep
-    from trainer.spec import ConfigError
+    from trainer.shared.run.errors import ConfigError
 
 _PUBLIC = {
-    "ConfigError": "trainer.spec", "compose": "launcher.config", "plan": "launcher.planning.plan", "predict": "launcher.cost",
+    "ConfigError": "trainer.shared.run.errors", "compose": "launcher.config", "plan": "launcher.planning.plan", "predict": "launcher.cost",
     "resolve": "launcher.config", "run_sweep": "launcher.sweep.run",
 }  # fmt: skip
 

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.spec import ConfigError
-from trainer.spec.files import write_text
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_text
 
 _PROBE = b"\0" * 4096
 """Written to see whether there is room: a full file system often still takes an empty file."""

@@ -17,31 +17,39 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "gguf", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers", "scipy")
 
 TRAINER = {
-    "spec": (),
-    "launch": ("spec",),
-    "data": ("spec",),
-    "models": ("spec",),
-    "comm": ("spec", "launch"),
-    "state": ("spec", "comm", "models"),
-    "tensor": ("spec", "comm", "models", "state"),
-    "measure": ("spec", "launch", "comm"),
-    "pipeline": ("spec", "comm", "models", "state", "tensor", "measure"),
-    "checkpoint": ("spec", "comm", "state"),
-    "convert": ("spec", "data", "models", "checkpoint"),
-    "engine": ("spec", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
-    "validation": ("spec", "data", "measure", "pipeline", "engine"),
-    "loop": ("spec", "launch", "data", "comm", "measure", "checkpoint", "engine", "validation"),
-    "probe": ("spec", "launch", "data", "comm", "engine", "loop", "generate"),
-    "evaluate": ("spec", "launch", "data", "comm", "checkpoint", "engine", "validation", "loop"),
-    "generate": ("spec", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
-    "stage": ("spec", "launch", "data"),
+    "shared": (),
+    "launch": ("shared",),
+    "data": ("shared",),
+    "models": ("shared",),
+    "comm": ("shared", "launch"),
+    "state": ("shared", "comm", "models"),
+    "tensor": ("shared", "comm", "models", "state"),
+    "measure": ("shared", "launch", "comm"),
+    "pipeline": ("shared", "comm", "models", "state", "tensor", "measure"),
+    "checkpoint": ("shared", "comm", "state"),
+    "convert": ("shared", "data", "models", "checkpoint"),
+    "engine": ("shared", "launch", "data", "models", "comm", "state", "tensor", "measure", "pipeline"),
+    "validation": ("shared", "data", "measure", "pipeline", "engine"),
+    "loop": ("shared", "launch", "data", "comm", "measure", "checkpoint", "engine", "validation"),
+    "probe": ("shared", "launch", "data", "comm", "engine", "loop", "generate"),
+    "evaluate": ("shared", "launch", "data", "comm", "checkpoint", "engine", "validation", "loop"),
+    "generate": ("shared", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
+    "stage": ("shared", "launch", "data"),
     "health": ("launch",),
-    "observe": ("spec", "launch"),
-    "__main__": ("spec", "launch", "measure", "loop", "probe", "evaluate", "generate", "stage", "observe"),
-    "fork_server": ("spec", "__main__"),
-    "testing": ("spec", "launch", "__main__", "fork_server"),
+    "observe": ("shared", "launch"),
+    "__main__": ("shared", "launch", "measure", "loop", "probe", "evaluate", "generate", "stage", "observe"),
+    "fork_server": ("shared", "__main__"),
+    "testing": ("shared", "launch", "__main__", "fork_server"),
 }
 """Rooms of the trainer (folders, and files at its top), and what else of it each may use."""
+
+SHARED = {
+    "run": (),
+    "parallel": ("run",),
+    "corpora": ("run",),
+    "records": ("run", "corpora"),
+}
+"""Rooms of the language that both programs share."""
 
 LAUNCHER = {
     "labels": (),
@@ -86,7 +94,7 @@ COST = {
 }
 """Rooms of the cost model: what is asked, then seconds, then bytes."""
 
-ORDERS = {"trainer": TRAINER, "launcher": LAUNCHER, "launcher/cost": COST}
+ORDERS = {"trainer": TRAINER, "trainer/shared": SHARED, "launcher": LAUNCHER, "launcher/cost": COST}
 
 
 def imports(path: Path) -> frozenset[str]:
@@ -199,7 +207,7 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
     ("package", "file", "line"),
     [
         ("trainer", "trainer/comm/groups.py", "from trainer.pipeline.runtime import PipelineRuntime"),
-        ("trainer", "trainer/spec/grid.py", "import trainer.engine"),
+        ("trainer", "trainer/shared/parallel/grid.py", "import trainer.engine"),
         ("launcher", "launcher/trials/store.py", "from launcher.sweep.run import run_sweep"),
         ("launcher", "launcher/backends/contract.py", "from launcher.tracking import mirror"),
         ("launcher/cost", "launcher/cost/inputs/case.py", "from launcher.cost.memory.peak import peak_memory"),
@@ -215,13 +223,13 @@ def test_a_planted_back_arrow_is_found(tmp_path: Path, package: str, file: str, 
 
 def test_a_planted_circle_of_files_is_found(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "trainer", tmp_path / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "trainer/spec/errors.py").open("a") as stream:
-        stream.write("\n\ndef _later():\n    from trainer.spec.rules import check\n")
+    with (tmp_path / "trainer/shared/run/errors.py").open("a") as stream:
+        stream.write("\n\ndef _later():\n    from trainer.shared.run.rules import check\n")
     assert circle(file_graph("trainer", tmp_path)) != []
 
 
 def test_launcher_uses_only_the_language_that_it_shares_with_the_trainer() -> None:
-    assert offenders(files("launcher", "hydra_plugins"), ("trainer",), ("trainer.spec",)) == []
+    assert offenders(files("launcher", "hydra_plugins"), ("trainer",), ("trainer.shared",)) == []
 
 
 def test_trainer_knows_nothing_of_the_launcher() -> None:
@@ -229,8 +237,8 @@ def test_trainer_knows_nothing_of_the_launcher() -> None:
 
 
 def test_the_shared_language_needs_the_standard_library_and_yaml_alone() -> None:
-    allowed = (*sys.stdlib_module_names, "yaml", "trainer.spec")
-    assert [f"{path.name} imports {name}" for path in files("trainer/spec") for name in imports(path) if not inside(name, allowed)] == []
+    allowed = (*sys.stdlib_module_names, "yaml", "trainer.shared")
+    assert [f"{path.name} imports {name}" for path in files("trainer/shared") for name in imports(path) if not inside(name, allowed)] == []
 
 
 def test_cost_search_and_ranking_do_no_input_or_output() -> None:

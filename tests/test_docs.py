@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launcher.cli.train import key_docs
-from trainer.spec.outcome import MEANINGS, Reason
+from trainer.shared.records.outcome import MEANINGS, Reason
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]

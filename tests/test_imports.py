@@ -40,5 +40,5 @@ def test_every_name_that_is_imported_exists(folder: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
-    assert exists("trainer.spec", "records") and exists("trainer.spec", "ConfigError")
-    assert not exists("trainer.spec", "nothing")
+    assert exists("trainer.shared", "records") and exists("trainer.shared.run.errors", "ConfigError")
+    assert not exists("trainer.shared", "nothing")

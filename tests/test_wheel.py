@@ -61,7 +61,7 @@ def test_the_command_for_a_missing_package_installs_it_and_leaves_trireme_alone(
         sys.modules["{package}"] = None
         from launcher.backends import backend_for
         from launcher.config.clusters import cluster_class
-        from trainer.spec import ConfigError
+        from trainer.shared.run.errors import ConfigError
         try:
             backend_for(cluster_class("{backend}")(backend="{backend}"))
         except ConfigError as error:

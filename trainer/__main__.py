@@ -19,10 +19,13 @@ from pathlib import Path
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv, discover, prepare_devices
 from trainer.measure.forwarder import forwarding
-from trainer.spec import ResolvedTrainConfig, Status, load, resolve
-from trainer.spec.records import EXIT_STOPPED
-from trainer.spec.stage_run import Finish, StageRun, load_stage
-from trainer.spec.stages import TRAININGS
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import Finish, StageRun, load_stage
+from trainer.shared.records.trial_files import EXIT_STOPPED
+from trainer.shared.run.read import load
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.stages import TRAININGS
 
 
 def main(argv: list[str] | None = None) -> int:

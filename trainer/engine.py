@@ -28,9 +28,14 @@ from trainer.pipeline.compile import compile_blocks, compiles
 from trainer.pipeline.nonfinite import find
 from trainer.pipeline.recompute import apply_recompute, chosen_blocks
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
-from trainer.spec import LOSS_CHUNK_MB, ConfigError, Factors, ResolvedTrainConfig, blocks_per_chunk, build, micro_batches, vocabulary_rows
-from trainer.spec.flops import recomputed_flops
-from trainer.spec.tuning import PROMPTS
+from trainer.shared.parallel.balance import blocks_per_chunk
+from trainer.shared.parallel.schedule import build
+from trainer.shared.parallel.shards import Factors, vocabulary_rows
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.flops import recomputed_flops
+from trainer.shared.run.rules import micro_batches
+from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig
+from trainer.shared.run.tuning import PROMPTS
 from trainer.state.bucket import Common, Precision
 from trainer.state.buffers import Chain, Pool
 from trainer.state.gathering import Gathering

@@ -24,14 +24,16 @@ from trainer.engine import Engine
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
-from trainer.spec import ConfigError, ResolvedTrainConfig, Status
-from trainer.spec.artifacts import check_model_of, checkpoint_facts
-from trainer.spec.corpus import read_in_training
-from trainer.spec.manifest import CheckpointError, read_manifest
-from trainer.spec.records import METRICS, RESULT, write_outcome
-from trainer.spec.resume import newest
-from trainer.spec.stage_run import Finish
-from trainer.spec.tuning import check_tasks, text_model
+from trainer.shared.corpora.index import read_in_training
+from trainer.shared.records.artifacts import check_model_of, checkpoint_facts
+from trainer.shared.records.manifest import CheckpointError, read_manifest
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.resume import newest
+from trainer.shared.records.stage_run import Finish
+from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.tuning import check_tasks, text_model
 from trainer.validation import Sums, Validation, whole_batches
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.spec.records import EXIT_STOPPED
+from trainer.shared.records.trial_files import EXIT_STOPPED
 
 GRACE_S = 3.0  # after a peer's failure, and between SIGTERM and SIGKILL
 STOP_GRACE_S = 30.0  # after a request to kill: a running step and a checkpoint may be finished

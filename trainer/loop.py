@@ -29,14 +29,17 @@ from trainer.launch.failure import NonFinite, record_failure
 from trainer.launch.rank_env import RankEnv, device_index, prepare_repeatable
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
-from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
-from trainer.spec.environment import environment
-from trainer.spec.files import finite
-from trainer.spec.records import METRICS, RESULT, read_steps, write_outcome
-from trainer.spec.resume import base_identity, positions, section
-from trainer.spec.stage_run import Finish
-from trainer.spec.summary import result_of
-from trainer.spec.tuning import text_model
+from trainer.shared.records.environment import environment
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.resume import base_identity, positions, section
+from trainer.shared.records.stage_run import Finish
+from trainer.shared.records.summary import result_of
+from trainer.shared.records.trial_files import METRICS, RESULT, read_steps, write_outcome
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import finite
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.tuning import text_model
 from trainer.validation import Validation, whole_batches
 
 MEASURED_EVERY = 10

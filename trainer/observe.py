@@ -28,13 +28,15 @@ from typing import Any
 
 from trainer.launch.failure import TrainerFailure
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, Reason, ResolvedTrainConfig, Status, steady
-from trainer.spec.environment import environment
-from trainer.spec.files import finite
-from trainer.spec.log_reader import COMMON_FAILURES, LogReader, plain
-from trainer.spec.records import METRICS, RESULT, SERIES, known_reason, write_outcome
-from trainer.spec.schema import AT_RUN_TIME, CommandConfig
-from trainer.spec.summary import ends_short, result_of, tokens_per_step
+from trainer.shared.records.environment import environment
+from trainer.shared.records.log_reader import COMMON_FAILURES, LogReader, plain
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.summary import ends_short, result_of, tokens_per_step
+from trainer.shared.records.trial_files import METRICS, RESULT, SERIES, known_reason, write_outcome
+from trainer.shared.run import steady
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import finite
+from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, ResolvedTrainConfig
 
 TAIL = 12
 """Last lines of a log that are shown when it cannot be read."""

@@ -31,8 +31,10 @@ from trainer.generate.measure import draw
 from trainer.generate.session import Session
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
-from trainer.spec import LayoutConfig, ModelConfig, Status, TrainConfig, resolve
-from trainer.spec.records import METRICS, RESULT, write_outcome
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, TrainConfig
 
 Figures = dict[str, Any]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, ResolvedTrainConfig, Status
-from trainer.spec.artifacts import MANIFEST, METRICS_FILE, ArtifactKind, find_artifact, write_artifact
-from trainer.spec.corpus import TOKENIZER
-from trainer.spec.files import look_again, read_json, write_json
-from trainer.spec.named_tokens import GENERATION, named_tokens
-from trainer.spec.records import RESULT, attempt_of, failures_in, number, positive, read_steps, write_outcome
-from trainer.spec.stage_run import Finish, StageRun
-from trainer.spec.stages import COMPLETIONS, TRAININGS
+from trainer.shared.corpora.index import TOKENIZER
+from trainer.shared.records.artifacts import MANIFEST, METRICS_FILE, ArtifactKind, find_artifact, write_artifact
+from trainer.shared.records.named_tokens import GENERATION, named_tokens
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import Finish, StageRun
+from trainer.shared.records.trial_files import RESULT, attempt_of, failures_in, number, positive, read_steps, write_outcome
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import look_again, read_json, write_json
+from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.stages import COMPLETIONS, TRAININGS
 
 FIGURES, CHOICE, REPORT = ".training.json", ".choice.json", ".result.json"
 """How a training went, which was chosen, and what the run was about to say of itself: a rank that dies between the artifact and its result

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.spec import TrainConfig, save, to_dict
-from trainer.spec.records import CONFIG, RESULT, failure_file
+from trainer.shared.records.trial_files import CONFIG, RESULT, failure_file
+from trainer.shared.run.read import save, to_dict
+from trainer.shared.run.schema import TrainConfig
 
 PATIENCE_S = 600.0
 """After so long the ranks of a run are killed: it hangs."""

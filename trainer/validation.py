@@ -12,7 +12,8 @@ from trainer.data.dataset import HeldOut, HeldOutExamples
 from trainer.engine import AskedBatch, Engine
 from trainer.measure.meter import Recorder
 from trainer.pipeline.forward import ForwardPipeline
-from trainer.spec import ConfigError, ResolvedTrainConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ResolvedTrainConfig
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.console import answered
 from benchmarks.history.figures import FOLDER, block, figures_of, sources_block, unseen_by, with_block
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 ROOT = FOLDER.parent.parent
 SHIPPED = ROOT / "benchmarks" / "published" / "data"

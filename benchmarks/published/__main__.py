@@ -16,7 +16,7 @@ import sys
 
 from benchmarks.published.convert import converted
 from launcher.tables.canonical import write
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 def main(argv: list[str] | None = None) -> int:

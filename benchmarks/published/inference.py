@@ -12,7 +12,7 @@ from benchmarks.published.machine import GPUS
 from benchmarks.published.model import likely_heads
 from benchmarks.published.raw import RawRow
 from launcher.tables.inference import COLUMNS
-from trainer.spec.schema import RATED
+from trainer.shared.run.schema import RATED
 
 BATCHES = ("model", "layers", "hidden", "gpu", "tp", "pp", "batch", "input_len", "output_len", "latency_ms")
 """Columns of a table of static batches."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
 
 REQUIRED = ("model", "layers", "hidden", "seq", "gpu", "gpus", "tp", "pp", "mbs", "gbs")
 """Columns that a table must have; of some, such as ``mbs``, a row's cell may be blank."""

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from launcher.config.packages import install_command
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.backends.contract import Backend

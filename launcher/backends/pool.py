@@ -10,7 +10,7 @@ from launcher.backends import backend_for
 from launcher.backends.contract import Backend
 from launcher.config.schema import ClusterConfig
 from launcher.trials.job import Job
-from trainer.spec import to_dict
+from trainer.shared.run.read import to_dict
 
 _OF_A_TRIAL = ("nodes", "gpus_per_node", "hardware", "start_timeout", "avoid_s", "linger_s")
 """Keys that say how large a trial is and how patient the sweep is with it, not where it runs."""

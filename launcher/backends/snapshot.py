@@ -12,7 +12,7 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 PACKAGES = ("trainer",)
 """Packages that a rank imports."""

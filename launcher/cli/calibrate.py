@@ -15,8 +15,7 @@ from launcher.cli.overrides import NamedOption, add_folder
 from launcher.cli.repeats import MEDIAN, warn
 from launcher.labels import percent, plural, shown
 from launcher.named_files import check_file
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
 
 if TYPE_CHECKING:
     from launcher.config.hardware import HardwareFiles
@@ -157,7 +156,7 @@ def document(lesson: Lesson, path: Path) -> dict[str, Any]:
     """What ``--json`` prints."""
     import numpy as np
 
-    from trainer.spec import to_dict
+    from trainer.shared.run.read import to_dict
 
     errors = {name: float(np.median(abs(np.expm1(values)))) for name, values in (("before", lesson.before), ("after", lesson.after))}
     return {
@@ -186,7 +185,7 @@ def show_file(name: str, folder: Path | None, as_json: bool) -> int:
     from launcher.config import compose
     from launcher.config.compose import config_groups
     from launcher.tables.learning import as_id
-    from trainer.spec import to_dict
+    from trainer.shared.run.read import to_dict
 
     known = config_groups(folder).get("hardware", [])
     if name not in known:

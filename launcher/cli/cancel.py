@@ -12,7 +12,7 @@ from launcher.backends.pool import Backends
 from launcher.cli.overrides import NamedOption
 from launcher.sweep.reconcile import stop
 from launcher.trials.store import Record, Store
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 _PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
 

@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 def asked(config: Config) -> Config:
     """The run that measures: one replica per rank, so that every rank of the cluster takes part."""
     from launcher.config import resolve
-    from trainer.spec import DataConfig, LayoutConfig, ModelConfig
+    from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig
 
     world = config.cluster.world_size
     run = dataclasses.replace(config.run, task="probe", global_batch=world)
@@ -120,7 +120,7 @@ def origin(figures: dict[str, Any], config: Config) -> str:
 
 def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from trainer.spec import to_dict
+    from trainer.shared.run.read import to_dict
 
     return {"file": str(path), "seconds": round(seconds, 1), "hardware": to_dict(found)}
 

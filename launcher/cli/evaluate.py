@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.overrides import PathOption, add_overrides
-from trainer.spec import ConfigError, ModelConfig, from_dict, resolve_model
-from trainer.spec.artifacts import check_model_of, checkpoint_facts
-from trainer.spec.corpus import TOKENIZER, other_words, read_in_training, read_index
-from trainer.spec.stage_run import StageRun
-from trainer.spec.stages import BUILTIN_TASKS
+from trainer.shared.corpora.index import TOKENIZER, other_words, read_in_training, read_index
+from trainer.shared.records.artifacts import check_model_of, checkpoint_facts
+from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
+from trainer.shared.run.stages import BUILTIN_TASKS
 
 if TYPE_CHECKING:
     from launcher.config import Config

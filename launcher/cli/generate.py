@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from launcher.cli.overrides import add_folder
 from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
-from trainer.spec import ConfigError
-from trainer.spec.model_files import model_of
-from trainer.spec.stage_run import StageRun
-from trainer.spec.stages import TEXT
+from trainer.shared.records.model_files import model_of
+from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.stages import TEXT
 
 if TYPE_CHECKING:
     from launcher.config import Config

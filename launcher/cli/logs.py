@@ -15,8 +15,7 @@ from launcher.cli.overrides import NamedOption
 from launcher.trials.job import Job
 from launcher.trials.recorded import recorded_cluster
 from launcher.trials.store import Record, Store
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed
+from trainer.shared.run.errors import ConfigError, listed
 
 _WAIT_SECONDS = 0.5
 

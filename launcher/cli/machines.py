@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.named_files import write_named
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.config.schema import HardwareConfig
@@ -45,7 +45,7 @@ def _is_word(name: str) -> bool:
 def write(path: Path, found: HardwareConfig, words: str, option: str) -> None:
     """The file as Hydra composes it, whole or not at all; ``words`` say where it comes from."""
     from launcher.config.yaml_text import as_config_yaml
-    from trainer.spec import to_dict
+    from trainer.shared.run.read import to_dict
 
     default = type(found)()
     values = {key: value for key, value in to_dict(found).items() if value != getattr(default, key) or key == "name"}

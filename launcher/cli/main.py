@@ -9,7 +9,7 @@ from importlib import import_module
 
 from launcher.interrupt import Interrupted, asked, leave
 from launcher.labels import shown
-from trainer.spec.errors import ConfigError, nearest
+from trainer.shared.run.errors import ConfigError, nearest
 
 VERBS = {
     "prepare": "make a tokenizer and a token file from text",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.spec.errors import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.config import Config

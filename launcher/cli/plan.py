@@ -16,7 +16,7 @@ from launcher.cli.console import titled, wide_console
 from launcher.cli.overrides import NamedOption, add_overrides, check_task, layouts_asked
 from launcher.labels import amount, interval, memory, percent, plural, shown
 from launcher.named_files import check_own, write_named
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.cost.inputs.case import Case
     from launcher.cost.known import KnownRun
     from launcher.planning.plan import Plan
-    from trainer.spec import LayoutConfig
+    from trainer.shared.run.schema import LayoutConfig
 
 PICTURE = "timeline.svg"
 DRAWN = 160
@@ -224,7 +224,7 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
     """What ``--json`` prints."""
     from launcher.cost import Shape
     from launcher.planning.plan import AT_EDGE
-    from trainer.spec import to_dict
+    from trainer.shared.run.read import to_dict
 
     return {
         "model": to_dict(config.model),
@@ -244,7 +244,7 @@ def document(config: Config, planned: Plan, top: int, seconds: float) -> dict[st
 def entry(config: Config, planned: Plan, row: int) -> dict[str, Any]:
     """One layout and its prediction, part by part."""
     from launcher.planning.layout_names import name_of, overrides_of
-    from trainer.spec import to_dict
+    from trainer.shared.run.read import to_dict
 
     predicted, layout = planned.prediction(row), planned.layout(row)
     return {
@@ -366,7 +366,7 @@ def why_absent(config: Config, layout: LayoutConfig) -> str:
     """Why a layout that obeys the rules is not among those of a plan."""
     from launcher.cost.inputs.layouts import to_table
     from launcher.planning.space import REDUNDANT, RULES, redundancies
-    from trainer.spec import resolve_model, world_size_of
+    from trainer.shared.run.rules import resolve_model, world_size_of
 
     used, world = world_size_of(layout), config.cluster.world_size
     if used != world:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import titled, wide_console
 from launcher.labels import amount, memory, percent, seconds
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -230,7 +230,7 @@ def at(planned: InferencePlan, value: Any, row: int) -> float:
 def document(config: Config, planned: InferencePlan, spent: float) -> dict[str, Any]:
     """What ``--json`` prints."""
     from launcher.planning.inference import name_of
-    from trainer.spec import to_dict
+    from trainer.shared.run.read import to_dict
 
     others = rendered(config, planned)
     chosen = {

@@ -13,8 +13,8 @@ from launcher.cli.overrides import PathOption
 from launcher.config.compose import compose
 from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
-from trainer.spec import save
-from trainer.spec.records import CONFIG
+from trainer.shared.records.trial_files import CONFIG
+from trainer.shared.run.read import save
 
 EPILOG = """\
 overrides (Hydra's grammar):

@@ -18,7 +18,7 @@ from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
 from launcher.trials.labels import heading, trial_labels
 from launcher.trials.store import Record, Sweep
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,8 @@ def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, An
     from launcher.config.hardware import hardware_files
     from launcher.tables.own import own_row
     from launcher.trials.recorded import recorded_cluster, recorded_run
-    from trainer.spec import ConfigError, Reason
+    from trainer.shared.records.outcome import Reason
+    from trainer.shared.run.errors import ConfigError
 
     hardware, records, rows = hardware_files(), {record.id: record for record in sweep.records}, []
     for m in ranked:

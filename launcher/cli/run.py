@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.overrides import NamedOption, add_folder, key_of
 from launcher.named_files import check_folder
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.stages.graph import Stage

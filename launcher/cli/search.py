@@ -14,8 +14,8 @@ from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, 
 from launcher.cli.overrides import NamedOption, add_overrides, check_task, key_of, layouts_asked, typed
 from launcher.labels import error_of, interval, percent, plural, seconds
 from launcher.named_files import check_file, check_folder, write_named
-from trainer.spec import ConfigError, Reason
-from trainer.spec.errors import listed
+from trainer.shared.records.outcome import Reason
+from trainer.shared.run.errors import ConfigError, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -43,7 +43,7 @@ def run(
     from launcher.planning.inference import plan_inference
     from launcher.search.serving import serving_problem
     from launcher.trials.store import Store
-    from trainer.spec import DataConfig
+    from trainer.shared.run.schema import DataConfig
 
     check_installed(config, "measuring")
     name = name_of_search(config, overrides)
@@ -133,7 +133,7 @@ def write_recipes(
     from launcher.config.hardware import hardware_files
     from launcher.planning.inference import name_of
     from launcher.planning.recipe import changes, recipe
-    from trainer.spec import LayoutConfig
+    from trainer.shared.run.schema import LayoutConfig
 
     written = {}
     for goal, row in done.recommended.items():

@@ -12,8 +12,8 @@ from launcher.cli.generate import command, copier, for_generation, split
 from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
 from launcher.interrupt import leave
-from trainer.spec import ConfigError
-from trainer.spec.stages import STOP
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.stages import STOP
 
 
 def main(argv: list[str]) -> int:

@@ -15,15 +15,15 @@ from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.named_files import check_own
-from trainer.spec import ConfigError, ModelConfig, from_dict, to_dict
-from trainer.spec.errors import listed
-from trainer.spec.schema import FAMILIES, RECOMPUTE
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.read import from_dict, to_dict
+from trainer.shared.run.schema import FAMILIES, RECOMPUTE, ModelConfig
 
 if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.planning.baseline import Baseline
     from launcher.planning.size import Budget, Choice, Seconds
-    from trainer.spec import LayoutConfig
+    from trainer.shared.run.schema import LayoutConfig
 
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. Other keys are outputs of this command."""

@@ -16,7 +16,7 @@ from launcher.cli.overrides import NamedOption
 from launcher.labels import one_line
 from launcher.trials.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
 from launcher.trials.store import Record, Store, Sweep
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,7 +17,7 @@ from launcher.cli.main import plain
 from launcher.config.compose import check_overrides, plain_errors, register_schema
 from launcher.config.folders import conf_dir
 from launcher.config.text_keys import in_quotes, several_texts, split
-from trainer.spec.errors import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 def main(argv: list[str]) -> int:
@@ -135,7 +135,8 @@ def key_docs() -> dict[str, tuple[Any, str]]:
     """``{key: (default, meaning)}`` of the whole configuration with ``cluster=local``, and of the other backends' clusters."""
     from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
     from launcher.config.schema import Config
-    from trainer.spec import field_docs, flatten
+    from trainer.shared.run.read import flatten
+    from trainer.shared.run.schema import field_docs
 
     docs, defaults = field_docs(Config), flatten(Config())
     of_all, owners = set(docs), dict[str, list[str]]()

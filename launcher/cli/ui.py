@@ -13,7 +13,7 @@ from launcher.tracking.names import view_name
 from launcher.tracking.server import LocalServer, PortLost, ServerError, runs_page, server_port
 from launcher.trials.owner import owner_of
 from launcher.trials.store import Store, Sweep
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 PORT = 5000
 

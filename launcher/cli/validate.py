@@ -19,7 +19,7 @@ from launcher.cli.repeats import warn
 from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural, shown
 from launcher.named_files import check_file, check_own, write_named
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table

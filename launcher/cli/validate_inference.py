@@ -15,7 +15,7 @@ from launcher.cli.console import wide_console
 from launcher.cost.thresholds import FITS
 from launcher.labels import percent, plural, shown
 from launcher.named_files import write_named
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.tables.inference import JudgedRequest, RequestSummary

@@ -8,8 +8,8 @@ from typing import Any
 
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import BACKENDS, ClusterConfig
-from trainer.spec import ConfigError, from_dict, from_record
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import from_dict, from_record
 
 CLUSTER_CLASSES = {
     "local": "launcher.config.schema:LocalCluster",

@@ -12,10 +12,11 @@ from typing import Any
 
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile, TrainerProfile
-from trainer.spec import ConfigError, LayoutConfig, ShardingConfig, TuneConfig, flatten, micro_batches, to_dict, world_size_of
-from trainer.spec.errors import listed, nearest
-from trainer.spec.log_reader import check_patterns
-from trainer.spec.schema import AT_RUN_TIME, CommandConfig
+from trainer.shared.records.log_reader import check_patterns
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import flatten, to_dict
+from trainer.shared.run.rules import micro_batches, world_size_of
+from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, LayoutConfig, ShardingConfig, TuneConfig
 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z_.0-9]*)\}")
 SHARDED = ("layout.sharding.params", "layout.sharding.grads", "layout.sharding.optimizer")

@@ -1,7 +1,7 @@
 """From override strings to one typed ``Config``: Hydra composes, we check strictly and speak plainly.
 
 Hydra is given the schema as plain data: it knows every key, and every value is converted and checked by
-``trainer.spec.from_dict``, so that there is one place and one wording for wrong values.
+``trainer.shared.run.read.from_dict``, so that there is one place and one wording for wrong values.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
 from launcher.config.text_keys import as_typed, is_list, type_of_key
 from launcher.config.yaml_text import read_yaml
-from trainer.spec import ConfigError, to_dict
-from trainer.spec.errors import listed, nearest
-from trainer.spec.model_files import read_model
-from trainer.spec.schema import METHODS
+from trainer.shared.records.model_files import read_model
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.schema import METHODS
 
 MODEL_FROM = "model.from"
 """No key of a run, but words for all of ``model``: a folder in the Hugging Face layout. Other keys of ``model`` overrule it."""

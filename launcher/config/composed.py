@@ -12,7 +12,8 @@ from typing import Any
 from launcher.config.clusters import cluster_from_dict
 from launcher.config.schema import Config
 from launcher.config.secrets import refuse_secret_address, refuse_secrets
-from trainer.spec import ConfigError, from_dict
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
 
 PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
 """Groups whose files hold keys of other sections, and of which."""

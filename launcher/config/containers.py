@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import ContainerConfig
-from trainer.spec import ConfigError
-from trainer.spec.read import SECTION
-from trainer.spec.sources import STDLIB
+from trainer.shared.corpora.sources import STDLIB
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import SECTION
 
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 """Folders that belong to the image, with all that is in them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.spec.schema import key
+from trainer.shared.run.schema import key
 
 BATCHING = ("static", "continuous", "both")
 PREFILL = ("alone", "first", "mixed")

@@ -9,8 +9,8 @@ from pathlib import Path
 from launcher.config.engine import EngineProfile
 from launcher.config.folders import group_folders
 from launcher.config.trainers import read_keys
-from trainer.spec import ConfigError, from_dict
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import from_dict
 
 
 @cache

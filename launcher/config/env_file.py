@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 def project_dir() -> Path:

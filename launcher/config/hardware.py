@@ -8,7 +8,8 @@ from launcher.config.folders import conf_dir
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import HardwareConfig
 from launcher.config.yaml_text import read_yaml
-from trainer.spec import ConfigError, from_dict
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
 
 
 class HardwareFiles(dict[str, HardwareConfig]):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.clusters import cluster_from_dict
 from launcher.config.composed import override_parser, to_config, without_secrets
 from launcher.config.schema import Config
-from trainer.spec import ConfigError, from_dict
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

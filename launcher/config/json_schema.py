@@ -10,8 +10,7 @@ from typing import Any
 
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
 from launcher.config.schema import Config
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}

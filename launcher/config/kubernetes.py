@@ -13,8 +13,8 @@ from launcher.config.kubernetes_values import check_tolerations, check_values
 from launcher.config.kubernetes_volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, check_volumes, host_mount, volume_on
 from launcher.config.schema import ClusterConfig
 from launcher.config.secrets import refuse_secrets
-from trainer.spec import ConfigError, DataConfig
-from trainer.spec.schema import key
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig, key
 
 WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
 _DAY = 24 * 60 * 60

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.config.schema import ClusterConfig
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
 
 _LONGEST = 60
 """Characters of a value in an error."""

@@ -10,9 +10,8 @@ from typing import Optional
 
 from launcher.config.containers import parse_mount, within
 from launcher.config.kubernetes_values import NAME, said
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed
-from trainer.spec.schema import key
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.schema import key
 
 SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")
 CONFIG_DIR, OUT_DIR, CODE_DIR = "/trireme", "/trials", "/trireme-code"

@@ -13,7 +13,7 @@ import yaml
 
 from launcher.config.text_keys import is_text
 from launcher.config.yaml_text import ConfigLoader, read_config_yaml
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 _NO_TEXT = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)

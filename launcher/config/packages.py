@@ -8,7 +8,7 @@ import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, requires
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 MODULES = {"train": ("torch", "tokenizers", "safetensors"), "mlflow": ("mlflow",), "slurm": ("submitit",), "kubernetes": ("kubernetes",)}
 """What each extra brings, as it is imported."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 RENAMED = {"reached_tflops": "sustained_tflops", "older_kernels": "legacy_kernel_factor", "exponentials": "exp_throughput"}
 

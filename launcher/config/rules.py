@@ -1,4 +1,4 @@
-"""Rules that concern the cluster, on top of the run's own (``trainer.spec.rules``); and the values derived from it."""
+"""Rules that concern the cluster, on top of the run's own (``trainer.shared.run.rules``); and the values derived from it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from launcher.config.packages import missing, need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
 from launcher.config.trainers import OWN as OWN_TRAINER
-from trainer.spec import ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_model, to_dict
-from trainer.spec import resolve as resolve_run
-from trainer.spec.artifacts import OTHER_BASE, check_model_of, checkpoint_facts
-from trainer.spec.corpus import TOKENIZER, check_corpus, data_name
-from trainer.spec.examples import check_examples
-from trainer.spec.read import SECTION, as_text
-from trainer.spec.records import CONFIG
-from trainer.spec.resume import check_resume
-from trainer.spec.schema import RequestsConfig
-from trainer.spec.sources import STDLIB
-from trainer.spec.tuning import text_model
+from trainer.shared.corpora.examples import check_examples
+from trainer.shared.corpora.index import TOKENIZER, check_corpus, data_name
+from trainer.shared.corpora.sources import STDLIB
+from trainer.shared.records.artifacts import OTHER_BASE, check_model_of, checkpoint_facts
+from trainer.shared.records.resume import check_resume
+from trainer.shared.records.trial_files import CONFIG
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import SECTION, as_text, to_dict
+from trainer.shared.run.rules import resolve as resolve_run
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import DataConfig, ModelConfig, RequestsConfig, TrainConfig
+from trainer.shared.run.tuning import text_model
 
 TOLD_TOGETHER = 8
 """Requests that arrive at random and count as one step: a line of ``metrics.jsonl``."""

@@ -1,4 +1,4 @@
-"""What the launcher adds to a run: cluster, hardware, sweep, search. The run itself is ``trainer.spec.TrainConfig``.
+"""What the launcher adds to a run: cluster, hardware, sweep, search. The run itself is ``trainer.shared.run.schema.TrainConfig``.
 
 ``Config`` is the whole of what Hydra composes. A trial is its ``train_config()`` on its ``cluster``.
 """
@@ -12,8 +12,18 @@ from launcher.config.engine import EngineProfile
 from launcher.config.inference import ServingConfig, SlaConfig, WorkloadConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
-from trainer.spec import DataConfig, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TrackingConfig, TrainConfig, TuneConfig
-from trainer.spec.schema import RATED, key
+from trainer.shared.run.schema import (
+    RATED,
+    DataConfig,
+    LayoutConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrackingConfig,
+    TrainConfig,
+    TuneConfig,
+    key,
+)
 
 BACKENDS = ("local", "slurm", "kubernetes")
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Optional
 
-from trainer.spec.schema import RECOMPUTE, SCHEDULES, key
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, key
 
 
 @dataclass
 class SpaceConfig:
-    """Which layouts are looked at. Every one of them obeys the rules of ``trainer.spec.rules``."""
+    """Which layouts are looked at. Every one of them obeys the rules of ``trainer.shared.run.rules``."""
 
     max_tensor: Optional[int] = key(None, "largest tensor degree; null = cluster.gpus_per_node", minimum=1)
     max_pipeline: Optional[int] = key(None, "largest pipeline degree; null = model.layers", minimum=1)

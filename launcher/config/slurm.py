@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Optional
 
 from launcher.config.schema import ClusterConfig
-from trainer.spec import ConfigError
-from trainer.spec.schema import key
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import key
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
 from launcher.config.composed import override_parser
 from launcher.config.schema import Config
-from trainer.spec.stages import ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
+from trainer.shared.run.stages import ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _OTHERWISE = ("true", "false", "inf", "nan")

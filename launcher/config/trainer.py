@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from trainer.spec.schema import REPORTS, STARTS, key
+from trainer.shared.run.schema import REPORTS, STARTS, key
 
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "tiled", "flash1", "flash2")
 POINTWISE = ("eager", "fused", "compiled")
@@ -82,7 +82,7 @@ class MemoryProfile:
     logit_chunk_bytes: Optional[float] = key(
         None, "head and loss take chunks of tokens whose logits are up to so many bytes, in 4-byte numbers; null = all at once", above=0
     )
-    padded_vocabulary: bool = key(False, "embedding and head have rows of padding, as trainer.spec.shards says")
+    padded_vocabulary: bool = key(False, "embedding and head have rows of padding, as trainer.shared.parallel.shards says")
     frees_logits: bool = key(False, "nothing refers to the logits while the blocks run backward")
     copied_heads: bool = key(False, "rotated or regrouped queries and keys are new tensors while the product's output stays")
     score_copies: float = key(2, "copies of the attention scores, where attention is unfused", minimum=0)

@@ -11,8 +11,8 @@ from typing import Any
 from launcher.config.folders import group_folders, refuse_hidden
 from launcher.config.trainer import TrainerProfile
 from launcher.config.yaml_text import read_yaml
-from trainer.spec import ConfigError, from_dict
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import from_dict
 
 OWN = "trireme"
 """The profile of this project's trainer."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.config.folders import conf_dir
 from launcher.config.yaml_text import read_yaml
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.measured import FactorTable, Measured
 from launcher.cost.time import collectives, matmul
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 COPY = 0.87
 """Part of the data sheet's memory bandwidth that a plain copy reaches on a GPU."""

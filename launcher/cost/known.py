@@ -16,7 +16,7 @@ from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.uncertainty import KIND
-from trainer.spec.schema import RECOMPUTE
+from trainer.shared.run.schema import RECOMPUTE
 
 KNOWN = (
     *("source", "hardware", "tflops", "precision", "trainer", "layers", "hidden", "seq", "gpus"),

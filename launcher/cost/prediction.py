@@ -20,7 +20,7 @@ from launcher.cost.known import asked_cells, widths_at
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
-from trainer.spec import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, RunConfig, TuneConfig
+from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, RunConfig, TuneConfig
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CostModel:
     """Predicts runs on one cluster with one trainer: this project's own, unless another profile is given. The constants are those of
     conf/constants.yaml, with the values that the hardware file replaces, unless others are given.
 
-    Rules are not checked here (``trainer.spec.rules``). ``ConfigError`` for hardware without rates, or without the
+    Rules are not checked here (``trainer.shared.run.rules``). ``ConfigError`` for hardware without rates, or without the
     bandwidth between its nodes where there are several, and for unknown constants.
     """
 

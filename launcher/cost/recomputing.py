@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from launcher.cost.thresholds import SURELY_FITS
-from trainer.spec.schema import RECOMPUTE
+from trainer.shared.run.schema import RECOMPUTE
 
 
 def plain(table: np.ndarray, *others: np.ndarray) -> np.ndarray:

@@ -11,9 +11,9 @@ from launcher.cost import model
 from launcher.cost.inputs import stages
 from launcher.cost.inputs.case import Case
 from launcher.cost.time import block, embedding_head, pipeline
-from trainer.spec.schedule import build
-from trainer.spec.schema import SCHEDULES
-from trainer.spec.simulate import Span, Times, simulate
+from trainer.shared.parallel.schedule import build
+from trainer.shared.parallel.simulate import Span, Times, simulate
+from trainer.shared.run.schema import SCHEDULES
 
 MOST_SPANS = 20_000
 """A timeline of more computations than this is shortened to fewer micro-batches: the steady state only repeats."""

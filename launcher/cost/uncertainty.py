@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 from launcher.config.uncertainty import Widths
 from launcher.cost.normal import ndtr, ndtri, normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES
 
 KIND = 1.5
 """Distance between two kinds of recomputation or schedules, in doublings of a degree."""

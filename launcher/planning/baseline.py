@@ -14,7 +14,8 @@ import math
 from dataclasses import dataclass
 
 from launcher.planning.shapes import count, family_defaults, interpolate, log_interpolate
-from trainer.spec import ConfigError, ModelConfig, OptimizerConfig, RunConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ModelConfig, OptimizerConfig, RunConfig
 
 CONSTANT_END = 0.166
 """Part of a GPT run at the final learning rate (NeMo tool)."""

@@ -12,8 +12,8 @@ from launcher.config.trainer import TrainerProfile
 from launcher.cost.inputs.layouts import WORDS, to_table
 from launcher.planning.layout_filter import KEYS
 from launcher.planning.space import Space
-from trainer.spec import ConfigError, LayoutConfig
-from trainer.spec.errors import listed
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.schema import LayoutConfig
 
 
 def expressible(found: Space, trainer: TrainerProfile) -> Space:

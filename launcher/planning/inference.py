@@ -27,9 +27,9 @@ from launcher.cost.inputs.device import BYTES, Device, check_network
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.parts import scale
 from launcher.cost.thresholds import FITS
-from trainer.spec import ConfigError, ResolvedModelConfig, resolve_model
-from trainer.spec.errors import listed
-from trainer.spec.rules import check_model
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.rules import check_model, resolve_model
+from trainer.shared.run.schema import ResolvedModelConfig
 
 MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
 SATURATED = "load: more arrives than is served"

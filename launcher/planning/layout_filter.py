@@ -9,9 +9,9 @@ from typing import Any
 from launcher.config.search import SpaceConfig
 from launcher.cost.inputs.layouts import LAYOUT_DTYPE, SHARDED, WORDS, to_table
 from launcher.planning.layout_names import word
-from trainer.spec import ConfigError, LayoutConfig, ShardingConfig, from_dict
-from trainer.spec.errors import listed, nearest
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, LayoutConfig, ShardingConfig
 
 KEYS = {name: ("layout.sharding." if name in SHARDED else "layout.") + name for name in LAYOUT_DTYPE.names or ()}
 """The key of each column."""

@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 from launcher.labels import layout_label
-from trainer.spec import ConfigError, LayoutConfig, flatten, from_dict, to_dict
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import flatten, from_dict, to_dict
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, LayoutConfig
 
 DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "mb": "micro_batch"}
 

@@ -24,8 +24,8 @@ from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, c
 from launcher.planning.expressible import expressible
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
-from trainer.spec import ConfigError, LayoutConfig
-from trainer.spec.errors import listed
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.schema import LayoutConfig
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
 LISTED = 1000

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.schema import Config, HardwareConfig
-from trainer.spec import ModelConfig, resolve_model, to_dict
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 
 SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "tune", "cluster")
 """What a trial is; all else says how it is looked for. A trainer that is not ours belongs to it, too."""

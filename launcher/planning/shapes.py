@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 
 from launcher.cost.inputs.shape import Shape
 from launcher.planning.reference_models import FAMILY_DEFAULTS, GROUPED_QUERY_FROM, FamilyDefaults, ReferenceModel
-from trainer.spec import ConfigError, ModelConfig, resolve_model
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 
 SAME_SIZE, WRONG_SIZE = 0.04, 0.15
 HEAD_WIDTHS = (32, 64, 80, 96, 128, 160, 192, 256)

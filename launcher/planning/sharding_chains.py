@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainer.spec.errors import divisors
+from trainer.shared.run.errors import divisors
 
 
 def sharding_chains(data: int, factors: Sequence[int] | None = None) -> list[tuple[int, int, int]]:

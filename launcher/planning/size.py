@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from launcher.cost.inputs.shape import Shape
 from launcher.labels import plural
 from launcher.planning.shapes import LARGEST, SMALLEST, count, shape_for
-from trainer.spec import ConfigError, ModelConfig
-from trainer.spec.errors import listed
-from trainer.spec.schema import RECOMPUTE
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.schema import RECOMPUTE, ModelConfig
 
 DAY = 86400.0
 TOKENS_PER_PARAMETER = 20.0

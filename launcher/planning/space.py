@@ -1,6 +1,6 @@
 """Every layout of a model on a cluster, as one numpy table, with the reason for each combination that is left out.
 
-The rules are those of ``trainer.spec.rules``, over columns instead of one run at a time (``violations``; a test compares the
+The rules are those of ``trainer.shared.run.rules``, over columns instead of one run at a time (``violations``; a test compares the
 two on random points), plus two that spare the planner what cannot be better (``redundancies``).
 """
 
@@ -18,10 +18,9 @@ from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.planning.sharding_chains import node_levels, sharding_chains
-from trainer.spec import ConfigError, ModelConfig, resolve_model
-from trainer.spec.errors import divisors
-from trainer.spec.rules import check_model
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.run.errors import ConfigError, divisors
+from trainer.shared.run.rules import check_model, resolve_model
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig
 
 RULES = (
     "heads: tensor does not divide heads, kv_heads or ffn",
@@ -71,7 +70,7 @@ def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits:
 
 
 def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_batch: int) -> np.ndarray:
-    """Per layout, the index in ``RULES`` of the first rule of ``trainer.spec.rules`` that it breaks on ``world_size`` ranks, or -1.
+    """Per layout, the index in ``RULES`` of the first rule of ``trainer.shared.run.rules`` that it breaks on ``world_size`` ranks, or -1.
 
     ``model`` is resolved. A ``data`` degree of 0 stands for "does not divide the cluster".
     """

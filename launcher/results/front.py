@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from launcher import labels
 from launcher.results.svg import Scale, across_axis, element, figure, polyline, text, up_axis
-from trainer.spec.records import positive
+from trainer.shared.records.trial_files import positive
 
 WIDE, HIGH = 480, 380
 """Size of the picture in its own units: on a telephone they are hardly less than pixels."""

@@ -11,11 +11,11 @@ from launcher.labels import amount
 from launcher.results import svg
 from launcher.trials.labels import duration, elapsed_s
 from launcher.trials.store import Record
-from trainer.spec import Status
-from trainer.spec.artifacts import METRICS_FILE
-from trainer.spec.files import read_json
-from trainer.spec.records import number
-from trainer.spec.stage_run import StageRun, stage_in
+from trainer.shared.records.artifacts import METRICS_FILE
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import StageRun, stage_in
+from trainer.shared.records.trial_files import number
+from trainer.shared.run.files import read_json
 
 WIDE, HIGH, GAP = 210.0, 62.0, 34.0
 """Of a stage's box, and between rows."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.results.ranking import Measurement, measurement
-from trainer.spec.files import read_json
-from trainer.spec.records import TIMELINE, attempt_of, failures_in, positive, read_steps
+from trainer.shared.records.trial_files import TIMELINE, attempt_of, failures_in, positive, read_steps
+from trainer.shared.run.files import read_json
 
 if TYPE_CHECKING:
     from launcher.trials.store import Record

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from launcher.results.timeline import Event, Timeline
 from launcher.trials.recorded import recorded_cluster, recorded_run
 from launcher.trials.store import Record
-from trainer.spec import ConfigError, LayoutConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import LayoutConfig
 
 if TYPE_CHECKING:
     from launcher.cost.inputs.case import Case

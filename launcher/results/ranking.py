@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.results.interval import median_interval
-from trainer.spec import Reason, Status
-from trainer.spec.records import MOST, number, positive
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import MOST, number, positive
 
 if TYPE_CHECKING:
     from launcher.trials.store import Record

@@ -23,10 +23,11 @@ from launcher.results.timeline import Timeline
 from launcher.trials.labels import trial_labels
 from launcher.trials.store import Record, Sweep
 from launcher.trials.told import as_files
-from trainer.spec import LayoutConfig, Status, from_record
-from trainer.spec.records import failures_in, number, positive, read_steps
-from trainer.spec.schema import CommandConfig
-from trainer.spec.stages import TRAININGS
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.trial_files import failures_in, number, positive, read_steps
+from trainer.shared.run.read import from_record
+from trainer.shared.run.schema import CommandConfig, LayoutConfig
+from trainer.shared.run.stages import TRAININGS
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from launcher import labels
 from launcher.results.svg import WIDTH, Scale, across_axis, boxes, element, figure, number, text
-from trainer.spec.records import positive
+from trainer.shared.records.trial_files import positive
 
 COMPUTE = ("forward", "backward", "input_grad", "weight_grad", "optimizer")
 COMMUNICATION = ("send", "receive", "reduce", "gather", "communication")

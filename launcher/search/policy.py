@@ -28,7 +28,7 @@ from launcher.cost.thresholds import NEVER_TRIED
 from launcher.cost.uncertainty import CONTENDERS, Mixture, TimeSurrogate, fastest, fitting
 from launcher.labels import percent
 from launcher.search.surrogate import Candidates, MemorySurrogate
-from trainer.spec import Reason
+from trainer.shared.records.outcome import Reason
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from launcher.search.candidates import candidates, needed
 from launcher.search.policy import Policy, Price, SearchTrial, Small
 from launcher.search.steps import expected_steps
 from launcher.search.surrogate import Candidates
-from trainer.spec import ConfigError, LayoutConfig
-from trainer.spec.errors import divisors
+from trainer.shared.run.errors import ConfigError, divisors
+from trainer.shared.run.schema import LayoutConfig
 
 HOPELESSLY_SLOW = 3.0
 """Layouts predicted this many times slower than the fastest are not candidates: no model is that wrong between two layouts."""

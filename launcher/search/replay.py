@@ -33,7 +33,7 @@ from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import short
-from trainer.spec import Reason
+from trainer.shared.records.outcome import Reason
 
 MIN_ROWS = 5
 """Rows that ran which a table needs to be worth a search."""

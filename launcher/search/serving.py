@@ -19,7 +19,9 @@ from launcher.cost.parts import total
 from launcher.planning.inference import InferencePlan, estimated, name_of
 from launcher.search.front import FrontSearch, behind
 from launcher.search.policy import SearchTrial, Stop, TrialObservation, at_most, limit_reached
-from trainer.spec import ConfigError, DataConfig, LayoutConfig, Reason
+from trainer.shared.records.outcome import Reason
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig, LayoutConfig
 
 HOPELESS = 4.0
 """Standard errors of a prediction by which a row is both slower and dearer than one of the front, from where it is not tried."""

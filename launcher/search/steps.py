@@ -12,7 +12,7 @@ from statistics import median, quantiles, stdev
 
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import shipped_widths
-from trainer.spec import Reason
+from trainer.shared.records.outcome import Reason
 
 FEW_STEPS = 3
 """Steps that say by their median what a trial takes, whatever one of them is, and below which they do not say how much they scatter."""

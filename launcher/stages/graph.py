@@ -16,10 +16,17 @@ from launcher.config.folders import group_folders
 from launcher.config.misread import refuse_misread_in
 from launcher.config.text_keys import in_quotes, is_text
 from launcher.config.yaml_text import read_config_yaml
-from trainer.spec import ConfigError, from_dict
-from trainer.spec.artifacts import ArtifactKind
-from trainer.spec.errors import listed, nearest
-from trainer.spec.stages import TRAININGS, ChooseSettings, ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
+from trainer.shared.records.artifacts import ArtifactKind
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.stages import (
+    TRAININGS,
+    ChooseSettings,
+    ConvertSettings,
+    EvaluateSettings,
+    GenerateSettings,
+    PrepareSettings,
+)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _PLAIN, _NOT_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*"), ("null", "true", "false", "inf", "nan")

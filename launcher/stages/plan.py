@@ -26,16 +26,26 @@ from launcher.stages.graph import Stage, is_folder, settings_of
 from launcher.stages.tasks import check_tasks
 from launcher.trials.identity import digest
 from launcher.trials.store import Point
-from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, TuneConfig, from_record, to_dict, world_size_of
-from trainer.spec.artifacts import CHECKPOINTS, GGUF_FILE, Artifact, ArtifactKind, checkpoint_facts, find_artifact, newest_checkpoint
-from trainer.spec.corpus import TOKENIZER, check_corpus
-from trainer.spec.errors import listed
-from trainer.spec.examples import check_examples
-from trainer.spec.model_files import model_of, to_import
-from trainer.spec.sources import open_source
-from trainer.spec.stage_run import StageRun
-from trainer.spec.stages import FORMATS, TRAININGS
-from trainer.spec.tuning import MERGED, virtual_tokens
+from trainer.shared.corpora.examples import check_examples
+from trainer.shared.corpora.index import TOKENIZER, check_corpus
+from trainer.shared.corpora.sources import open_source
+from trainer.shared.records.artifacts import (
+    CHECKPOINTS,
+    GGUF_FILE,
+    Artifact,
+    ArtifactKind,
+    checkpoint_facts,
+    find_artifact,
+    newest_checkpoint,
+)
+from trainer.shared.records.model_files import model_of, to_import
+from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.read import from_record, to_dict
+from trainer.shared.run.rules import world_size_of
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, TuneConfig
+from trainer.shared.run.stages import FORMATS, TRAININGS
+from trainer.shared.run.tuning import MERGED, virtual_tokens
 
 OWN = ("data.path", "tune.base", "run.task", "run.checkpoint.dir", "run.checkpoint.resume", "sweep.name", "dry_run")
 """Keys that the pipeline itself gives to a stage."""

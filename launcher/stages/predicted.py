@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config import Config
-from trainer.spec import ModelConfig, resolve_model
-from trainer.spec.flops import attention_weights, mlp_weights
+from trainer.shared.run.flops import attention_weights, mlp_weights
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 
 BYTES_PER_TOKEN = 1
 """Of a prompt: a token is at least a byte, so this is the most tokens that it can have."""

@@ -23,9 +23,10 @@ from launcher.sweep.run import check_follow, run_sweep
 from launcher.trials.job import Job
 from launcher.trials.labels import elapsed_s
 from launcher.trials.store import UNDER_WAY, Record, Store
-from trainer.spec import ConfigError, Reason, Status, to_dict
-from trainer.spec.files import look_again
-from trainer.spec.read import SECTION
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import look_again
+from trainer.shared.run.read import SECTION, to_dict
 
 VISIBLE_SECONDS = 10.0
 """How long what a node made may stay unseen here (caches of NFS)."""

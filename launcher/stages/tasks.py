@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.spec import ConfigError
-from trainer.spec.artifacts import FETCHED
-from trainer.spec.errors import listed, nearest
-from trainer.spec.files import read_json
-from trainer.spec.stages import BUILTIN_TASKS
+from trainer.shared.records.artifacts import FETCHED
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.files import read_json
+from trainer.shared.run.stages import BUILTIN_TASKS
 
 
 def check_tasks(names: Sequence[str], folder: str | Path | None, planned: Sequence[str] = ()) -> None:

@@ -13,7 +13,9 @@ from launcher.trials import exclusion
 from launcher.trials.exclusion import Exclusion
 from launcher.trials.job import Handle, Job
 from launcher.trials.store import Record
-from trainer.spec import ConfigError, Reason, Status, steady
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run import steady
+from trainer.shared.run.errors import ConfigError
 
 
 @dataclass(eq=False)

@@ -11,8 +11,10 @@ from launcher.config.schema import Config
 from launcher.trials.identity import trial_id
 from launcher.trials.job import Job
 from launcher.trials.store import Point, Store, check_name
-from trainer.spec import ConfigError, to_dict, world_size_of
-from trainer.spec.grid import Grid
+from trainer.shared.parallel.grid import Grid
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.rules import world_size_of
 
 
 def print_requests(points: Sequence[Point], mode: str) -> None:

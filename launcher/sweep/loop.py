@@ -21,7 +21,8 @@ from launcher.sweep.submitter import Submitter
 from launcher.trials.job import JobState
 from launcher.trials.lock import Locks
 from launcher.trials.store import Record, Store
-from trainer.spec import ConfigError, Reason, Status
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
 
 TICK_SECONDS = 0.1
 

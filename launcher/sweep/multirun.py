@@ -24,9 +24,10 @@ from launcher.sweep.run import Point, run_sweep
 from launcher.tracking import process
 from launcher.tracking.reachable import check_experiment, check_tracking
 from launcher.trials.store import UNDER_WAY, Store, check_name
-from trainer.spec import ConfigError, Reason, Status
-from trainer.spec.grid import Grid
-from trainer.spec.records import positive
+from trainer.shared.parallel.grid import Grid
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import positive
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn

@@ -20,11 +20,13 @@ from launcher.named_files import check_folder
 from launcher.trials.identity import digest
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, all_said, decide
-from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
-from trainer.spec.files import last_object, look_again, read_json
-from trainer.spec.read import SECTION
-from trainer.spec.records import METRICS, RESULT, failures_in
-from trainer.spec.stage_run import StageRun
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.stage_run import StageRun
+from trainer.shared.records.trial_files import METRICS, RESULT, failures_in
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import last_object, look_again, read_json
+from trainer.shared.run.read import SECTION, save, to_dict
+from trainer.shared.run.rules import world_size_of
 
 Tell = Callable[[JobState, dict[str, Any] | None], None]
 

@@ -17,9 +17,10 @@ from launcher.trials.job import JobState
 from launcher.trials.labels import total_steps
 from launcher.trials.outcome import all_said
 from launcher.trials.store import Record
-from trainer.spec import Reason, Status, steady
-from trainer.spec.files import look_again
-from trainer.spec.records import failures_in
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import failures_in
+from trainer.shared.run import steady
+from trainer.shared.run.files import look_again
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.observer import Observer
 from launcher.trials.labels import newest_step, outcome, step, total_steps, trial_labels
 from launcher.trials.store import Record
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 _REFRESH_SECONDS = 0.25
 

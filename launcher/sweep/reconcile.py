@@ -16,7 +16,7 @@ from launcher.tracking.process import resume
 from launcher.trials.lock import Locks
 from launcher.trials.recorded import recorded_cluster
 from launcher.trials.store import Record, Store
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 
 def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> None:

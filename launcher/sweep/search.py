@@ -24,8 +24,10 @@ from launcher.search.policy import P, Policy, Searched, SearchTrial, Stop, Trial
 from launcher.search.steps import OWN_STEPS, ending, enough_of, known_to, noise_of, scatter_of
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
-from trainer.spec import ConfigError, Reason, Status, steady
-from trainer.spec.records import PERCENTILES, positive, read_steps
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import PERCENTILES, positive, read_steps
+from trainer.shared.run import steady
+from trainer.shared.run.errors import ConfigError
 
 ENDING_S = 10.0
 """A trial that needs less than this for what is left of it is not worth ending: to ask for it, and to clear up, takes as long."""

@@ -13,11 +13,13 @@ from launcher.trials.job import JobState
 from launcher.trials.labels import total_steps
 from launcher.trials.outcome import Told, Verdict, decide, silent_nodes
 from launcher.trials.store import Record
-from trainer.spec import Reason, ResolvedTrainConfig, Status, steady
-from trainer.spec.files import look_again, remove_if, write_json, write_json_first
-from trainer.spec.read import SECTION, from_record
-from trainer.spec.records import FORMAT, RESULT, SERIES, attempt_of, failures_in, outcome_of, positive, read_steps
-from trainer.spec.summary import ends_short, result_of
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.summary import ends_short, result_of
+from trainer.shared.records.trial_files import FORMAT, RESULT, SERIES, attempt_of, failures_in, outcome_of, positive, read_steps
+from trainer.shared.run import steady
+from trainer.shared.run.files import look_again, remove_if, write_json, write_json_first
+from trainer.shared.run.read import SECTION, from_record
+from trainer.shared.run.schema import ResolvedTrainConfig
 
 _OF_LAYOUT = (Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS)
 """Reasons that say more of a layout than that its step time was known when it was ended."""

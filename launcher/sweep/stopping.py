@@ -11,7 +11,7 @@ from launcher.sweep.settlement import Settlement
 from launcher.sweep.state import SweepState
 from launcher.sweep.submitter import Submitter
 from launcher.trials.outcome import Verdict
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 _REQUESTS_SECONDS = 0.5
 """How often stop requests are read."""

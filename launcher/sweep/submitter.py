@@ -18,8 +18,10 @@ from launcher.sweep.state import SweepState
 from launcher.trials import exclusion
 from launcher.trials.job import Handle, JobState
 from launcher.trials.outcome import Verdict
-from trainer.spec import ConfigError, Reason, Status, steady
-from trainer.spec.files import write_text
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run import steady
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_text
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cost.inputs.layouts import BALANCES
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed, nearest
-from trainer.spec.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES, TARGETS
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES, TARGETS
 
 UNKNOWN = "unknown"
 MOST = 1e9

@@ -21,8 +21,8 @@ from launcher.cost.inputs.shape import ADAPTED, Experts, LatentAttention, Shape
 from launcher.cost.known import cells_of
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
-from trainer.spec import ConfigError, RunConfig
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, RunConfig
 
 LAYOUT = ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert", "micro_batch", "sequence_parallel", "recompute_every")
 SHARDS = ("params", "grads", "optimizer")

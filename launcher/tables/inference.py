@@ -26,7 +26,7 @@ from launcher.tables import canonical
 from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
 from launcher.tables.metrics import Errors, Verdicts
 from launcher.tables.predictions import stacked
-from trainer.spec.schema import RATED
+from trainer.shared.run.schema import RATED
 
 MODES = ("static", "closed", "open")
 _SHARED = ("source", "model", "family", "layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "tied")

@@ -38,7 +38,7 @@ from launcher.tables.canonical import MeasuredRun, written
 from launcher.tables.cases import TableCase, asked_cells, machine_of
 from launcher.tables.predictions import grouped, predict_rows
 from launcher.tables.repeats import question
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 ROUNDS = 5
 TAILS = 4.0

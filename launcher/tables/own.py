@@ -11,7 +11,7 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.prediction import as_run
 from launcher.tables.canonical import COLUMNS, written
-from trainer.spec import LayoutConfig, TrainConfig
+from trainer.shared.run.schema import LayoutConfig, TrainConfig
 
 ORDER = LayoutConfig().order
 

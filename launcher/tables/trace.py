@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.spec import ConfigError
-from trainer.spec.schema import MOST
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import MOST
 
 COLUMNS = {"arrival": 10**15, "input": MOST, "output": MOST}
 """The columns, and what a cell may be at most."""

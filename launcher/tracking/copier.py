@@ -27,7 +27,7 @@ from launcher.tracking import unmirrored
 from launcher.tracking.mirror import MlflowSweep, attempt
 from launcher.trials.lock import Locks
 from launcher.trials.store import Store
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 log = logging.getLogger("copier")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.tracking.names import accepted
-from trainer.spec import flatten
-from trainer.spec.artifacts import METRICS_FILE, Artifact, ArtifactKind, find_artifact, newest_checkpoint
-from trainer.spec.files import read_json
-from trainer.spec.records import number
-from trainer.spec.stage_run import StageRun, stage_in
+from trainer.shared.records.artifacts import METRICS_FILE, Artifact, ArtifactKind, find_artifact, newest_checkpoint
+from trainer.shared.records.stage_run import StageRun, stage_in
+from trainer.shared.records.trial_files import number
+from trainer.shared.run.files import read_json
+from trainer.shared.run.read import flatten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -31,9 +31,11 @@ from launcher.tracking.lineage import Lineage
 from launcher.trials.labels import trial_labels
 from launcher.trials.owner import owner_of
 from launcher.trials.store import Record, Store, Sweep
-from trainer.spec import Status, TrackingConfig, from_record
-from trainer.spec.files import Tail
-from trainer.spec.records import CONFIG, METRICS, OFFSET, RESULT, TIMELINE, failure_file, step_lines, step_metrics
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.trial_files import CONFIG, METRICS, OFFSET, RESULT, TIMELINE, failure_file, step_lines, step_metrics
+from trainer.shared.run.files import Tail
+from trainer.shared.run.read import from_record
+from trainer.shared.run.schema import TrackingConfig
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -19,10 +19,11 @@ from launcher import labels
 from launcher.results import front
 from launcher.results.ranking import Measurement, leaders
 from launcher.trials.labels import trial_labels
-from trainer.spec import Status, flatten
-from trainer.spec.records import number, summary_metrics
-from trainer.spec.stage_run import StageRun, stage_in
-from trainer.spec.stages import TRAININGS
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import StageRun, stage_in
+from trainer.shared.records.trial_files import number, summary_metrics
+from trainer.shared.run.read import flatten
+from trainer.shared.run.stages import TRAININGS
 
 if TYPE_CHECKING:
     from launcher.trials.store import Record, Sweep

@@ -8,7 +8,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from trainer.spec import ConfigError, TrackingConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import TrackingConfig
 
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 """Schemes of tracking stores that are somewhere on the network, and their usual ports."""

@@ -19,7 +19,8 @@ from typing import Any
 from launcher.config.rules import run_of
 from launcher.config.schema import Config
 from launcher.trials.reads import digests
-from trainer.spec import TuneConfig, to_dict
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.schema import TuneConfig
 
 _NEWER = [
     ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import ClusterConfig
-from trainer.spec import Reason, Status
-from trainer.spec.records import CONFIG
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import CONFIG
 
 Handle = dict[str, Any]
 """Plain JSON data by which a backend finds a submitted job again: {"job_id": "12_3"}, {"namespace": ..., "name": ...}."""

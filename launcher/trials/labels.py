@@ -9,9 +9,10 @@ from typing import Any
 
 from launcher.labels import layout_label, one_line, seconds
 from launcher.trials.store import Record
-from trainer.spec import Status, flatten
-from trainer.spec.records import LAST_STEP, number, positive
-from trainer.spec.stages import TRAININGS
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.trial_files import LAST_STEP, number, positive
+from trainer.shared.run.read import flatten
+from trainer.shared.run.stages import TRAININGS
 
 UNSAID = ("sweep", "search", "tracking", "hydra", "dry_run", "expect")
 """Sections whose keys cannot set one trial apart from another."""

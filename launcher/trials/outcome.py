@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.trials.job import JobState
-from trainer.spec import Reason, Status, steady
-from trainer.spec.records import attempt_of, outcome_of, positive, reason_of
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import attempt_of, outcome_of, positive, reason_of
+from trainer.shared.run import steady
 
 ROOT_CAUSES = (
     Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS, Reason.CONFIGURATION, Reason.CANNOT_START, Reason.UPSTREAM,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trainer.spec import TrainConfig
+from trainer.shared.run.schema import TrainConfig
 
 
 def owned(run: TrainConfig, root: Path) -> TrainConfig:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from launcher.config.rules import run_of
 from launcher.config.schema import Config
-from trainer.spec.artifacts import CHECKPOINT_MANIFEST, newest_checkpoint
-from trainer.spec.corpus import INDEX, TOKENIZER
-from trainer.spec.files import read_json
-from trainer.spec.named_tokens import NAMING
-from trainer.spec.sources import STDLIB
+from trainer.shared.corpora.index import INDEX, TOKENIZER
+from trainer.shared.corpora.sources import STDLIB
+from trainer.shared.records.artifacts import CHECKPOINT_MANIFEST, newest_checkpoint
+from trainer.shared.records.named_tokens import NAMING
+from trainer.shared.run.files import read_json
 
 
 def digests(config: Config) -> dict[str, str]:

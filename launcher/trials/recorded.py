@@ -5,7 +5,9 @@ from __future__ import annotations
 from launcher.config.clusters import cluster_from_record
 from launcher.config.schema import ClusterConfig
 from launcher.trials.store import Record
-from trainer.spec import ResolvedTrainConfig, TrainConfig, from_record, resolve
+from trainer.shared.run.read import from_record
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import ResolvedTrainConfig, TrainConfig
 
 
 def recorded_run(record: Record) -> ResolvedTrainConfig:

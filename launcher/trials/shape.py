@@ -12,9 +12,10 @@ from functools import cache
 from typing import Any
 
 from launcher.config.clusters import cluster_class
-from trainer.spec import ConfigError, TrainConfig
-from trainer.spec.read import SECTION
-from trainer.spec.stage_run import StageRun
+from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import SECTION
+from trainer.shared.run.schema import TrainConfig
 
 LATEST = 1e11
 """Unix seconds, some time in the year 5138: what is later is no time of a trial."""

@@ -27,12 +27,13 @@ from launcher.trials.identity import digest, trial_id
 from launcher.trials.owner import owned
 from launcher.trials.reads import contents
 from launcher.trials.shape import fits, is_record, is_time
-from trainer.spec import ConfigError, Reason, Status, save, to_dict, world_size_of
-from trainer.spec.errors import nearest
-from trainer.spec.files import last_object, read_json, write_json
-from trainer.spec.read import SECTION
-from trainer.spec.records import CONFIG, FORMAT, METRICS, RESULT, attempt_of, check_format, known_reason, outcome_of
-from trainer.spec.stage_run import StageRun
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.stage_run import StageRun
+from trainer.shared.records.trial_files import CONFIG, FORMAT, METRICS, RESULT, attempt_of, check_format, known_reason, outcome_of
+from trainer.shared.run.errors import ConfigError, nearest
+from trainer.shared.run.files import last_object, read_json, write_json
+from trainer.shared.run.read import SECTION, save, to_dict
+from trainer.shared.run.rules import world_size_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{12}")
@@ -82,7 +83,7 @@ class Record:
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
-    queue_clock: str | None = None  # when the attempt was submitted, as ``trainer.spec.steady`` marks it
+    queue_clock: str | None = None  # when the attempt was submitted, as ``trainer.shared.run.steady`` marks it
     end_clock: str | None = None  # likewise: when its job was first seen to have ended, while words of its ranks were still missing
     nodes: tuple[str, ...] = ()
     predicted: dict[str, Any] | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
-from trainer.spec import LayoutConfig, world_size_of
-from trainer.spec.schema import AT_RUN_TIME, CommandConfig
+from trainer.shared.run.rules import world_size_of
+from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, LayoutConfig
 
 IN_SHELL = {
     "python": "python",

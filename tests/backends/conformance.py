@@ -37,9 +37,12 @@ from launcher.sweep.search import search
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
 from tests.clusters.slurm.process import rest
-from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status, TrainConfig, resolve, save
-from trainer.spec.files import read_json
-from trainer.spec.records import PERCENTILES, failures_in
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import PERCENTILES, failures_in
+from trainer.shared.run.files import read_json
+from trainer.shared.run.read import save
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig, TrainConfig
 
 MODEL = ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8)
 SHORT = RunConfig(steps=3, warmup_steps=1, global_batch=2, timeline=False, device="cpu")

@@ -15,7 +15,7 @@ from launcher.config.schema import Config, SweepConfig
 from launcher.config.slurm import SlurmCluster
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record
-from trainer.spec import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
+from trainer.shared.run.schema import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 PROJECT = Path(__file__).parents[2]
 CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_seconds=0.2, code="image", start_timeout=600, visibility_s=1)

@@ -31,9 +31,10 @@ from tests.backends.conformance import LONG, Conformance, Ground, SearchConforma
 from tests.clusters.kubernetes.control_plane import ControlPlane
 from tests.clusters.kubernetes.fixture import Kubernetes, run_inside, shipped
 from tests.clusters.slurm.process import wait_for
-from trainer.spec import Reason, RunConfig, Status
-from trainer.spec.files import read_json
-from trainer.spec.records import failures_in
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import failures_in
+from trainer.shared.run.files import read_json
+from trainer.shared.run.schema import RunConfig
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from launcher.backends.kubernetes.logs import Unpacker, nanoseconds, unpack_mess
 from launcher.backends.kubernetes.manifests import ENTRY
 from tests.clusters.kubernetes.control_plane import free_ports
 from tests.clusters.slurm.process import wait_for
-from trainer.spec import Reason, records
+from trainer.shared.records import trial_files as records
+from trainer.shared.records.outcome import Reason
 
 pytestmark = pytest.mark.slow
 

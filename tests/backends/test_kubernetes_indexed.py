@@ -17,8 +17,8 @@ from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.kubernetes.indexed import GROUP, IndexedJobs, kind
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.spec import Reason, Status
-from trainer.spec.files import read_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.files import read_json
 
 
 @pytest.fixture(scope="module")

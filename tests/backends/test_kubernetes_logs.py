@@ -15,8 +15,8 @@ from launcher.backends.kubernetes.client import Unreachable
 from launcher.trials.outcome import decide
 from tests.clusters.kubernetes.stage import RESULT, Gang, Stage, frame, log
 from tests.clusters.slurm.process import wait_for
-from trainer.spec import Reason, Status
-from trainer.spec.files import read_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.files import read_json
 
 STEPS = [f'{{"step": {n}, "attempt": 0}}' for n in range(1, 41)]
 WHOLE = log(*(f"#trireme metrics.jsonl + {step}" for step in STEPS), "[{index}] all done", frame("result.json", RESULT))

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.backends.kubernetes.causes import Object
 from launcher.backends.kubernetes.states import Observed, state_of
 from launcher.backends.kubernetes.workloads import KINDS
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 
 def pod(index: int, uid: str, created: str, **state: Any) -> Object:

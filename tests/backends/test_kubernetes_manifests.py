@@ -26,7 +26,8 @@ from launcher.config.kubernetes_volumes import VolumeConfig
 from launcher.config.schema import Config, ContainerConfig
 from launcher.trials.job import Job
 from tests.clusters.kubernetes.fixture import Kubernetes
-from trainer.spec import ConfigError, from_dict, to_dict
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict, to_dict
 
 PROJECT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden") / "kubernetes"

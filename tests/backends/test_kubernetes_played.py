@@ -17,8 +17,9 @@ from launcher.config.kubernetes_volumes import VolumeConfig
 from tests.clusters.kubernetes.control_plane import CURRENT
 from tests.clusters.kubernetes.stage import RESULT, Gang, Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.spec import ConfigError, Reason, Status
-from trainer.spec.files import read_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json
 
 # -- the life of a gang ----------------------------------------------------------------------------------------------------------
 

@@ -26,9 +26,13 @@ from launcher.trials.outcome import decide
 from tests.backends.conformance import MODEL, SHORT, Ground, closing
 from tests.backends.test_kubernetes_manifests import CONFIG, PLAIN, PROJECT, job
 from tests.clusters.kubernetes.fixture import Kubernetes
-from trainer.spec import ConfigError, DataConfig, LayoutConfig, Reason, Status, TrainConfig, resolve, save
-from trainer.spec.files import read_json
-from trainer.spec.records import failures_in
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import failures_in
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json
+from trainer.shared.run.read import save
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import DataConfig, LayoutConfig, TrainConfig
 
 RESULT = """
 import json, os, sys

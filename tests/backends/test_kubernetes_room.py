@@ -21,7 +21,8 @@ from launcher.trials.store import Point, Record, Store
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.kubernetes.stage import Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.spec import DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
+from trainer.shared.records.outcome import Status
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 MODEL = ModelConfig(layers=1, hidden=16, heads=2, vocab=64, seq=8)
 WHOLE_NODE = "1000"

@@ -12,7 +12,7 @@ from launcher.backends import backend_for
 from tests.backends.conformance import LONG, Ground, closing
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.kubernetes.stage import Gang, Stage
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 
 @pytest.fixture

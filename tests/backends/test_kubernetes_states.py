@@ -12,7 +12,7 @@ from launcher.backends.kubernetes.causes import Object
 from launcher.backends.kubernetes.states import SETTLE, Observed, state_of
 from launcher.backends.kubernetes.workloads import KINDS
 from launcher.trials.job import JobState
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC).timestamp()
 FAULT_TIMEOUT = 300.0

@@ -36,8 +36,10 @@ from tests.clusters.kubernetes.control_plane import ControlPlane
 from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
-from trainer.spec import ConfigError, DataConfig, LayoutConfig, ModelConfig, RunConfig, Status
-from trainer.spec.files import read_json
+from trainer.shared.records.outcome import Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 RBAC = PROJECT / "deploy" / "kubernetes" / "rbac.yaml"
 

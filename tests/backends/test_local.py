@@ -25,8 +25,10 @@ from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from tests.warm import replaced
-from trainer.spec import ConfigError, Reason, Status, steady
-from trainer.spec.files import read_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run import steady
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json
 
 pytestmark = pytest.mark.slow
 CLUSTER = LocalCluster(gpus_per_node=2)

@@ -22,7 +22,8 @@ from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import Config, ContainerConfig
 from launcher.trials.job import Handle, Job
 from launcher.trials.store import Point, Store
-from trainer.spec import DataConfig, Status
+from trainer.shared.records.outcome import Status
+from trainer.shared.run.schema import DataConfig
 
 pytestmark = pytest.mark.slow
 

@@ -26,8 +26,9 @@ from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until
 from trainer.health import bad_nodes
-from trainer.spec import ConfigError, Reason, Status
-from trainer.spec.files import read_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,9 @@ from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.configuration import oci_conf
 from tests.clusters.slurm.fixture import Slurm
 from trainer.data.prepare import prepare
-from trainer.spec import CheckpointConfig, ConfigError, DataConfig, Reason, Status
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import CheckpointConfig, DataConfig
 
 STAND_IN = Path(__file__).parents[1] / "clusters" / "slurm" / "apptainer"
 INSIDE = "/opt/ranks/python"

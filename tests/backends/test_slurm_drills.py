@@ -24,7 +24,7 @@ from tests.backends.slurm_support import PROJECT, Running, interpreter, run, squ
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import starts, until
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 DYING = """\
 import os, signal, sys

@@ -24,8 +24,8 @@ from tests.backends.slurm_support import Running, interpreter, run, squeue, tria
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until
-from trainer.spec import Status
-from trainer.spec.files import read_json
+from trainer.shared.records.outcome import Status
+from trainer.shared.run.files import read_json
 from trainer.testing import Farm
 
 SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}

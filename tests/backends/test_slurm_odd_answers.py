@@ -17,7 +17,7 @@ from launcher.trials.store import Store
 from tests.backends.odd_slurm import OddSlurm
 from tests.backends.slurm_support import PROJECT, Running, run, trial
 from tests.sweep.support import until
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,8 @@ from launcher.backends.slurm.states import EXIT_CODES
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster, seconds_of
 from launcher.trials.job import Job
-from trainer.spec import ConfigError, Reason
+from trainer.shared.records.outcome import Reason
+from trainer.shared.run.errors import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm"
 CODE = Path("/shared/runs/code/0123456789ab")

@@ -10,7 +10,7 @@ from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint,
 from launcher.backends.slurm.states import ENDED, EXIT_CODES, earlier, judge, read_accounts, read_queue
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import JobState
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 NAME = "trireme-demo-89abcdef"
 

@@ -13,7 +13,7 @@ import pytest
 from launcher.backends import snapshot
 from launcher.backends.snapshot import CodeSnapshot
 from tests.sweep.test_full_disk import small_disk  # noqa: F401
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @pytest.fixture

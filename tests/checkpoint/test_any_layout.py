@@ -15,8 +15,8 @@ from tests.checkpoint.worlds import FACTS, SHAPES, World, assert_holds, global_s
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader, piece_of, snapshot, write_rank
-from trainer.spec import Factors
-from trainer.spec.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
+from trainer.shared.parallel.shards import Factors
+from trainer.shared.records.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
 
 pytestmark = pytest.mark.slow
 

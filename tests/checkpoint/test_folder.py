@@ -12,9 +12,10 @@ from tests.checkpoint.worlds import FACTS
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import write_rank
 from trainer.launch.failure import classify
-from trainer.spec import ConfigError, Reason
-from trainer.spec.artifacts import newest_checkpoint
-from trainer.spec.manifest import CheckpointError, read_manifest
+from trainer.shared.records.artifacts import newest_checkpoint
+from trainer.shared.records.manifest import CheckpointError, read_manifest
+from trainer.shared.records.outcome import Reason
+from trainer.shared.run.errors import ConfigError
 
 
 def entered(root: Path, attempt: int = 0, run: str = "a run") -> Folder:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.checkpoint.test_saving import ALONE, EXTRA, checkpoints
 from tests.checkpoint.worlds import assert_holds, global_state, owned_by
-from trainer.spec import ConfigError
-from trainer.spec.manifest import MANIFEST
+from trainer.shared.records.manifest import MANIFEST
+from trainer.shared.run.errors import ConfigError
 
 WRONG = (None, True, "text", -1, 10**12, 1.5, [], {}, [[0, -1]])
 OPTIONAL = {("data", "seq"), ("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}

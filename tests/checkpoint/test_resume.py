@@ -21,9 +21,9 @@ from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.convert import export_weights, import_weights
 from trainer.data.prepare import prepare
-from trainer.spec import DataConfig
-from trainer.spec.corpus import read_index
-from trainer.spec.manifest import STATES, read_manifest
+from trainer.shared.corpora.index import read_index
+from trainer.shared.records.manifest import STATES, read_manifest
+from trainer.shared.run.schema import DataConfig
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,10 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import write_rank
 from trainer.comm import collectives
 from trainer.launch.failure import classify
-from trainer.spec import CheckpointConfig, Factors, ModelConfig, Reason, resolve_model
+from trainer.shared.parallel.shards import Factors
+from trainer.shared.records.outcome import Reason
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import CheckpointConfig, ModelConfig
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

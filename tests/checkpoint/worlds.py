@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from trainer.models.layers import Init
-from trainer.spec import Factors, ModelConfig, Piece, plan_buckets
-from trainer.spec.manifest import STATES
+from trainer.shared.parallel.shards import Factors, Piece, plan_buckets
+from trainer.shared.records.manifest import STATES
+from trainer.shared.run.schema import ModelConfig
 from trainer.state.parameters import Owned, ParameterRecord
 
 SHAPES = {"tokens": (5, 4), "qkv": (4, 3, 2, 4), "output": (4, 8), "norm": (4,)}

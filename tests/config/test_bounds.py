@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import ClusterConfig, HardwareConfig
-from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, from_dict
-from trainer.spec.errors import divisors
+from trainer.shared.run.errors import ConfigError, divisors
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, RunConfig, ShardingConfig
 
 RATES = ("memory_gb", "legacy_kernel_factor", "exp_throughput", "memory_bandwidth_gbs", "link_gbs", "network_gbs")
 MAPS = ("peak_tflops", "sustained_tflops")

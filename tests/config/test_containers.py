@@ -14,7 +14,8 @@ from launcher.config import Config, locate_data
 from launcher.config.containers import Mount, all_mounts, host_paths, runtime, seen
 from launcher.config.schema import ContainerConfig, SweepConfig
 from launcher.config.slurm import SlurmCluster
-from trainer.spec import CheckpointConfig, ConfigError, DataConfig, ModelConfig, RunConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import CheckpointConfig, DataConfig, ModelConfig, RunConfig
 
 TRIAL, CODE = Path("/shared/runs/trials/ab"), Path("/shared/runs/code/cd")
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config import compose
 from launcher.config.hardware import hardware_files, shipped_hardware
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 BROKEN = {
     "not_utf8": (b"\xff\xfe\x00", "cannot be read"),

@@ -18,7 +18,7 @@ from launcher.config.compose import _hydra_compose, check_overrides, plain_error
 from launcher.config.folders import conf_dir
 from launcher.config.jobs import Jobs
 from tests.draws import draws
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from launcher.cli.main import main
 from launcher.cli.train import key_docs
 from launcher.config import conf_dir
 from launcher.config.json_schema import json_schema
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 SECTIONS = ("model", "layout", "data", "optimizer", "cluster", "hardware", "trainer", "search")
 FILES = sorted(path for folder in (*SECTIONS, "recipe") for path in (conf_dir() / folder).glob("*.yaml"))

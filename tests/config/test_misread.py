@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config.compose import check_overrides
 from launcher.config.misread import refuse_misread
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @pytest.fixture

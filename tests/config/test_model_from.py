@@ -10,8 +10,10 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose, resolve
-from trainer.spec import ConfigError, ModelConfig, resolve_model
-from trainer.spec.model_files import to_config
+from trainer.shared.records.model_files import to_config
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 
 MODELS = [
     ModelConfig(family="gpt", layers=6, hidden=96, heads=6, vocab=300, seq=64),

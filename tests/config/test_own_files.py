@@ -9,7 +9,7 @@ import pytest
 from launcher.cli.main import main
 from launcher.config import compose
 from launcher.config.trainers import profile
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 SHIPPED = {"hardware": "h100", "trainer": "nemo", "model": "gpt_tiny", "recipe": "gpt3_20b", "cluster": "slurm", "layout": "zero1",
            "data": "synthetic", "optimizer": "adamw", "search": "quick", "engine": "vllm", "workload": "chat"}  # fmt: skip

@@ -12,7 +12,10 @@ from tests.convert.test_logits import SMALL, checkpoint, ours
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, write_rank
-from trainer.spec import ConfigError, ModelConfig, resolve_model, to_dict
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 

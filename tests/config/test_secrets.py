@@ -10,7 +10,7 @@ import pytest
 from launcher.cli.main import main
 from launcher.config.secrets import refuse_secrets, secrets_in
 from launcher.config.slurm import SlurmCluster
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

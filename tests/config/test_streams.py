@@ -33,7 +33,7 @@ def test_other_closed_streams_change_no_exit_code(closed: str, tmp_path: Path) -
     assert shell(f"-m launcher nope {closed}", tmp_path).returncode == 2
 
 
-@pytest.mark.parametrize("module", ["launcher.cli.main", "trainer.spec.errors", "launcher.cli.plan"])
+@pytest.mark.parametrize("module", ["launcher.cli.main", "trainer.shared.run.errors", "launcher.cli.plan"])
 def test_a_command_that_is_interrupted_as_it_starts_says_nothing(module: str, tmp_path: Path) -> None:
     (tmp_path / "start.py").write_text(
         "import sys\n"

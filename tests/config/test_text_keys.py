@@ -25,7 +25,7 @@ from launcher.config.jobs import Jobs
 from launcher.config.text_keys import in_quotes, type_of_key
 from launcher.stages.graph import Stage, parse
 from tests.draws import draws
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 TYPED = ["2024_05_01", "1.10", "1e3", "+5", "true", "inf", "n[1-4]", "h100&ib", "it's", "a=b", "#1", "0x1F", "4:00:00"]
 """What Hydra or YAML read as something else, or not at all."""

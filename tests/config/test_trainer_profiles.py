@@ -10,7 +10,7 @@ import pytest
 from launcher.cli import main as tool
 from launcher.config import compose
 from launcher.config.trainers import changed, profile, profile_names
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from launcher.cli.main import main
 from launcher.config import compose, resolve
 from launcher.config.rules import locate_data
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

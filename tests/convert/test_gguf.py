@@ -17,7 +17,9 @@ from tests.convert.test_logits import MODELS, SMALL, checkpoint, loaded, logits,
 from trainer.convert import export_gguf, export_weights, import_weights
 from trainer.convert.__main__ import main
 from trainer.data.prepare import prepare
-from trainer.spec import ConfigError, DataConfig, ModelConfig, resolve_model
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import DataConfig, ModelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,10 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.convert import export_weights, huggingface, import_weights
 from trainer.convert.__main__ import main, overrides
 from trainer.models.transformer import Transformer
-from trainer.spec import ConfigError, ModelConfig, resolve_model
-from trainer.spec.manifest import read_manifest
+from trainer.shared.records.manifest import read_manifest
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 

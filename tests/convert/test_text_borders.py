@@ -19,9 +19,12 @@ from trainer.generate.ranks import alone
 from trainer.generate.server import Desk
 from trainer.generate.telling import open_text
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, DataConfig, ModelConfig, Status, resolve_model
-from trainer.spec.artifacts import find_artifact
-from trainer.spec.stage_run import Finish, StageRun
+from trainer.shared.records.artifacts import find_artifact
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import Finish, StageRun
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import DataConfig, ModelConfig
 from trainer.stage import make
 
 pytestmark = pytest.mark.slow

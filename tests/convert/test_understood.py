@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.convert.test_logits import MODELS, checkpoint, loaded, ours
 from trainer.convert import export_gguf, export_weights, huggingface, import_weights
-from trainer.spec import ConfigError, resolve_model
-from trainer.spec.gguf_header import model_in
-from trainer.spec.model_files import from_config, to_config
+from trainer.shared.records.gguf_header import model_in
+from trainer.shared.records.model_files import from_config, to_config
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import resolve_model
 
 HEADER: dict[str, Any] = {
     "general.architecture": "llama",

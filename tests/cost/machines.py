@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import ClusterConfig, HardwareConfig
-from trainer.spec import LayoutConfig, ModelConfig, RunConfig, ShardingConfig
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, RunConfig, ShardingConfig
 
 HARDWARE: dict[str, HardwareConfig] = hardware_files()
 

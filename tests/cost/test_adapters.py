@@ -16,10 +16,9 @@ from launcher.cost.inputs.shape import Shape
 from launcher.cost.memory import activations
 from launcher.cost.time import adapters, attention, block, collectives
 from tests.cost.machines import cluster, layout, mixed
-from trainer.spec import LayoutConfig, ModelConfig, TuneConfig
-from trainer.spec.rules import resolve_model
-from trainer.spec.schema import TARGETS
-from trainer.spec.tuning import added_parameters
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import TARGETS, LayoutConfig, ModelConfig, TuneConfig
+from trainer.shared.run.tuning import added_parameters
 
 MODEL = ModelConfig(family="llama", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, seq=4096)
 APART, IN_PLACE = profile("megatron_core"), profile("trireme")

@@ -19,7 +19,7 @@ from launcher.cost.parts import HOST, MATRICES, total
 from launcher.cost.time import attention
 from launcher.cost.time.block import BlockTimes, times
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
-from trainer.spec import ModelConfig
+from trainer.shared.run.schema import ModelConfig
 
 TABLE_4 = (  # sequence parallelism, recomputation, milliseconds forward and backward (with recomputation): arXiv 2205.05198, table 4
     (False, "none", 7.7, 11.9),

@@ -24,7 +24,7 @@ from launcher.tables.canonical import MeasuredRun, read, write, written
 from launcher.tables.cases import TableCase, table_case
 from launcher.tables.learning import as_id, learn, missed, on, run_id, start, step_seconds, traits, with_values
 from launcher.tables.predictions import predict_rows
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.time import collectives
 from tests.cost.machines import HARDWARE
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 FILES = {"A100": "a100_80", "H200": "h200", "B200": "b200"}
 DEVICES = {name: Device.of(HARDWARE[file], 8) for name, file in FILES.items()}

@@ -14,7 +14,7 @@ from launcher.cost.prediction import CostModel
 from launcher.tables.canonical import COLUMNS, MeasuredRun, Unanswerable
 from launcher.tables.cases import machine_of
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 DEVICES = sorted(name for name, hardware in HARDWARE.items() if not hardware.host)
 

@@ -29,7 +29,8 @@ from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
 from tests.cost.machines import HARDWARE, layout, mixed
 from trainer.probe import groups_of, pair_of
-from trainer.spec import ConfigError, ModelConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from launcher.cli.validate import main
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.canonical import MeasuredRun, write, written
 from launcher.tables.inference import COLUMNS, is_inference, judge, read, shape_of, summary, weighted_median
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,9 @@ from launcher.cost.inputs.layouts import to_table
 from launcher.cost.memory import activations
 from launcher.cost.memory import peak as memory
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
-from trainer.spec import ConfigError, ModelConfig, ShardingConfig, build
-from trainer.spec.schedule import in_flight
+from trainer.shared.parallel.schedule import build, in_flight
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ModelConfig, ShardingConfig
 
 PAPER = (GPT_22B, GPT3, GPT_530B, GPT_1T)
 

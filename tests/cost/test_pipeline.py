@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from launcher.cost.inputs.stages import _by_cost
 from launcher.cost.time.pipeline import StageTimes, run, turns
-from trainer.spec import build
-from trainer.spec.actions import Kind
-from trainer.spec.balance import by_cost
-from trainer.spec.schedule import compute_order
-from trainer.spec.simulate import Times, makespan, simulate
+from trainer.shared.parallel.actions import Kind
+from trainer.shared.parallel.balance import by_cost
+from trainer.shared.parallel.schedule import build, compute_order
+from trainer.shared.parallel.simulate import Times, makespan, simulate
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RANKS, BATCHES = st.integers(1, 8), st.integers(1, 24)

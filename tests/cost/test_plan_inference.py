@@ -24,7 +24,7 @@ from launcher.config.schema import Config
 from launcher.planning.inference import LIMITS, SATURATED, InferencePlan, command, front, name_of, outward, plan_inference
 from launcher.tables.trace import read_trace
 from tests.draws import draws
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "inference.md", ROOT / "docs" / "how-to" / "serving.md"]

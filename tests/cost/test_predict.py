@@ -16,9 +16,9 @@ from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.timeline import timeline
 from launcher.planning.space import space
 from tests.cost.machines import GPT3, GPT_1T, GPT_22B, GPT_530B, HARDWARE, cluster, layout, mixed
-from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
-from trainer.spec.actions import Kind
-from trainer.spec.simulate import Span, makespan
+from trainer.shared.parallel.actions import Kind
+from trainer.shared.parallel.simulate import Span, makespan
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, ShardingConfig
 
 PLAIN = ShardingConfig(1, 1, 1)
 DAY = 86400

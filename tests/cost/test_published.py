@@ -18,7 +18,7 @@ from launcher.cli.validate import main
 from launcher.config.hardware import hardware_files
 from launcher.tables.canonical import COLUMNS, MeasuredRun, read, write
 from launcher.tables.validation import Judged, Summary, by_source, judge, summary
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

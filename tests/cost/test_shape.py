@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
-from trainer.spec import ModelConfig, resolve_model
-from trainer.spec.flops import model_flops
-from trainer.spec.schema import FAMILIES
+from trainer.shared.run.flops import model_flops
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import FAMILIES, ModelConfig
 
 BLOOM = ModelConfig(family="bloom", layers=70, hidden=14336, heads=112, vocab=250880, seq=2048)
 LLAMA_7B = ModelConfig(family="llama", layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000, seq=4096)

@@ -25,7 +25,7 @@ from launcher.cost.parts import ATTENTION, BUBBLE, EXPERT, GATHER, MATRICES, OFF
 from launcher.cost.time import block, collectives, embedding_head, matmul
 from launcher.cost.time import data_parallel as states
 from tests.cost.machines import GPT_22B, HARDWARE, cluster, layout, mixed
-from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, ShardingConfig
 
 LLAMA_13B = ModelConfig(family="llama", layers=40, hidden=5120, heads=40, ffn=13824, vocab=128000, seq=2048)
 BASE = profile("megatron_lm_2023")

@@ -13,9 +13,10 @@ import pytest
 from tests.small_runs import small
 from trainer.data import open_dataset
 from trainer.data.prepare import prepare
-from trainer.spec import ConfigError, DataConfig, ModelConfig
-from trainer.spec import corpus as corpus_files
-from trainer.spec.corpus import SAMPLE_BLOCKS, TOKENS, sample_digest
+from trainer.shared.corpora import index as corpus_files
+from trainer.shared.corpora.index import SAMPLE_BLOCKS, TOKENS, sample_digest
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig, ModelConfig
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

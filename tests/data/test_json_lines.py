@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.spec import ConfigError, DataConfig
-from trainer.spec.sources import open_source
+from trainer.shared.corpora.sources import open_source
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig
 
 ROWS = [{"text": f"Köln {number}", "url": "x"} for number in range(3)]
 

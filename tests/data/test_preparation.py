@@ -24,8 +24,8 @@ from launcher.config.schema import Config
 from trainer.data import open_dataset
 from trainer.data.prepare import END_OF_TEXT, prepare
 from trainer.generate.telling import open_text
-from trainer.spec import ConfigError, DataConfig, ModelConfig, sources
-from trainer.spec.corpus import (
+from trainer.shared.corpora import sources
+from trainer.shared.corpora.index import (
     ARTIFACT,
     DOCUMENTS,
     INDEX,
@@ -38,6 +38,8 @@ from trainer.spec.corpus import (
     read_index,
     windows,
 )
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig, ModelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from trainer.data import Corpus, Dataset, Synthetic, TokenFile, open_dataset
 from trainer.data.permutation import key_of, permute
-from trainer.spec import DataConfig, ModelConfig
-from trainer.spec.corpus import FORMAT, TOKENS, CorpusIndex
+from trainer.shared.corpora.index import FORMAT, TOKENS, CorpusIndex
+from trainer.shared.run.schema import DataConfig, ModelConfig
 
 SEQ = 4
 

@@ -12,7 +12,8 @@ from launcher.stages.tasks import check_tasks
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.generate.command import parser, texts_of
 from trainer.generate.generate import check_texts
-from trainer.spec import ConfigError, resolve_model
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import resolve_model
 
 pytestmark = pytest.mark.slow
 

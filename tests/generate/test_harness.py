@@ -20,8 +20,9 @@ from trainer.generate.harness import _model, parser, score
 from trainer.generate.ranks import world_of
 from trainer.generate.tasks import write_tasks
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import DataConfig, LayoutConfig, ModelConfig, RunConfig, TrainConfig, resolve, resolve_model
-from trainer.spec.stages import BUILTIN_TASKS
+from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig, TrainConfig
+from trainer.shared.run.stages import BUILTIN_TASKS
 from trainer.testing import Farm
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -17,7 +17,8 @@ from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import DataConfig, LayoutConfig, RunConfig, TrainConfig, resolve, resolve_model
+from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, TrainConfig
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

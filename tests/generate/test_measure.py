@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.generate.cache import COLUMNS
-from trainer.spec.records import PERCENTILES, read_steps
+from trainer.shared.records.trial_files import PERCENTILES, read_steps
 from trainer.testing import Farm, Finished
 
 STEPS, WARMUP, OUTPUT = 4, 1, 6

@@ -28,7 +28,8 @@ from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
-from trainer.spec import DataConfig, ModelConfig, resolve_model
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import DataConfig, ModelConfig
 
 pytestmark = pytest.mark.slow
 

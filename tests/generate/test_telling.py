@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from trainer.data.text import TextTokens
 from trainer.generate.command import parser, texts_of
 from trainer.generate.telling import Telling, open_text
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 WORDS = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581answer", "\u2581is", "s", "\u2581", "d"]
 GENERATION, CONFIG, SETTINGS = "generation_config.json", "config.json", "tokenizer_config.json"

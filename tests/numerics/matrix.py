@@ -30,9 +30,11 @@ import torch
 from tests.small_runs import ranks
 from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, DataConfig, ResolvedTrainConfig, TrainConfig, from_dict, resolve
-from trainer.spec.schema import RECOMPUTE, TARGETS
-from trainer.spec.tuning import text_model
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import RECOMPUTE, TARGETS, DataConfig, ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.tuning import text_model
 from trainer.testing import Farm, Finished, free_port
 
 if TYPE_CHECKING:

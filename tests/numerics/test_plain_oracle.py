@@ -15,7 +15,9 @@ from trainer.data import open_dataset
 from trainer.engine import Engine, parameters
 from trainer.models.layers import Part
 from trainer.models.transformer import Transformer
-from trainer.spec import TrainConfig, from_dict, resolve
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.state.optimizer import learning_rate
 from trainer.state.parameters import ParameterRecord, initial_value
 

@@ -22,8 +22,8 @@ from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
 from tests import warm
 from tests.processes import alive
-from trainer.spec import save
-from trainer.spec.log_reader import LogReader
+from trainer.shared.records.log_reader import LogReader
+from trainer.shared.run.read import save
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from launcher.trials.store import Store
 from tests.backends.slurm_support import CLUSTER, PROJECT
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.fixture import Slurm
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 EXAMPLE = PROJECT / "examples" / "own_trainer"
 RUN = [

@@ -12,9 +12,10 @@ from launcher.config.trainers import profile
 from tests.small_runs import small
 from trainer.launch.failure import TrainerFailure
 from trainer.observe import Recording
-from trainer.spec import TrainConfig, from_dict, resolve
-from trainer.spec.log_reader import LogReader
-from trainer.spec.schema import CommandConfig
+from trainer.shared.records.log_reader import LogReader
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import CommandConfig, TrainConfig
 
 
 def test_milliseconds_of_a_phase_called_step_are_no_number_of_a_step() -> None:

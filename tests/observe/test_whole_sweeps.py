@@ -13,7 +13,7 @@ from launcher.cli.main import main
 from launcher.config.trainers import profile
 from launcher.trials.store import Store
 from tests.observe.test_profiles import LOGS
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = pytest.mark.slow
 

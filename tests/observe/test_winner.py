@@ -13,8 +13,7 @@ from launcher.results.report import render
 from launcher.trials.store import Store
 from launcher.trials.told import as_files
 from tests.observe.test_whole_sweeps import sweep
-from trainer.spec import LayoutConfig
-from trainer.spec.schema import CommandConfig
+from trainer.shared.run.schema import CommandConfig, LayoutConfig
 
 pytestmark = pytest.mark.slow
 

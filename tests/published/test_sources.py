@@ -17,7 +17,7 @@ from launcher.cost import predict
 from launcher.tables.canonical import COLUMNS, MeasuredRun, written
 from launcher.tables.validation import Judged, judge
 from tests.cost.machines import HARDWARE, cluster, layout, mixed
-from trainer.spec import ModelConfig
+from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from launcher.results.lineage import came_to
-from trainer.spec.artifacts import METRICS_FILE, ArtifactKind, write_artifact
-from trainer.spec.stage_run import StageRun
+from trainer.shared.records.artifacts import METRICS_FILE, ArtifactKind, write_artifact
+from trainer.shared.records.stage_run import StageRun
 
 
 def scored(folder: Path, **figures: float) -> str:

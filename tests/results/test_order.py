@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.results.ranking import Measurement, leaders, measurement, rank, tied
 from tests.results.trial_files import STEPS, WARMUP, SweepOnDisk, point
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 SECONDS = st.sampled_from((0.1, 0.2, 0.3))
 

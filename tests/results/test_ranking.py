@@ -19,7 +19,7 @@ from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, _first_losses, leaders, measurement, problem, rank, tied
 from launcher.trials.store import Point, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.integers(-3, 3))
 

@@ -21,7 +21,8 @@ from launcher.results.timeline import Timeline, covered
 from launcher.trials.store import Point, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep, losses, point, write_json
 from tests.tracking.headless import Page
-from trainer.spec import ConfigError, Reason, Status
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from launcher.tracking import names as tracked
 from launcher.trials.labels import newest_step, trial_labels
 from launcher.trials.store import Point, Record, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, seeded
-from trainer.spec import Reason, Status
-from trainer.spec.records import read_steps, step_metrics
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import read_steps, step_metrics
 
 pytestmark = pytest.mark.slow
 

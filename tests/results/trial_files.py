@@ -13,10 +13,11 @@ from typing import Any
 
 from launcher.config import Config, HardwareConfig, resolve
 from launcher.trials.store import Point, Record, Store
-from trainer.spec import LayoutConfig, ModelConfig, Reason, RunConfig, Status
-from trainer.spec import schedule as schedules
-from trainer.spec.actions import Kind
-from trainer.spec.simulate import Times, simulate
+from trainer.shared.parallel import schedule as schedules
+from trainer.shared.parallel.actions import Kind
+from trainer.shared.parallel.simulate import Times, simulate
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, RunConfig
 
 HARDWARE = HardwareConfig("small", peak_tflops={"fp32": 0.1}, memory_bandwidth_gbs=20.0, link_gbs=5.0, network_gbs=1.0)
 STARTED = 1_790_000_000.0

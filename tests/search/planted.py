@@ -9,8 +9,10 @@ from pathlib import Path
 from launcher.backends.contract import Backend, Request
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.trials.job import Handle, Job, JobState
-from trainer.spec import Reason, Status, TrainConfig, load
-from trainer.spec.files import read_json, write_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.files import read_json, write_json
+from trainer.shared.run.read import load
+from trainer.shared.run.schema import TrainConfig
 
 Truth = Callable[[TrainConfig], float | Reason]
 """Seconds of a step, or why a run fails."""

@@ -18,8 +18,9 @@ from launcher.cost.thresholds import SURELY_FITS
 from launcher.cost.timeline import timeline
 from launcher.planning.layout_names import layout_of, name_of, overrides_of
 from launcher.planning.plan import AT_EDGE, DOMINATED, IN, MEMORY, SEQUENCES, VERDICTS, pareto, plan
-from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig
-from trainer.spec.simulate import makespan
+from trainer.shared.parallel.simulate import makespan
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, RunConfig, ShardingConfig
 
 CONFIG = Config(
     model=ModelConfig(layers=24, hidden=4096, heads=32, vocab=51200, seq=2048),

@@ -18,7 +18,7 @@ from launcher.labels import interval
 from launcher.planning.layout_filter import columns_wanted, describe
 from launcher.planning.layout_names import name_of
 from launcher.planning.plan import world
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from launcher.config.search import SearchConfig
 from launcher.search.policy import Policy, Price, SearchTrial, Small, Stop, TrialObservation
 from launcher.search.steps import cannot_win
 from launcher.search.surrogate import Candidates
-from trainer.spec import Reason
+from trainer.shared.records.outcome import Reason
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,8 @@ from launcher.config import Config, compose, resolve
 from launcher.config.hardware import hardware_files
 from launcher.planning.recipe import recipe, underived
 from launcher.trials.identity import trial_id
-from trainer.spec import LayoutConfig, ModelConfig, ShardingConfig, resolve_model
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, ShardingConfig
 
 RUNS = {
     "another model and its data": ["model=llama_tiny", "data=synthetic", "cluster.gpus_per_node=2", "run.seed=7", "tracking.experiment=mine"],

@@ -18,7 +18,7 @@ from launcher.config.search import SearchConfig
 from launcher.config.trainers import profile
 from launcher.search.replay import Replay, replay, tables
 from launcher.tables.canonical import MeasuredRun, read, write
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -39,18 +39,10 @@ from launcher.tracking import process as tracking
 from launcher.trials.identity import trial_id
 from launcher.trials.store import Store
 from tests.search.planted import PlantedBackend
-from trainer.spec import (
-    ConfigError,
-    DataConfig,
-    LayoutConfig,
-    ModelConfig,
-    Reason,
-    RunConfig,
-    ShardingConfig,
-    Status,
-    TrainConfig,
-    world_size_of,
-)
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import world_size_of
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from launcher.cli.overrides import layouts_asked
 from launcher.config import compose, resolve
 from launcher.planning.layout_filter import columns_wanted, from_layout, widen_space
 from launcher.planning.plan import plan
-from trainer.spec import LayoutConfig, ShardingConfig
+from trainer.shared.run.schema import LayoutConfig, ShardingConfig
 
 pytestmark = pytest.mark.slow
 

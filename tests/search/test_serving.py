@@ -32,7 +32,8 @@ from launcher.tracking import names
 from launcher.tracking import process as tracking
 from launcher.trials.store import Store
 from tests.search.planted import PlantedBackend, Truth
-from trainer.spec import Reason, Status, TrainConfig
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.schema import TrainConfig
 
 pytestmark = pytest.mark.slow
 

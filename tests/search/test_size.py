@@ -10,7 +10,9 @@ from launcher.planning.baseline import baseline, round_batch
 from launcher.planning.reference_models import FAMILY_DEFAULTS
 from launcher.planning.shapes import build, count, log_interpolate, shape_for
 from launcher.planning.size import DAY, Budget, alternatives, executed_flops, largest, seconds_at
-from trainer.spec import ConfigError, ModelConfig, resolve_model
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,10 @@ from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.inputs.layouts import BALANCES, ORDERS, to_layout, to_table
 from launcher.planning.space import RULES, space, violations
-from trainer.spec import ConfigError, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig, check, from_dict, resolve_model
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import check, resolve_model
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig
 
 MODEL = resolve_model(ModelConfig(layers=12, hidden=96, heads=12, kv_heads=4, vocab=100, seq=42, family="llama", ffn=256))
 CLUSTER = ClusterConfig(nodes=6, gpus_per_node=8)
@@ -49,7 +51,7 @@ def random_layout(draw: random.Random) -> LayoutConfig:
 
 
 def message(layout: LayoutConfig, world_size: int, global_batch: int) -> str:
-    """What ``trainer.spec.check`` says of a layout; empty when it allows it."""
+    """What ``trainer.shared.run.rules.check`` says of a layout; empty when it allows it."""
     try:
         check(TrainConfig(model=MODEL, layout=layout, run=RunConfig(global_batch=global_batch)), world_size)
     except ConfigError as error:

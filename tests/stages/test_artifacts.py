@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.prepare import prepare
-from trainer.spec import DataConfig
-from trainer.spec.artifacts import MANIFEST, ArtifactKind, find_artifact, newest_checkpoint, read_artifact, write_artifact
+from trainer.shared.records.artifacts import (
+    MANIFEST,
+    ArtifactKind,
+    find_artifact,
+    newest_checkpoint,
+    read_artifact,
+    write_artifact,
+)
+from trainer.shared.run.schema import DataConfig
 
 
 @pytest.fixture

@@ -19,10 +19,12 @@ from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.data.prepare import prepare
 from trainer.models.transformer import Transformer
-from trainer.spec import DataConfig, ModelConfig, from_dict, resolve_model
-from trainer.spec.artifacts import newest_checkpoint
-from trainer.spec.corpus import TOKENIZER, TOKENS, read_index
-from trainer.spec.manifest import FoundCheckpoint, read_manifest
+from trainer.shared.corpora.index import TOKENIZER, TOKENS, read_index
+from trainer.shared.records.artifacts import newest_checkpoint
+from trainer.shared.records.manifest import FoundCheckpoint, read_manifest
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import DataConfig, ModelConfig
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,8 @@ from launcher.stages.plan import plan
 from launcher.stages.predicted import ENCODED_PER_S, LEARNT_PER_S, of_preparation
 from tests.draws import draws
 from trainer.data.prepare import prepare
-from trainer.spec import ConfigError, DataConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,9 @@ from tests.convert.test_logits import SMALL, checkpoint, ours
 from tests.stages.conftest import GRAPH, kill_many, killed_at, write
 from trainer.convert import export_gguf
 from trainer.data.prepare import prepare
-from trainer.spec import DataConfig, ModelConfig, resolve_model
-from trainer.spec.artifacts import ArtifactKind, read_artifact
+from trainer.shared.records.artifacts import ArtifactKind, read_artifact
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import DataConfig, ModelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from launcher.cli.main import main
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.process import wait_for
 from tests.stages.conftest import GRAPH, attempts, kill_many, killed_at, write
-from trainer.spec import to_dict
-from trainer.spec.artifacts import read_artifact
+from trainer.shared.records.artifacts import read_artifact
+from trainer.shared.run.read import to_dict
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.stages.conftest import GRAPH, attempts, kill_many, write
 from tests.sweep.support import until
-from trainer.spec.artifacts import read_artifact
+from trainer.shared.records.artifacts import read_artifact
 
 __all__ = ["image", "mounts", "packed", "root"]
 PLACE = ["cluster=slurm", "cluster.gpu_request=none", "cluster.poll_seconds=0.2", "cluster.visibility_s=1", "run.device=cpu"]

@@ -28,8 +28,11 @@ import time
 from pathlib import Path
 
 from trainer import fork_server
-from trainer.spec import Reason, TrainConfig, load, world_size_of
-from trainer.spec.records import RESULT, failure_file, write_outcome
+from trainer.shared.records.outcome import Reason
+from trainer.shared.records.trial_files import RESULT, failure_file, write_outcome
+from trainer.shared.run.read import load
+from trainer.shared.run.rules import world_size_of
+from trainer.shared.run.schema import TrainConfig
 
 
 class Failed(Exception):

@@ -22,8 +22,9 @@ from launcher.sweep.run import Point, run_sweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.store import Record, Store
 from tests.warm import Process
-from trainer.spec import DataConfig, LayoutConfig, ModelConfig, Reason, RunConfig, Status
-from trainer.spec.files import read_json, write_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.files import read_json, write_json
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 PROJECT = Path(__file__).parents[2]
 FORK_SERVER = [sys.executable, "-m", "tests.sweep.played"]

@@ -14,7 +14,7 @@ from launcher.cli import cancel, logs, main, status
 from launcher.trials.store import Store
 from tests.sweep.support import Point, launcher, starts, sweep, trial, trial_json, until
 from tests.warm import Process
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = pytest.mark.slow
 

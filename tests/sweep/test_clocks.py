@@ -29,7 +29,8 @@ from launcher.sweep.search import measurement
 from launcher.trials.job import Handle, JobState
 from launcher.trials.store import Record, Store
 from tests.sweep.support import FORK_SERVER, Place, PlayedQueue, points, starts, trial, until
-from trainer.spec import Reason, Status, steady
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run import steady
 
 pytestmark = pytest.mark.slow
 HOUR = 3600.0

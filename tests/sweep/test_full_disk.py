@@ -16,7 +16,7 @@ from launcher.trials.store import Store
 from tests.results.trial_files import SweepOnDisk, point
 from tests.sweep.support import until
 from tests.warm import PIPE, STDOUT, Process, run
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 pytestmark = pytest.mark.slow
 

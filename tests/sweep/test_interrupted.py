@@ -14,7 +14,7 @@ import pytest
 from launcher.trials.store import Store
 from tests.sweep.support import trial_json, until
 from tests.warm import DEVNULL, Process
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import pytest
 from launcher.trials.store import Store
 from tests.sweep.support import PlayedQueue, launcher, starts, sweep, trial, trial_json, until
 from tests.warm import Process
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,8 @@ from launcher.config.schema import ClusterConfig, LocalCluster, SweepConfig
 from launcher.sweep.run import run_sweep
 from launcher.trials.store import Record
 from tests.sweep.support import local, points, starts, sweep, trial
-from trainer.spec import LayoutConfig, Reason, Status
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.schema import LayoutConfig
 
 pytestmark = pytest.mark.slow
 

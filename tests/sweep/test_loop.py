@@ -19,8 +19,9 @@ from launcher.sweep.run import run_sweep
 from launcher.trials.job import JobState
 from launcher.trials.store import Record, Store
 from tests.sweep.support import Place, PlayedQueue, finish, points, starts, sweep, trial, until
-from trainer.spec import ConfigError, Reason, Status
-from trainer.spec.files import write_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_json
 
 pytestmark = pytest.mark.slow
 

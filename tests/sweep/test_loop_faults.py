@@ -12,8 +12,8 @@ from launcher.config.schema import LocalCluster
 from launcher.trials.job import JobState
 from launcher.trials.store import Record
 from tests.sweep.support import Place, PlayedQueue, finish, starts, sweep, trial, until
-from trainer.spec import Reason, Status
-from trainer.spec.files import read_json, write_json
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.files import read_json, write_json
 
 pytestmark = pytest.mark.slow
 

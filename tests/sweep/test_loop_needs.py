@@ -19,7 +19,7 @@ from launcher.sweep.run import run_sweep
 from launcher.trials.job import Handle, JobState
 from launcher.trials.store import Record
 from tests.sweep.support import Place, PlayedQueue, points, starts, trial, until
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = pytest.mark.slow
 

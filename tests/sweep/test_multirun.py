@@ -18,7 +18,7 @@ from launcher.config.folders import conf_dir
 from launcher.sweep.multirun import Multirun, dir_option
 from launcher.trials.store import Record
 from tests.warm import run
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = pytest.mark.slow
 

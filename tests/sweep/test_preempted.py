@@ -16,9 +16,9 @@ from launcher.trials.job import Handle, JobState
 from launcher.trials.store import Record
 from tests.search.planted import PlantedBackend
 from tests.sweep.support import points, trial
-from trainer.spec import Reason, Status
-from trainer.spec.files import write_json
-from trainer.spec.records import read_steps
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import read_steps
+from trainer.shared.run.files import write_json
 
 STEPS, RETRIES = 5, 1
 

@@ -12,7 +12,7 @@ from launcher.sweep.run import run_sweep
 from launcher.trials.job import Handle, JobState
 from tests.search.planted import PlantedBackend
 from tests.sweep.support import points, trial
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 
 class SilentFirst(PlantedBackend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sweep.support import Place, starts, until
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 
 def test_a_trial_that_waits_for_its_turn_is_stopped_when_asked(place: Place) -> None:

@@ -26,7 +26,7 @@ from launcher.trials.lock import Locks
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 from tests.tracking.fixtures import at_work
 from tests.tracking.mirrored import children, history, runs
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 from trainer.testing import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]

@@ -37,8 +37,10 @@ from tests.results.trial_files import (
 )
 from trainer.measure import forwarder as tracking
 from trainer.measure.forwarder import Forwarder, forwarding
-from trainer.spec import Status, TrainConfig, flatten, from_dict, save
-from trainer.spec.records import read_steps
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.trial_files import read_steps
+from trainer.shared.run.read import flatten, from_dict, save
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]

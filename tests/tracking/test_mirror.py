@@ -20,7 +20,7 @@ from launcher.trials.owner import owner_of
 from launcher.trials.store import Store
 from tests.results.trial_files import STARTED, SweepOnDisk, demo_sweep, point, seeded, step_times, tracked_at, write_metrics
 from tests.tracking.mirrored import children, history, runs
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 

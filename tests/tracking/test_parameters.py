@@ -11,7 +11,7 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from launcher.tracking.names import RUN_STATUS, accepted, params
 from launcher.trials.store import Record
 from tests.draws import draws
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 
 def test_variables_of_the_ranks_and_where_runs_are_mirrored_are_no_parameters(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from tests.results.trial_files import point
 from tests.tracking.headless import Page
 from tests.tracking.mirrored import runs
 from tests.tracking.test_ui import Ui
-from trainer.spec import Status
-from trainer.spec.artifacts import ArtifactKind, read_artifact, write_artifact
-from trainer.spec.files import write_json
-from trainer.spec.stage_run import StageRun
+from trainer.shared.records.artifacts import ArtifactKind, read_artifact, write_artifact
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.files import write_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 STAGES = (

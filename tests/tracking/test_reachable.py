@@ -10,7 +10,8 @@ import pytest
 from launcher.cli.main import main
 from launcher.tracking.reachable import check_experiment, check_tracking
 from launcher.tracking.server import server_port
-from trainer.spec import ConfigError, TrackingConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import TrackingConfig
 
 pytestmark = pytest.mark.slow
 TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=1",

@@ -25,7 +25,8 @@ from launcher.tracking.mirror import MlflowSweep, attempt
 from launcher.tracking.server import LocalServer, PortLost, server_port
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 from tests.tracking.headless import Page
-from trainer.spec import ConfigError, Status
+from trainer.shared.records.outcome import Status
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 ROWS = """[...document.querySelectorAll('[role=row]')]

@@ -18,8 +18,10 @@ from trainer import loop
 from trainer.comm.collectives import World
 from trainer.generate.session import for_inference
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, LayoutConfig, RunConfig, TrainConfig, from_dict, resolve
-from trainer.spec.schema import CommandConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import CommandConfig, LayoutConfig, RunConfig, TrainConfig
 from trainer.tensor.fused import FusedProducts, reserve
 from trainer.testing import Farm
 

@@ -17,9 +17,9 @@ from tests.small_runs import ranks, small
 from trainer import loop
 from trainer.launch.rank_env import RankEnv
 from trainer.models.families import FAMILIES
-from trainer.spec import TrainConfig, resolve
-from trainer.spec.read import from_dict
-from trainer.spec.schema import METHODS
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import METHODS, TrainConfig
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,10 @@ from tests.small_runs import small
 from trainer import loop
 from trainer.engine import Engine
 from trainer.launch.rank_env import REPEATABLE_ENVIRONMENT, RankEnv, prepare_repeatable
-from trainer.spec import ConfigError, RunConfig, TrainConfig, resolve
-from trainer.spec.read import from_dict
-from trainer.spec.schema import CommandConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import CommandConfig, RunConfig, TrainConfig
 from trainer.testing import Farm
 
 CONFIG = small(model={"dropout": 0.1, "layers": 2}, precision="bf16", run={"deterministic": True, "checkpoint": {"every": 3}}, tensor=2)

@@ -10,7 +10,10 @@ import torch
 
 from benchmarks.counts import SMALL, Seen, configured, engine_of
 from tests.small_runs import ranks, small
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.tensor.eight_bits import LARGEST, EightBitProduct, rounded
 
 pytestmark = pytest.mark.slow

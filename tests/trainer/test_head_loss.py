@@ -15,7 +15,10 @@ from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine
 from trainer.pipeline.runtime import PipelineRuntime
-from trainer.spec import Action, TrainConfig, from_dict, resolve
+from trainer.shared.parallel.actions import Action
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.tensor.cross_entropy import Targets, _compiled, _cross_entropy, chunk_height
 from trainer.testing import Farm
 

@@ -16,8 +16,9 @@ from trainer.comm import collectives
 from trainer.comm.clock import Clock
 from trainer.engine import Engine
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import TrainConfig, resolve
-from trainer.spec.read import from_dict
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import Farm
 
 READS = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")

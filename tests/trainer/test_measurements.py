@@ -16,7 +16,10 @@ from trainer.data import open_dataset
 from trainer.engine import Engine
 from trainer.measure.meter import stragglers
 from trainer.measure.timeline import chrome_trace
-from trainer.spec import TrainConfig, build, from_dict, resolve
+from trainer.shared.parallel.schedule import build
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import Farm
 
 PIPELINES = [

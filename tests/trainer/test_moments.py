@@ -10,8 +10,10 @@ from launcher.cost import predict
 from tests.cost.machines import HARDWARE
 from tests.small_runs import small
 from trainer.models.layers import Init
-from trainer.spec import ConfigError, OptimizerConfig, RunConfig, TrainConfig, resolve
-from trainer.spec.read import from_dict
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import OptimizerConfig, RunConfig, TrainConfig
 from trainer.state import optimizer
 from trainer.state.optimizer import AdamW
 from trainer.state.parameters import Owned, ParameterRecord

@@ -13,10 +13,10 @@ from tests.trainer.test_attention import Sizes
 from trainer import health
 from trainer.models.layers import Init
 from trainer.pipeline.recompute import chosen_blocks
-from trainer.spec import LayoutConfig, ModelConfig, OptimizerConfig
-from trainer.spec.flops import model_flops, recomputed_flops
-from trainer.spec.rules import resolve_model
-from trainer.spec.summary import spread
+from trainer.shared.records.summary import spread
+from trainer.shared.run.flops import model_flops, recomputed_flops
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, OptimizerConfig
 from trainer.state.loss_scale import FIRST, GROWTH_STEPS, LossScale
 from trainer.state.optimizer import learning_rate
 from trainer.state.parameters import BLOCK, ParameterRecord, initial_part, initial_value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.launch.rank_env import RankEnv, device_index, discover, first_host, prepare_devices
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 def test_without_a_starter_there_is_one_process() -> None:

@@ -12,9 +12,12 @@ import torch
 from tests.small_runs import ranks, small
 from trainer import engine, loop
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import TrainConfig, resolve, shards, vocabulary_rows
-from trainer.spec.artifacts import newest_checkpoint
-from trainer.spec.read import from_dict
+from trainer.shared.parallel import shards
+from trainer.shared.parallel.shards import vocabulary_rows
+from trainer.shared.records.artifacts import newest_checkpoint
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import Farm
 
 VOCAB = 250

@@ -17,8 +17,9 @@ from trainer.comm.collectives import Group
 from trainer.engine import Engine
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import TrainConfig, resolve
-from trainer.spec.read import from_dict
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import Farm, Finished
 
 

@@ -13,8 +13,11 @@ from launcher.cli.main import main
 from launcher.trials.store import Record, Store
 from tests.results.trial_files import SweepOnDisk, point
 from tests.sweep.support import launcher, sweep, trial, until
-from trainer.spec import ConfigError, LayoutConfig, RunConfig, Status, TrainConfig, from_record, to_dict
-from trainer.spec.records import FORMAT
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.trial_files import FORMAT
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_record, to_dict
+from trainer.shared.run.schema import LayoutConfig, RunConfig, TrainConfig
 
 pytestmark = pytest.mark.slow
 

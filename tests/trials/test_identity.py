@@ -17,7 +17,8 @@ from launcher.trials.identity import digest, trial_id
 from launcher.trials.store import Point, Record, Store
 from tests.sweep.conftest import cluster, place
 from tests.sweep.support import Place, sweep, trial
-from trainer.spec import TrackingConfig, flatten, from_dict, to_dict
+from trainer.shared.run.read import flatten, from_dict, to_dict
+from trainer.shared.run.schema import TrackingConfig
 
 __all__ = ["cluster", "place"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.trials.job import JobState
 from launcher.trials.outcome import ROOT_CAUSES, Told, decide, silent_nodes
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 FAILED = JobState(Status.FAILED, None, "rank 0 exited with code 1")
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from launcher.cli.main import main
 from launcher.trials.store import Point, Record, Store, check_name
 from tests.sweep.support import points, sweep, trial
-from trainer.spec import ConfigError, Reason, Status, load, to_dict
-from trainer.spec.files import last_object, look_again, read_json, remove_if, write_json, write_json_first
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import last_object, look_again, read_json, remove_if, write_json, write_json_first
+from trainer.shared.run.read import load, to_dict
 
 
 @pytest.fixture

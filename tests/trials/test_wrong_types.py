@@ -18,7 +18,7 @@ from launcher.results.ranking import rank
 from launcher.tracking import names as tracked
 from launcher.trials.store import Record, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import torch
 from tuning.examples import EXAMPLES
 
 from trainer.data.prepare import prepare
-from trainer.spec import DataConfig
+from trainer.shared.run.schema import DataConfig
 
 torch.set_num_threads(1)  # several processes test at once, and threads that wait for each other take the processor from them
 

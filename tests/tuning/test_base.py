@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.config import compose, locate_data, resolve
-from trainer.spec import ConfigError, to_dict
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import to_dict
 
 pytestmark = pytest.mark.slow
 

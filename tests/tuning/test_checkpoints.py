@@ -17,10 +17,13 @@ from trainer.convert import export_gguf, import_weights
 from trainer.data.dataset import Synthetic
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
-from trainer.spec.artifacts import newest_checkpoint
-from trainer.spec.manifest import FoundCheckpoint, read_manifest
-from trainer.spec.model_files import model_of
+from trainer.shared.records.artifacts import newest_checkpoint
+from trainer.shared.records.manifest import FoundCheckpoint, read_manifest
+from trainer.shared.records.model_files import model_of
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import Farm, Finished
 
 pytestmark = pytest.mark.slow

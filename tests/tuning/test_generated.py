@@ -21,7 +21,10 @@ from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
-from trainer.spec import ConfigError, DataConfig, LayoutConfig, RunConfig, TrainConfig, from_dict, resolve
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, TrainConfig
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

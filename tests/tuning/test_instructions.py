@@ -18,7 +18,10 @@ from tests.small_runs import ranks, small
 from trainer.data.dataset import open_dataset, open_held_out
 from trainer.engine import parameters
 from trainer.models.transformer import Transformer
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import Farm
 from trainer.validation import Validation
 

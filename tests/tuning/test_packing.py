@@ -16,7 +16,10 @@ from tuning.test_tuned_layouts import engine_of
 from tests.small_runs import ranks, small
 from trainer.data.instructions import packed
 from trainer.engine import Engine
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.tensor.dropout import DropoutKey
 from trainer.tensor.placed import Texts
 from trainer.testing import Farm

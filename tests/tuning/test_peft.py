@@ -16,7 +16,7 @@ from tuning.test_tuned_layouts import engine_of
 
 from tests.small_runs import small
 from trainer.convert import export_adapter, export_weights, import_adapter
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from launcher.config import compose, resolve
 from launcher.config.schema import Config
 from launcher.cost import predict
 from launcher.planning.plan import plan
-from trainer.spec import TuneConfig
-from trainer.spec.tuning import added_parameters
+from trainer.shared.run.schema import TuneConfig
+from trainer.shared.run.tuning import added_parameters
 
 pytestmark = pytest.mark.slow
 

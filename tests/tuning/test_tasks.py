@@ -15,7 +15,10 @@ from tuning.test_tuned_layouts import engine_of
 
 from launcher.cli.main import main
 from tests.small_runs import ranks, small
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import TrainConfig
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,11 @@ from tests.small_runs import ranks, small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine
-from trainer.spec import ConfigError, TrainConfig, from_dict, resolve
-from trainer.spec.schema import METHODS
-from trainer.spec.tuning import added_parameters, text_model
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import METHODS, TrainConfig
+from trainer.shared.run.tuning import added_parameters, text_model
 from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow

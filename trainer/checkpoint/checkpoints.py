@@ -20,9 +20,11 @@ import torch
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import PieceSnapshot, Reader, piece_of, snapshot, write_rank
 from trainer.comm.collectives import Group
-from trainer.spec import CheckpointConfig, ConfigError, Reason, ResolvedModelConfig
-from trainer.spec.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
-from trainer.spec.resume import DataOrder, check_continues, check_folder, first_whole
+from trainer.shared.records.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
+from trainer.shared.records.outcome import Reason
+from trainer.shared.records.resume import DataOrder, check_continues, check_folder, first_whole
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import CheckpointConfig, ResolvedModelConfig
 from trainer.state.parameters import Owned
 
 PLAIN = (ConfigError, CheckpointError)

@@ -22,10 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.spec import ConfigError, Reason
-from trainer.spec.files import read_json, write_json
-from trainer.spec.manifest import FORMAT, MANIFEST, CheckpointError, FoundCheckpoint
-from trainer.spec.resume import found_in
+from trainer.shared.records.manifest import FORMAT, MANIFEST, CheckpointError, FoundCheckpoint
+from trainer.shared.records.outcome import Reason
+from trainer.shared.records.resume import found_in
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json, write_json
 
 STARTED = re.compile(r"(?:\.|step-\d+-)start-(\d+)")
 """Names that hold the number of a start: its claim, and what it saved, which may have been copied here without the claim."""

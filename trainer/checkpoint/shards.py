@@ -17,8 +17,8 @@ from torch import Tensor
 
 from trainer.checkpoint.folder import rank_file, sync
 from trainer.checkpoint.pieces import ParameterPiece, inside, numel_of, overlap
-from trainer.spec.files import write_json
-from trainer.spec.manifest import ITEM_BYTES, STATES, CheckpointError
+from trainer.shared.records.manifest import ITEM_BYTES, STATES, CheckpointError
+from trainer.shared.run.files import write_json
 from trainer.state.parameters import Owned
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from trainer.checkpoint.pieces import ParameterPiece, inside, whole
 from trainer.checkpoint.shards import Reader, piece_of
-from trainer.spec import ConfigError, ModelConfig, TuneConfig, from_record
-from trainer.spec.artifacts import OTHER_BASE, check_model_of, newest_checkpoint
-from trainer.spec.manifest import CheckpointError, FoundCheckpoint, read_manifest
-from trainer.spec.resume import digest_of, newest
-from trainer.spec.tuning import MERGED
+from trainer.shared.records.artifacts import OTHER_BASE, check_model_of, newest_checkpoint
+from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
+from trainer.shared.records.resume import digest_of, newest
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_record
+from trainer.shared.run.schema import ModelConfig, TuneConfig
+from trainer.shared.run.tuning import MERGED
 from trainer.state.parameters import Owned
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.comm.collectives import Group, World
-from trainer.spec import Coordinates, Factors, Grid, LayoutConfig
+from trainer.shared.parallel.grid import Coordinates, Grid
+from trainer.shared.parallel.shards import Factors
+from trainer.shared.run.schema import LayoutConfig
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Groups:
     tensor: Group
     up: Group  # pipeline ranks, for sends to a higher one
     down: Group  # the same ranks, for sends to a lower one
-    levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the data axis (trainer.spec.shards)
+    levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the data axis (trainer.shared.parallel.shards)
     tied: Group  # first and last pipeline rank if both hold the embedding's weight; else only this rank
 
     @classmethod

@@ -7,10 +7,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.spec import ConfigError, ModelConfig
-from trainer.spec.artifacts import GGUF
-from trainer.spec.corpus import TOKENIZER
-from trainer.spec.stages import FORMATS
+from trainer.shared.corpora.index import TOKENIZER
+from trainer.shared.records.artifacts import GGUF
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ModelConfig
+from trainer.shared.run.stages import FORMATS
 
 
 def main(argv: list[str] | None = None) -> int:

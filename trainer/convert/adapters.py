@@ -28,12 +28,14 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import tune_of
 from trainer.convert.huggingface import placed, save_tensors, shapes
 from trainer.convert.rules import Rule, rules
-from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, TuneConfig, from_dict, resolve_model
-from trainer.spec.files import write_json
-from trainer.spec.manifest import CheckpointError, read_manifest
-from trainer.spec.resume import base_identity, newest, section
-from trainer.spec.schema import TARGETS
-from trainer.spec.tuning import check_tune
+from trainer.shared.records.manifest import CheckpointError, read_manifest
+from trainer.shared.records.resume import base_identity, newest, section
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_json
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import TARGETS, ModelConfig, ResolvedModelConfig, TuneConfig
+from trainer.shared.run.tuning import check_tune
 
 
 def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:

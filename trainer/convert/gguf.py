@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from trainer.convert.tokenizer import gguf_fields
-from trainer.spec import ConfigError, ResolvedModelConfig
-from trainer.spec.gguf_header import ARCHITECTURES, LENGTHS, read_header
+from trainer.shared.records.gguf_header import ARCHITECTURES, LENGTHS, read_header
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ResolvedModelConfig
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
 FACTORS = "rope_freqs.weight"

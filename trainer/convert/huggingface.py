@@ -28,13 +28,16 @@ from trainer.convert import gguf
 from trainer.convert.rules import rules
 from trainer.convert.tokenizer import find_tokenizer, from_gguf, named_in_gguf, write_files
 from trainer.models.transformer import Transformer
-from trainer.spec import ConfigError, ModelConfig, ResolvedModelConfig, from_dict, resolve_model
-from trainer.spec.artifacts import newest_checkpoint
-from trainer.spec.corpus import TOKENIZER
-from trainer.spec.files import write_json
-from trainer.spec.manifest import CheckpointError, FoundCheckpoint, read_manifest
-from trainer.spec.model_files import read_model, to_config, to_import
-from trainer.spec.named_tokens import GENERATION, named_tokens
+from trainer.shared.corpora.index import TOKENIZER
+from trainer.shared.records.artifacts import newest_checkpoint
+from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
+from trainer.shared.records.model_files import read_model, to_config, to_import
+from trainer.shared.records.named_tokens import GENERATION, named_tokens
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_json
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
 FILE_BYTES = 5 * 10**9
 """Size at which a new safetensors file is begun."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.spec import ResolvedModelConfig
+from trainer.shared.run.schema import ResolvedModelConfig
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.text import TextTokens
-from trainer.spec import ConfigError, ModelConfig
-from trainer.spec.corpus import TOKENIZER
-from trainer.spec.files import write_json
-from trainer.spec.named_tokens import GENERATION, NAMED, SETTINGS, named_tokens
+from trainer.shared.corpora.index import TOKENIZER
+from trainer.shared.records.named_tokens import GENERATION, NAMED, SETTINGS, named_tokens
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_json
+from trainer.shared.run.schema import ModelConfig
 
 NORMAL, CONTROL, ADDED = 1, 3, 4
 """Types of a token in GGUF: as others, special, and added but not special (llama.cpp: normal, control, user defined)."""

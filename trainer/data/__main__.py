@@ -12,7 +12,9 @@ from dataclasses import asdict
 
 from trainer.data.dataset import open_dataset
 from trainer.data.prepare import Prepared, prepare
-from trainer.spec import ConfigError, DataConfig, load
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import load
+from trainer.shared.run.schema import DataConfig
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,8 +17,18 @@ from numpy.typing import NDArray
 
 from trainer.data.instructions import HeldOutExamples, Instructions
 from trainer.data.permutation import key_of, mix, permute
-from trainer.spec import ConfigError, DataConfig, ModelConfig
-from trainer.spec.corpus import TOKENIZER, TOKENS, CorpusIndex, check_corpus, check_sample, corpus_name, prepare_command, windows
+from trainer.shared.corpora.index import (
+    TOKENIZER,
+    TOKENS,
+    CorpusIndex,
+    check_corpus,
+    check_sample,
+    corpus_name,
+    prepare_command,
+    windows,
+)
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig, ModelConfig
 
 
 class Dataset(Protocol):

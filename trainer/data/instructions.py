@@ -1,4 +1,4 @@
-"""Examples to tune on: a JSONL file, a template, and answers, which alone are learnt (``trainer.spec.examples`` reads them).
+"""Examples to tune on: a JSONL file, a template, and answers, which alone are learnt (``trainer.shared.corpora.examples`` reads them).
 
 A row is one example: prompt (as it is read where an answer is generated), answer, end token, padding; or several of them (``data.pack``).
 What is no target is given as its complement (``trainer.data.dataset``), so the loss is that of answers and of the end token behind them,
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from trainer.data.permutation import key_of, permute
 from trainer.data.text import TextTokens
-from trainer.spec import ConfigError, DataConfig
-from trainer.spec.corpus import TOKENIZER, corpus_name
-from trainer.spec.examples import Part, parse_examples, read_content, split
-from trainer.spec.named_tokens import GENERATION
+from trainer.shared.corpora.examples import Part, parse_examples, read_content, split
+from trainer.shared.corpora.index import TOKENIZER, corpus_name
+from trainer.shared.records.named_tokens import GENERATION
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig
 
 
 class Examples:

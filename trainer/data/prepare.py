@@ -19,10 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.spec import ConfigError, DataConfig
-from trainer.spec.artifacts import MANIFEST, ArtifactKind, write_artifact
-from trainer.spec.corpus import DOCUMENTS, FILES, FORMAT, TOKENIZER, TOKENS, CorpusIndex, check_sample, read_index, sample_digest
-from trainer.spec.sources import Source, open_source
+from trainer.shared.corpora.index import (
+    DOCUMENTS,
+    FILES,
+    FORMAT,
+    TOKENIZER,
+    TOKENS,
+    CorpusIndex,
+    check_sample,
+    read_index,
+    sample_digest,
+)
+from trainer.shared.corpora.sources import Source, open_source
+from trainer.shared.records.artifacts import MANIFEST, ArtifactKind, write_artifact
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import DataConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

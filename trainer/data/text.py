@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.spec import ConfigError
-from trainer.spec.named_tokens import named_tokens
+from trainer.shared.records.named_tokens import named_tokens
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.generate.command import PRECISIONS, parser, texts_of
-from trainer.spec import ConfigError
-from trainer.spec.files import write_json
-from trainer.spec.stages import COMPLETIONS
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_json
+from trainer.shared.run.stages import COMPLETIONS
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,8 +6,9 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from trainer.spec import ConfigError, from_dict
-from trainer.spec.stages import COMPLETIONS, Sampling
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.stages import COMPLETIONS, Sampling
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}
 

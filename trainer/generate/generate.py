@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer.generate.cache import Memory
 from trainer.generate.sampling import Sampling, choose
 from trainer.generate.session import Session
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from trainer.generate.session import Session
 from trainer.generate.tasks import write_tasks
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
-from trainer.spec import ConfigError, ResolvedTrainConfig
-from trainer.spec.artifacts import FETCHED
-from trainer.spec.files import read_json, write_json
-from trainer.spec.stages import BUILTIN_TASKS
+from trainer.shared.records.artifacts import FETCHED
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json, write_json
+from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.stages import BUILTIN_TASKS
 
 Pair = tuple[list[int], list[int]]
 """Tokens that are given, and tokens whose probability is asked for."""

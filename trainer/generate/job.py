@@ -26,10 +26,12 @@ from trainer.generate.session import Session
 from trainer.generate.telling import Printer, Telling, open_text
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, ResolvedTrainConfig, Status
-from trainer.spec.records import RESULT, write_outcome
-from trainer.spec.stage_run import Finish, StageRun
-from trainer.spec.stages import STOP, TEXT
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import Finish, StageRun
+from trainer.shared.records.trial_files import RESULT, write_outcome
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.stages import STOP, TEXT
 
 
 def generate_on_ranks(

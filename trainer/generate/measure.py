@@ -24,10 +24,12 @@ from trainer.generate.server import percentiles
 from trainer.generate.session import Session
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import collect_garbage_by_hand, versions
-from trainer.spec import ConfigError, ResolvedTrainConfig, Status, to_dict
-from trainer.spec.records import METRICS, RESULT, write_outcome
-from trainer.spec.schema import RequestsConfig
-from trainer.spec.summary import spread
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.summary import spread
+from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.schema import RequestsConfig, ResolvedTrainConfig
 from trainer.state.parameters import Owned
 
 AT_ONCE = 256

@@ -12,7 +12,8 @@ from trainer.comm.collectives import World
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
-from trainer.spec import DataConfig, ResolvedTrainConfig, RunConfig, TrainConfig, resolve
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import DataConfig, ResolvedTrainConfig, RunConfig, TrainConfig
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.permutation import key_of
-from trainer.spec.stages import Sampling
+from trainer.shared.run.stages import Sampling
 
 __all__ = ["Sampling", "choose", "tolerance", "uniform"]
 

@@ -20,7 +20,8 @@ from trainer.generate.server import Desk, open_server
 from trainer.generate.session import Session
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
-from trainer.spec import ConfigError, ResolvedTrainConfig
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ResolvedTrainConfig
 
 LEAVE_SECONDS = 5.0
 """How long clients may take to read what was still answered."""

@@ -34,8 +34,9 @@ from trainer.data.text import TextTokens
 from trainer.generate.generate import Completion, News, PromptRequest, TextRow, check_prompts, check_texts
 from trainer.generate.session import check_task
 from trainer.generate.telling import Telling
-from trainer.spec import ConfigError, from_dict
-from trainer.spec.stages import Sampling
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.stages import Sampling
 
 MOST_BYTES = 1 << 20
 """The longest body of a request."""

@@ -19,8 +19,9 @@ from trainer.engine import Engine
 from trainer.generate.cache import Memory, Reading, place
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.pipeline.runtime import Boundary
-from trainer.spec import ConfigError, ResolvedTrainConfig, ShardingConfig, TuneConfig
-from trainer.spec.tuning import virtual_tokens
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import ResolvedTrainConfig, ShardingConfig, TuneConfig
+from trainer.shared.run.tuning import virtual_tokens
 from trainer.state.parameters import Owned
 from trainer.tensor.dropout import DropoutKey
 

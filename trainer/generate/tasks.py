@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from trainer.spec.stages import BUILTIN_TASKS
+from trainer.shared.run.stages import BUILTIN_TASKS
 
 Item = dict[str, Any]
 ITEMS = 100

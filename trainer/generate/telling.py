@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from trainer.data.text import TextTokens
-from trainer.spec import ConfigError
-from trainer.spec.corpus import TOKENIZER, other_words
+from trainer.shared.corpora.index import TOKENIZER, other_words
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -10,11 +10,13 @@ from trainer.checkpoint.pieces import inside
 from trainer.checkpoint.shards import piece_of
 from trainer.checkpoint.tuned import fill, open_reader
 from trainer.convert.huggingface import read_weights
-from trainer.spec import ConfigError, ResolvedModelConfig, TuneConfig, from_record
-from trainer.spec.artifacts import checkpoint_facts, newest_checkpoint
-from trainer.spec.manifest import CheckpointError, FoundCheckpoint, read_manifest
-from trainer.spec.model_files import model_of
-from trainer.spec.tuning import MERGED, virtual_tokens
+from trainer.shared.records.artifacts import checkpoint_facts, newest_checkpoint
+from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
+from trainer.shared.records.model_files import model_of
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_record
+from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
+from trainer.shared.run.tuning import MERGED, virtual_tokens
 from trainer.state.parameters import Owned
 
 

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.launch.rank_env import RankEnv
-from trainer.spec import ConfigError, Reason, Status, steady
-from trainer.spec.manifest import CheckpointError
-from trainer.spec.records import EXIT_FAILED, RESULT, attempt_of, failure_file, failures_in, reason_of, write_outcome
+from trainer.shared.records.manifest import CheckpointError
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import (
+    EXIT_FAILED,
+    RESULT,
+    attempt_of,
+    failure_file,
+    failures_in,
+    reason_of,
+    write_outcome,
+)
+from trainer.shared.run import steady
+from trainer.shared.run.errors import ConfigError
 
 RECORDING = threading.RLock()
 """Held while a rank writes down why it ends: one thread does."""

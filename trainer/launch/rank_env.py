@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.spec import Status, TrackingConfig, TrainConfig, flatten
-from trainer.spec.files import Tail, read_json
-from trainer.spec.records import METRICS, OFFSET, RESULT, step_lines, step_metrics, summary_metrics
+from trainer.shared.records.outcome import Status
+from trainer.shared.records.trial_files import METRICS, OFFSET, RESULT, step_lines, step_metrics, summary_metrics
+from trainer.shared.run.files import Tail, read_json
+from trainer.shared.run.read import flatten
+from trainer.shared.run.schema import TrackingConfig, TrainConfig
 
 log = logging.getLogger(__name__)
 

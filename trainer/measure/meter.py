@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.comm.clock import Clock
 from trainer.comm.collectives import Ledger
-from trainer.spec import Action, Kind
+from trainer.shared.parallel.actions import Action, Kind
 
 PHASES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "backward", Kind.WEIGHT_GRAD: "backward"}
 """The part of the step split that a computation belongs to. Sends and receives take no time of their own."""

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from trainer.comm.collectives import Group
-from trainer.spec.files import write_json
-from trainer.spec.records import TIMELINE
+from trainer.shared.records.trial_files import TIMELINE
+from trainer.shared.run.files import write_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ROUNDS = 5

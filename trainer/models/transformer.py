@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trainer.models.attention import Attention, AttentionCore, Rotary
 from trainer.models.families import FAMILIES, Family
 from trainer.models.layers import MLP, Dropout, Linear, PositionEmbedding, TokenEmbedding, residual_std
-from trainer.spec import ResolvedModelConfig
+from trainer.shared.run.schema import ResolvedModelConfig
 
 Loss = Callable[[Tensor, nn.Module], Tensor]
 """A loss, of what the last norm gives [s, b, h] and the layer that makes logits of it: who has both needs not have all logits at once."""

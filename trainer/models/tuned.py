@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainer.models.families import FAMILIES
 from trainer.models.layers import Init, Linear, Part, gelu
 from trainer.models.transformer import Block, Transformer
-from trainer.spec import ResolvedModelConfig, TuneConfig
+from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
 
 PLACES = {"qkv": "attention.qkv", "output": "attention.output", "up": "mlp.up", "down": "mlp.down"}
 """Where a block has the matrices that ``tune.targets`` names."""

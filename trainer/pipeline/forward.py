@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.measure.meter import Recorder
 from trainer.pipeline.runtime import Batch, PipelineRuntime
-from trainer.spec import Action, Kind
+from trainer.shared.parallel.actions import Action, Kind
 
 FORWARD = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECV_FORWARD, Kind.GATHER)
 

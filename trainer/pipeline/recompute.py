@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.models.transformer import Transformer
-from trainer.spec import LayoutConfig
+from trainer.shared.run.schema import LayoutConfig
 from trainer.tensor.dropout import Noise
 from trainer.tensor.layers import RowLinear
 

@@ -1,4 +1,4 @@
-"""Runs a pipeline schedule, which is a list of actions (``trainer.spec.schedule``).
+"""Runs a pipeline schedule, which is a list of actions (``trainer.shared.parallel.schedule``).
 
 Receives are posted where the list says and waited for by the computation that needs them. Sends are waited for at the end of
 the step. A boundary tensor that is replicated over the tensor ranks is sent only once: each tensor rank sends its part of the
@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from trainer.comm.collectives import Group, Pending
 from trainer.measure.meter import Recorder
 from trainer.models.transformer import Transformer
-from trainer.spec import Action, Kind
+from trainer.shared.parallel.actions import Action, Kind
 from trainer.state.gathering import Gathering
 from trainer.state.sharding import Deferred, ShardedState
 from trainer.tensor.dropout import DropoutKey, Noise

@@ -1,6 +1,6 @@
 """The state of some parameters in flat buffers, in nested shards.
 
-A bucket during a step (levels as in ``trainer.spec.shards``; a level of one rank costs nothing):
+A bucket during a step (levels as in ``trainer.shared.parallel.shards``; a level of one rank costs nothing):
 
     before a unit computes    all-gather the parameter shard over level params
     gradients arrive          they are added into a flat buffer, in fp32 (fp64 in fp64 runs)
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trainer.comm.collectives import Group, Pending
-from trainer.spec import Bucket, Factors
+from trainer.shared.parallel.shards import Bucket, Factors
 from trainer.state.buffers import Chain, Pool, Steps
 from trainer.state.parameters import Member, Owned, initial_part
 

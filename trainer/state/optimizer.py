@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.comm.collectives import Group
-from trainer.spec import ResolvedOptimizerConfig
+from trainer.shared.run.schema import ResolvedOptimizerConfig
 from trainer.state.parameters import Owned
 
 WIDENED = 1 << 26

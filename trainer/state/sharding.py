@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 
-from trainer.spec import Bucket, plan_buckets
+from trainer.shared.parallel.shards import Bucket, plan_buckets
 from trainer.state.bucket import Common, FlatBucket, ParameterSlot
 from trainer.state.parameters import Member, Owned
 

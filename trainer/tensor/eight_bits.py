@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 OLDEST = (8, 9)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer.comm.collectives import Group
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from trainer.models.attention import AttentionCore
 from trainer.models.layers import Dropout, Linear, Part, PositionEmbedding
 from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
-from trainer.spec import vocabulary_rows
+from trainer.shared.parallel.shards import vocabulary_rows
 from trainer.state.parameters import Member, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout

@@ -28,10 +28,11 @@ from launcher.backends.waiting import concurrently
 from launcher.config.kubernetes import KubernetesCluster, check_cluster
 from launcher.config.schema import ClusterConfig
 from launcher.trials.job import Handle, Job, JobState
-from trainer.spec import ConfigError, Reason, Status
-from trainer.spec.files import read_json
-from trainer.spec.read import as_text
-from trainer.spec.records import RESULT, attempt_of, outcome_of
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import RESULT, attempt_of, outcome_of
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json
+from trainer.shared.run.read import as_text
 
 _EVENTS_PATH = "api/v1/namespaces/{namespace}/events"
 _EVENTS = {

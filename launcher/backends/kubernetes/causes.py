@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from launcher.backends.kubernetes.manifests import CONTAINER
-from trainer.spec import Reason
-from trainer.spec.records import EXIT_REFUSED, EXIT_STOPPED
+from trainer.shared.records.outcome import Reason
+from trainer.shared.records.trial_files import EXIT_REFUSED, EXIT_STOPPED
 
 Object = dict[str, Any]
 

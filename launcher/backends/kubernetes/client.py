@@ -24,7 +24,7 @@ from launcher.backends.kubernetes.errors import ApiError, explain, from_answer, 
 from launcher.backends.kubernetes.manifests import Manifest
 from launcher.backends.waiting import pause_unless
 from launcher.config.kubernetes import KubernetesCluster
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 _TIMEOUT = (5.0, 30.0)
 """Seconds to connect and to wait for an answer."""

@@ -38,7 +38,7 @@ GREETING = 5.0
 FORMAT = 1
 METRICS, RESULT, TIMELINE, FAILURE = "metrics.jsonl", "result.json", "timeline.json", "failure-{rank}.json"
 REFUSED, STOPPED = 2, 75
-"""Names, format and exit codes of ``trainer.spec.records``, which is not there to be imported; a test compares them."""
+"""Names, format and exit codes of ``trainer.shared.records.trial_files``, which is not there to be imported; a test compares them."""
 
 
 def main() -> int:

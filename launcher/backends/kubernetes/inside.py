@@ -15,7 +15,7 @@ from launcher.config.kubernetes import check_cluster, check_mounted
 from launcher.config.kubernetes_values import IMAGE, said
 from launcher.config.schema import ClusterConfig
 from launcher.trials.identity import digest
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 _GONE_SECONDS = 60.0
 """How long an ended Job of the same name is given to go."""

@@ -30,9 +30,9 @@ from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.manifests import CONTAINER
 from launcher.backends.kubernetes.submission import PODS_PATH
 from launcher.backends.logs import log_attempts
-from trainer.spec import Reason, Status
-from trainer.spec.files import read_json, write_json
-from trainer.spec.records import EXIT_STOPPED, FORMAT, METRICS, RESULT, attempt_of, outcome_of
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import EXIT_STOPPED, FORMAT, METRICS, RESULT, attempt_of, outcome_of
+from trainer.shared.run.files import read_json, write_json
 
 _FILE = re.compile(r"(metrics\.jsonl|timeline\.json|result\.json|failure-\d+\.json)\Z")
 _PIECE = re.compile(rb"#trireme (\S+) (?:(\+)|(\d+)/(\d+)) (.*)\Z", re.DOTALL)

@@ -25,8 +25,8 @@ from launcher.config.kubernetes_volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, O
 from launcher.config.secrets import secrets_in
 from launcher.config.yaml_text import read_yaml
 from launcher.trials.job import Job
-from trainer.spec import ConfigError
-from trainer.spec.records import CONFIG
+from trainer.shared.records.trial_files import CONFIG
+from trainer.shared.run.errors import ConfigError
 
 Manifest = dict[str, Any]
 

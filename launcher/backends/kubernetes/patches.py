@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.backends.kubernetes.manifests import CONTAINER, DIRECTORY, JOB, PROGRAMS_VOLUME, Manifest, merge
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 Steps = tuple[str, ...]
 """Keys, and in lists names of items, from the outermost to the innermost."""

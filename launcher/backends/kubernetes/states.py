@@ -31,7 +31,7 @@ from launcher.backends.kubernetes.causes import (
 from launcher.backends.kubernetes.errors import explain_refusal
 from launcher.backends.kubernetes.workloads import WorkloadKind, outcome
 from launcher.trials.job import JobState
-from trainer.spec import Reason, Status
+from trainer.shared.records.outcome import Reason, Status
 
 SETTLE = 20.0
 """Seconds for which running peers of a failed pod are left alone: they may be about to report the reason."""

@@ -12,7 +12,7 @@ from launcher.backends.kubernetes.errors import ApiError, dropped, explain
 from launcher.backends.kubernetes.manifests import ATTEMPT, DIRECTORY, JOB, STORE, TRIAL, Manifest, object_name, store_of
 from launcher.backends.kubernetes.workloads import KINDS, WorkloadKind, outcome
 from launcher.trials.job import Job
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 SERVICES = "api/v1/namespaces/{namespace}/services"
 CONFIG_MAPS = "api/v1/namespaces/{namespace}/configmaps"

@@ -32,8 +32,7 @@ from launcher.backends.kubernetes.patches import patched
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.yaml_text import LOADER
 from launcher.trials.job import Job
-from trainer.spec import ConfigError
-from trainer.spec.errors import listed, nearest
+from trainer.shared.run.errors import ConfigError, listed, nearest
 
 Build = Callable[[Job, KubernetesCluster, Manifest], list[Manifest]]
 

@@ -28,8 +28,10 @@ from launcher.config.own_python import finding_ours, module
 from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.ports import PORTS, free_port
 from launcher.trials.job import Handle, Job, JobState
-from trainer.spec import ConfigError, Reason, Status, steady
-from trainer.spec.records import EXIT_STOPPED
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import EXIT_STOPPED
+from trainer.shared.run import steady
+from trainer.shared.run.errors import ConfigError
 
 _CLOCK_SECONDS = 0.1  # the kernel counts in hundredths when a process began
 _RANKS_PER_CORE = 32

@@ -23,7 +23,8 @@ from launcher.backends.snapshot import CodeSnapshot
 from launcher.config.schema import ClusterConfig
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Handle, Job, JobState
-from trainer.spec import ConfigError, Reason, Status
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
 
 
 class SlurmBackend(Backend):

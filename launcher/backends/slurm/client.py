@@ -18,7 +18,7 @@ from launcher.backends.contract import BackendError
 from launcher.backends.slurm.errors import Full, Refused, Silent, explain
 from launcher.backends.waiting import pause_unless
 from launcher.config.slurm import SlurmCluster
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
 _USUAL_ARRAY_SIZE = 1001

@@ -13,7 +13,7 @@ from launcher.backends.slurm.errors import Silent
 from launcher.config.containers import HostPath, all_mounts, parse_mount, runtime
 from launcher.config.schema import ContainerConfig
 from launcher.config.slurm import SlurmCluster
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 from launcher.backends.slurm.owned import check_extra
 from launcher.config.slurm import SlurmCluster, seconds_of
 from launcher.trials.job import Job
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Container, Iterator, Mapping
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 _NAMED = "it is how Trireme finds its jobs again; a sweep is named with sweep.name"
 _ARRAY = "trials go out as arrays already; sweep.max_parallel limits how many run at once"

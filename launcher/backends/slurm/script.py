@@ -18,7 +18,7 @@ from launcher.config.containers import HostPath, check_container, given_mounts, 
 from launcher.config.env_file import names_in
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Job
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Variables that the script itself works out, by which the ranks meet."""

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from functools import cache
 
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 
 @cache

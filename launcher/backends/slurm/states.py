@@ -13,8 +13,8 @@ from submitit.slurm.slurm import SlurmJobEnvironment
 
 from launcher.backends.slurm.errors import Silent, plain
 from launcher.trials.job import JobState
-from trainer.spec import Reason, Status
-from trainer.spec.records import EXIT_STOPPED
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import EXIT_STOPPED
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 BY_SLURM = "CANCELLED by Slurm"

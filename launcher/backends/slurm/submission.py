@@ -33,8 +33,8 @@ from launcher.backends.slurm.options import options
 from launcher.backends.slurm.script import array_script
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Handle, Job
-from trainer.spec import ConfigError
-from trainer.spec.files import read_json, write_text
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json, write_text
 
 T = TypeVar("T")
 

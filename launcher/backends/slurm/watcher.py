@@ -15,9 +15,9 @@ from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.errors import Refused, Silent
 from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, Row, earlier, judge, read_accounts, read_queue
 from launcher.trials.job import Handle, JobState
-from trainer.spec import Reason, Status
-from trainer.spec.files import read_json
-from trainer.spec.records import RESULT
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.records.trial_files import RESULT
+from trainer.shared.run.files import read_json
 
 _LONGEST_PAUSE_SECONDS = 60.0
 _LOST_SECONDS = 120.0

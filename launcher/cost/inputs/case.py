@@ -16,8 +16,8 @@ from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import BYTES, Device
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array, Shape
-from trainer.spec import vocabulary_rows
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.parallel.shards import vocabulary_rows
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES
 
 
 @dataclass(frozen=True)

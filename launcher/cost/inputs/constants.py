@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.config.constants import constant_values
-from trainer.spec import ConfigError
-from trainer.spec.errors import nearest
+from trainer.shared.run.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

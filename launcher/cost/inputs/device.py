@@ -9,7 +9,7 @@ import numpy as np
 from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.cost.inputs.measured import Measured
 from launcher.cost.inputs.shape import Array
-from trainer.spec import ConfigError
+from trainer.shared.run.errors import ConfigError
 
 SUSTAINED = 0.7
 """Fraction of its peak that a device sustains in training, where nothing better is known: the best products measured alone reach 0.74 to

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.spec import LayoutConfig, ShardingConfig
-from trainer.spec.schema import RECOMPUTE, SCHEDULES
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, LayoutConfig, ShardingConfig
 
 BALANCES = ("equal", "cost")
 ORDERS = ("tensor-data-pipeline", "tensor-pipeline-data")

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.spec import ModelConfig, TuneConfig, flops
-from trainer.spec.rules import resolve_model
-from trainer.spec.tuning import added_parameters
+from trainer.shared.run import flops
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig, TuneConfig
+from trainer.shared.run.tuning import added_parameters
 
 Array = float | np.ndarray
 """One number for all layouts, or an array (layouts,) with one number per layout; they broadcast against each other."""

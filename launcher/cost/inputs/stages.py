@@ -90,7 +90,7 @@ def _with_ends(p: Array, layers: Array) -> tuple[Array, Array, Array]:
 
 def _by_cost(p: Array, v: Array, layers: Array, head: Array) -> tuple[Array, Array, Array]:
     """First, middle, last: the last chunk has the count whose heaviest chunk is lightest, the others are even, as
-    ``trainer.spec.balance.by_cost`` deals them out: larger chunks later. A rank holds every ``p``-th of the ``p v`` chunks."""
+    ``trainer.shared.parallel.balance.by_cost`` deals them out: larger chunks later. A rank holds every ``p``-th of the ``p v`` chunks."""
     chunks = p * v
     others = np.maximum(chunks - 1, 1)
     guess = np.floor((layers + head) / chunks - head)

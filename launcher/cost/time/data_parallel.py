@@ -1,6 +1,6 @@
 """Time of what happens once per step, or per micro-batch with sharded parameters: gradient reduction, parameter gathers, optimizer.
 
-Sharding factors cut the data axis into levels (``trainer.spec.shards``): gradients are reduce-scattered level by level down to
+Sharding factors cut the data axis into levels (``trainer.shared.parallel.shards``): gradients are reduce-scattered level by level down to
 the optimizer's shard and all-reduced over the replicas that are left; updated parameters climb the same way back.
 """
 

@@ -1,6 +1,6 @@
 """How long a pipeline takes for one step: closed forms of the schedules, for many layouts at once.
 
-``trainer.spec.simulate`` runs the very action lists of the trainer, one layout at a time; these formulas are its answer for
+``trainer.shared.parallel.simulate`` runs the very action lists of the trainer, one layout at a time; these formulas are its answer for
 whole spaces, and tests hold the two against each other. PipelineTimes ranks are of three kinds: the first (embedding), the middle
 ones, the last (head and loss).
 

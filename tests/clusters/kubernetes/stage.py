@@ -16,7 +16,7 @@ from launcher.backends.kubernetes import KubernetesBackend
 from launcher.config.kubernetes import KubernetesCluster
 from launcher.trials.job import Handle, Job, JobState
 from tests.clusters.kubernetes.fixture import Kubernetes
-from trainer.spec import Status
+from trainer.shared.records.outcome import Status
 
 
 def frame(name: str, content: dict[str, Any]) -> str:

@@ -73,7 +73,7 @@ DEFECTS = [
     ),
     Defect(
         "a checkpoint of other data is continued",
-        "trainer/spec/resume.py",
+        "trainer/shared/records/resume.py",
         "if saved is None else [name for name, value in own.items() if saved.get(name, value) != value]",
         "if saved is None else [name for name, value in own.items() if saved.get(name, value) != value and name != 'corpus']",
         "tests/config/test_resume_refused.py tests/checkpoint/test_resume.py",

@@ -65,7 +65,7 @@ DEFECTS = [
     ),
     Defect(
         "full recomputation costs what selective does",
-        "trainer/spec/flops.py",
+        "trainer/shared/run/flops.py",
         "again = block_flops(model) - matrix_flops(model.seq, model.hidden * model.ffn)",
         "again = float(attention_core_flops(model.seq, model.hidden))",
         "tests/trainer/test_parts.py",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.planted.defect import Defect
 
-RUNTIME, SCHEDULE = "trainer/pipeline/runtime.py", "trainer/spec/schedule.py"
+RUNTIME, SCHEDULE = "trainer/pipeline/runtime.py", "trainer/shared/parallel/schedule.py"
 LAYOUTS = "tests/numerics/test_layouts_agree.py tests/numerics/test_matrix.py"
-SCHEDULES = "tests/spec/test_pipeline_schedule.py"
+SCHEDULES = "tests/shared/test_pipeline_schedule.py"
 
 DEFECTS = [
     Defect(
@@ -74,14 +74,14 @@ DEFECTS = [
     ),
     Defect(
         "the larger chunks come first",
-        "trainer/spec/balance.py",
+        "trainer/shared/parallel/balance.py",
         "return tuple((layers + i) // chunks for i in range(chunks))",
         "return tuple((layers + chunks - 1 - i) // chunks for i in range(chunks))",
-        "tests/spec/test_stage_balance.py",
+        "tests/shared/test_stage_balance.py",
     ),
     Defect(
         "a receive is posted too late to be hidden",
-        "trainer/spec/messages.py",
+        "trainer/shared/parallel/messages.py",
         "AHEAD = 1\n",
         "AHEAD = 0\n",
         SCHEDULES,

@@ -1,0 +1,131 @@
+"""Examples to tune on, as they are read: a JSONL file and a template that makes text of a line's fields. No torch, no tokenizer, so the
+launcher checks them before anything is submitted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import string
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.shared.corpora.questions import questions
+from trainer.shared.corpora.sources import STDLIB
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import SURROGATE
+from trainer.shared.run.schema import MOST, DataConfig, TuneConfig
+from trainer.shared.run.tuning import PROMPTS
+
+Part = tuple[str | None, str]
+"""A piece of a template: the field that it holds, and its text."""
+
+
+def read_content(data: DataConfig) -> bytes:
+    """The examples, a JSON object in each line. ``ConfigError`` if they cannot be read."""
+    if data.source == STDLIB:
+        return questions()
+    try:
+        return Path(data.source).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"data.source={data.source} cannot be read: {error.strerror}; give a JSONL file of examples") from None
+
+
+def parse_examples(content: bytes, data: DataConfig) -> Iterator[tuple[list[Part], str, int]]:
+    """Each line as the pieces of its text, of which the last is the answer, where it is, and its task. ``ConfigError`` where it is none."""
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
+    if not lines:
+        raise ConfigError(f"data.source={data.source} holds no example; give a JSONL file with an object in each line")
+    template = template_parts(data)
+    for number, line in lines:
+        where = f"{data.source} line {number}"
+        try:
+            record: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{where} is not valid JSON; fix or remove that line") from None
+        if not isinstance(record, dict):
+            raise ConfigError(f"{where} is not a JSON object; each line must be one")
+        yield (
+            list(_parts(template, {name: value for name, value in record.items() if isinstance(value, str)}, where)),
+            where,
+            _task(record, data, where),
+        )
+
+
+def _task(record: dict[str, Any], data: DataConfig, where: str) -> int:
+    number = 0 if data.task is None else record.get(data.task)
+    if type(number) is not int or not 0 <= number <= MOST:
+        raise ConfigError(f"{where} has no number of a task in field '{data.task}' that data.task names; use 0, 1, ...")
+    return number
+
+
+def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where: str) -> Iterator[Part]:
+    """The template with an example's fields; the answer comes last."""
+    for text, name in template:
+        if text:
+            yield None, text
+        if name is None:
+            continue
+        if name not in fields:
+            there = ", ".join(fields) or "none"
+            raise ConfigError(f"{where} has no text in field '{name}' of data.template (fields with text: {there}); fix one of them")
+        if SURROGATE.search(fields[name]):
+            raise ConfigError(f"{where} has half a character in field '{name}' (a surrogate alone); fix or remove that line")
+        yield name, fields[name]
+
+
+def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
+    """The pieces of ``data.template``: text, and the field behind it. ``ConfigError`` unless it ends with the answer."""
+    try:
+        found = list(string.Formatter().parse(data.template))
+    except ValueError as error:
+        raise ConfigError(f"data.template={data.template!r} cannot be read: {error}; write fields as {{name}}") from None
+    if odd := [name for _, name, form, conversion in found if form or conversion]:
+        raise ConfigError(
+            f"data.template={data.template!r} asks for a form of field '{odd[0]}', and texts are taken as they are; write {{{odd[0]}}}"
+        )
+    parts = [(text, name) for text, name, _, _ in found]
+    names = [name for _, name in parts if name is not None]
+    if names.count(data.answer) != 1 or parts[-1][1] != data.answer:
+        raise ConfigError(f"data.template={data.template!r} does not end with {{{data.answer}}}, the field that data.answer names")
+    if data.truncate is not None and data.truncate not in names[:-1]:
+        raise ConfigError(
+            f"data.truncate={data.truncate} is no field of data.template={data.template!r} before the answer; name one, or null"
+        )
+    return parts
+
+
+def check_examples(data: DataConfig, tune: TuneConfig | None = None) -> str:
+    """The digest of all examples, once every line of them is found to be one, and each task that ``tune`` trains to have some.
+    ``ConfigError`` otherwise."""
+    content = read_content(data)
+    tasks = [task for _, _, task in parse_examples(content, data)]
+    trained = split(len(tasks), data)
+    if tune is not None:
+        _check_tasks(tasks, trained, data, tune)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_tasks(tasks: Sequence[int], trained: int, data: DataConfig, tune: TuneConfig) -> None:
+    """``ConfigError`` if an example is of no task, or of the first ``trained`` none is of one."""
+    if data.task is None or tune.method not in PROMPTS:
+        return
+    asked = f"data.source={data.source}: tune.tasks={tune.tasks}"
+    if max(tasks) >= tune.tasks:
+        raise ConfigError(f"{asked}, but field '{data.task}' of an example is {max(tasks)}; raise tune.tasks, or number tasks from 0")
+    if missing := set(range(tune.tasks)) - set(tasks[:trained]):
+        raise ConfigError(
+            f"{asked}, but no example that is trained on is of task {min(missing)} (field '{data.task}'); add some, or number fewer tasks "
+            "from 0"
+        )
+
+
+def split(count: int, data: DataConfig) -> int:
+    """How many of ``count`` examples are trained on; those behind them are held out. ``ConfigError`` if none is left."""
+    held_out = math.ceil(count * data.held_out)
+    if held_out >= count:
+        raise ConfigError(
+            f"data.held_out={data.held_out:g} leaves nothing to train on of the {count} examples in data.source={data.source}; use less"
+        )
+    return count - held_out

@@ -1,0 +1,206 @@
+"""The index of a prepared corpus folder: what `trireme prepare` wrote, read back and checked. No torch, no numpy.
+
+A prepared folder holds ``tokenizer.json`` (byte-level BPE), ``tokens.bin`` (all documents' token ids, each followed by the end
+token), ``documents.npy`` (where each document starts, int64, one more entry than documents) and ``index.json``, this index.
+The launcher checks it before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared
+with ``sample`` when a training begins, once per node: all of a file of up to 16 MiB, of a larger one 256 blocks spread over it, so
+that the cost does not grow with the corpus. ``sha256``, of the whole file, is the corpus' name: checkpoints record it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import read_json
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.schema import DataConfig, ModelConfig
+
+FORMAT = 2
+SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
+INDEX, TOKENS, DOCUMENTS, TOKENIZER = "index.json", "tokens.bin", "documents.npy", "tokenizer.json"
+FILES = (INDEX, TOKENS, DOCUMENTS, TOKENIZER)
+ARTIFACT = "artifact.json"
+"""What says how many bytes each file has (``trainer.shared.records.artifacts``). Folders of earlier versions have none."""
+
+
+@dataclass(frozen=True)
+class CorpusIndex:
+    """What a prepared folder says about itself. ``vocab`` is what the tokenizer uses, at most what was asked for."""
+
+    format: int
+    dtype: str
+    tokens: int
+    documents: int
+    vocab: int
+    end_token: int
+    sha256: str
+    sample: str
+    settings: dict[str, Any]
+
+    @property
+    def token_bytes(self) -> int:
+        return self.tokens * {"uint16": 2, "uint32": 4}[self.dtype]
+
+    def save(self, folder: Path) -> None:
+        (folder / INDEX).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
+    """The index of ``data.path``, checked against the model; None for other data than a corpus.
+
+    ``ConfigError`` if the folder is missing, unreadable, torn, shorter than a sequence, or its tokens do not fit ``model.vocab``.
+    """
+    if data.kind != "corpus":
+        return None
+    index = read_index(data)
+    if index.vocab > model.vocab:
+        raise ConfigError(
+            f"model.vocab={model.vocab} is smaller than the {index.vocab} tokens of the tokenizer in data.path={data.path}; "
+            f"set model.vocab={index.vocab} or more, or prepare the data again with data.vocab={model.vocab}"
+        )
+    if index.tokens < model.seq + 1:
+        raise ConfigError(
+            f"data.path={data.path} holds {index.tokens} tokens, fewer than one sequence of model.seq={model.seq} and its next token; "
+            "prepare more text or lower model.seq"
+        )
+    windows(index, model.seq, data)
+    return index
+
+
+def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:
+    """Windows of ``seq`` tokens to train on, and those held out after them. ``ConfigError`` if none is left to train on."""
+    total = (index.tokens - 1) // seq
+    held_out = math.ceil(total * data.held_out) if data.held_out < 1 else total
+    if held_out >= total:
+        raise ConfigError(
+            f"data.held_out={data.held_out:g} leaves nothing to train on of the {total} sequences in data.path={data.path}; "
+            f"use {f'less than {(total - 1) / total:.3g}' if total > 1 else 0}, or prepare more text"
+        )
+    return total - held_out, held_out
+
+
+def corpus_name(sha256: str, held_out: float) -> str:
+    """What checkpoints record of the data that a run reads: the digest of the corpus, and the share that it leaves out."""
+    return f"{sha256}-{held_out:g}" if held_out else sha256
+
+
+def data_name(data: DataConfig) -> str | None:
+    """``corpus_name`` of what a run reads, or ``synthetic``; None for examples, which only the tokenizer names."""
+    if data.kind == "corpus":
+        return corpus_name(read_index(data).sha256, data.held_out)
+    return data.kind if data.kind == "synthetic" else None
+
+
+def read_in_training(name: str, sha256: str, held_out: float) -> bool:
+    """Whether a run on the data ``name`` may have read some of the last ``held_out`` (0: all) of the corpus ``sha256``."""
+    trained, _, left_out = name.partition("-")
+    return trained == sha256 and (not held_out or float(left_out or 0) < held_out)
+
+
+def read_index(data: DataConfig) -> CorpusIndex:
+    """The index of ``data.path``; ``ConfigError`` if there is none, or files are missing or have another size than was written."""
+    folder, remedy, again = Path(data.path), f"run `{prepare_command(data)}`", f"run `{prepare_command(data)} --force`"
+    try:
+        found = sorted(path.name for path in folder.iterdir())
+        missing = [name for name in FILES if name not in found]
+        record = json.loads((folder / INDEX).read_text()) if not missing else {}
+        size = (folder / TOKENS).stat().st_size if not missing else 0
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"data.path={data.path} does not exist or is no folder; {remedy}") from None
+    except OSError as error:
+        raise ConfigError(f"data.path={data.path} cannot be read: {error.strerror}; check its permissions, or {remedy}") from None
+    except (ValueError, RecursionError):
+        record = None
+    if missing:
+        raise ConfigError(f"data.path={data.path} is not a whole prepared corpus (no {missing[0]} in it); {remedy}")
+    index = _parse(record)
+    if index is None:
+        raise ConfigError(f"data.path={data.path}: {INDEX} is damaged or of another version; {again}")
+    if size != index.token_bytes:
+        raise ConfigError(f"data.path={data.path}: {TOKENS} has {size} bytes, but {index.token_bytes} were written; {again}")
+    if ARTIFACT in found and (flaw := _flaw(folder)):
+        raise ConfigError(f"data.path={data.path}: {flaw}; {again}")
+    return index
+
+
+def _flaw(folder: Path) -> str:
+    """How the files of a prepared folder disagree with what says that it is whole."""
+    sizes = (read_json(folder / ARTIFACT) or {}).get("files")
+    if not isinstance(sizes, dict) or not set(FILES) <= sizes.keys():
+        return f"{ARTIFACT} is damaged"
+    now = {name: (folder / name).stat().st_size for name in FILES}
+    return next((f"{name} has {size} bytes, but {sizes[name]} were written" for name, size in now.items() if size != sizes[name]), "")
+
+
+def other_words(given: Path, weights: Path, vocab: int) -> str:
+    """Why the tokenizer.json ``given`` may not be that of a model of ``vocab`` tokens whose weights are in ``weights``, as a line for the
+    user; empty where nothing speaks against it."""
+    beside = next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
+    own, known = words_of(given), None if beside is None else words_of(beside)
+    if own is None or known == own:
+        return ""
+    if known is not None:
+        return f"note: {given} has other words than {beside}, the model's own; what is read and written with it means something else to it"
+    told = f"note: {given} has {len(own)} tokens, and model.vocab={vocab}; unless it was trained with these, what it says means nothing"
+    return told if len(own) < vocab else ""
+
+
+def words_of(tokenizer: Path) -> dict[str, int] | None:
+    """Each word of a tokenizer.json and its number; None where it has none in this form."""
+    record = read_json(tokenizer) or {}
+    model, added = record.get("model"), record.get("added_tokens") or []
+    if not isinstance(model, dict) or not isinstance(vocab := model.get("vocab"), dict) or not isinstance(added, list):
+        return None
+    return vocab | {token["content"]: token["id"] for token in added if isinstance(token, dict) and {"content", "id"} <= token.keys()}
+
+
+def check_sample(data: DataConfig, index: CorpusIndex) -> None:
+    """``ConfigError`` if the token file cannot be read, or no longer has the content that ``index`` records."""
+    try:
+        found = sample_digest(Path(data.path) / TOKENS)
+    except OSError as error:
+        raise ConfigError(f"data.path={data.path}: cannot read {TOKENS}: {error.strerror}; check its permissions") from None
+    if found != index.sample:
+        raise ConfigError(
+            f"data.path={data.path}: {TOKENS} is not what was prepared (its checksum differs from that in {INDEX}); "
+            f"run `{prepare_command(data)} --force`"
+        )
+
+
+def sample_digest(path: Path) -> str:
+    """SHA-256 of a file's size and of up to ``SAMPLE_BLOCKS`` blocks, the first and the last among them. Reads 16 MiB at most."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        digest.update(b"%d\n" % size)
+        last = max(0, -(-size // SAMPLE_BLOCK_BYTES) - 1)
+        for block in sorted({i * last // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
+            file.seek(block * SAMPLE_BLOCK_BYTES)
+            digest.update(file.read(SAMPLE_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def _parse(record: Any) -> CorpusIndex | None:
+    """The index in ``record``, or None if it is none that this version writes."""
+    try:
+        index = from_dict(CorpusIndex, record)
+        return index if index.format == FORMAT and index.token_bytes >= 0 else None
+    except (TypeError, KeyError, ConfigError):
+        return None
+
+
+def prepare_command(data: DataConfig) -> str:
+    """The command line that prepares ``data``, as a person would type it."""
+    words = []
+    for name in ("source", "path", "pattern", "text_key", "vocab"):
+        value = getattr(data, name)
+        if value != getattr(DataConfig(), name):
+            words.append(shlex.quote(f"data.{name}={value}"))
+    return " ".join(["trireme prepare", *words])

@@ -1,0 +1,50 @@
+"""How many transformer blocks each pipeline chunk gets, in model order (chunk i is global stage i)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from trainer.shared.run.schema import LayoutConfig, ModelConfig
+
+
+def blocks_per_chunk(model: ModelConfig, layout: LayoutConfig) -> list[int]:
+    """Blocks of each of the pipeline x virtual_pipeline chunks of a checked configuration; they add up to ``model.layers``.
+
+    ``layout.stage_layers`` wins; else ``layout.balance``: equal counts, or equal cost.
+    """
+    chunks = layout.pipeline * layout.virtual_pipeline
+    if layout.stage_layers is not None:
+        return list(layout.stage_layers)
+    if layout.balance == "equal":
+        if model.layers % chunks:
+            raise ValueError(f"{chunks} chunks do not divide {model.layers} blocks; balance by cost")
+        return [model.layers // chunks] * chunks
+    return list(by_cost(model.layers, chunks, head_weight(model)))
+
+
+def head_weight(model: ModelConfig) -> float:
+    """Compute of output head and loss in units of one block: V / (12 h).
+
+    A block's matrices hold 12 h^2 weights and the head's V h (Narayanan et al. 2021, appendix; exact for an MLP of 4 h). With a
+    small hidden size the head outweighs many blocks: V=50304, h=256 gives 16. The input embedding is a lookup: no weight.
+    """
+    return model.vocab / (12 * model.hidden)
+
+
+@lru_cache(maxsize=4096)
+def by_cost(layers: int, chunks: int, head: float) -> tuple[int, ...]:
+    """The split whose heaviest chunk is lightest, when the last chunk also carries ``head`` blocks' worth of work.
+
+    Only the last chunk's count is a choice. The others are even, with larger chunks later, because early stages have more
+    micro-batches in flight. The smallest sum of squared loads also has the smallest maximum: moving a block never lowers one and
+    raises the other.
+    """
+    if chunks == 1:
+        return (layers,)
+    splits = [(*_even(layers - last, chunks - 1), last) for last in range(layers - chunks + 2)]
+    return min(splits, key=lambda split: round(sum(n * n for n in split[:-1]) + (split[-1] + head) ** 2, 9))
+
+
+def _even(layers: int, chunks: int) -> tuple[int, ...]:
+    """``layers`` over ``chunks`` with counts that differ by at most one, the larger ones last."""
+    return tuple((layers + i) // chunks for i in range(chunks))

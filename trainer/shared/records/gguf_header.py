@@ -1,0 +1,126 @@
+"""The header of a GGUF file, read with the standard library alone: its fields, the names of its tensors, and the model that they describe.
+
+Form: ggml's docs/gguf.md. Numbers are little-endian; a text is its length and UTF-8; a tensor its name, shape, type and place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
+
+ARCHITECTURES = {"gpt": "gpt2", "llama": "llama", "bloom": "bloom"}
+LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length", "seq": "context_length",
+           "heads": "attention.head_count", "kv_heads": "attention.head_count_kv"}  # fmt: skip
+UNDERSTOOD = {
+    *LENGTHS.values(), "vocab_size", "rope.freq_base", "rope.scaling.type", "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon", "attention.causal", "tensor_data_layout",
+}  # fmt: skip
+"""Fields of an architecture that are read, or say what holds for every model here."""
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+MOST_BYTES = 1 << 26
+"""A single text is not longer: whoever says so is torn."""
+
+
+def read_header(source: Path) -> tuple[dict[str, Any], set[str]]:
+    """Fields and names of tensors; ``ConfigError`` if they cannot be read."""
+    try:
+        with source.open("rb") as file:
+            if _bytes(file, 4) != b"GGUF" or _number(file, "I") not in (2, 3):
+                raise ValueError("it is none of version 2 or 3")
+            tensors, fields = _number(file, "Q"), _number(file, "Q")
+            known = {_text(file): _value(file, _number(file, "I")) for _ in range(fields)}
+            return known, {_tensor(file) for _ in range(tensors)}
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{source} cannot be read as GGUF: {error}; give a whole .gguf file") from None
+
+
+def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> ResolvedModelConfig:
+    """The model that a header describes; ``ConfigError`` if it is none that is trained here."""
+    architecture = fields.get("general.architecture")
+    family = next((ours for ours, theirs in ARCHITECTURES.items() if theirs == architecture), None)
+    if family is None:
+        raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(ARCHITECTURES.values())}")
+    if (scaling := fields.get(f"{architecture}.rope.scaling.type", "none")) != "none":
+        raise ConfigError(f"{source}: rope.scaling.type={scaling!r} cannot be imported; only unscaled rotary positions are trained here")
+    lengths = {ours: _length(fields, f"{architecture}.{theirs}", source) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
+    lengths["kv_heads"] = _length(fields, f"{architecture}.{LENGTHS['kv_heads']}", source, lengths["heads"])
+    _check_understood(fields, f"{architecture}.", lengths["hidden"] // max(1, lengths["heads"]), source)
+    vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
+    eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family == 'llama' else ''}_epsilon", 1e-5)
+    rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
+    facts = {
+        "family": family,
+        "vocab": int(vocab),
+        "tied": "output.weight" not in tensors,
+        "norm_eps": _shortest(eps),
+        "rope_theta": rope,
+    }
+    return resolve_model(from_dict(ModelConfig, facts | lengths, "model."))
+
+
+def _length(fields: Mapping[str, Any], name: str, source: Path, default: int | None = None) -> int:
+    """A number of the header. The form allows one for each layer instead: those must be equal."""
+    value = fields.get(name, default)
+    numbers = set(value) if isinstance(value, list) else {value}
+    if numbers <= {None}:
+        raise ConfigError(f"{source} has no field {name}, which such a model needs")
+    if len(numbers) > 1:
+        raise ConfigError(f"{source}: {name} differs from layer to layer ({value}), which is not trained here; all layers must be alike")
+    return int(numbers.pop()) or default or 0
+
+
+def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source: Path) -> None:
+    """Raises ``ConfigError`` for a field of the architecture that would make another model than the one that is read here. One that is off
+    (0, false) makes none."""
+    widths = dict.fromkeys(("rope.dimension_count", "attention.key_length", "attention.value_length"), head)
+    for name, value in fields.items():
+        key = name.removeprefix(prefix)
+        if key == name or not value or key in UNDERSTOOD or value == widths.get(key):
+            continue
+        allowed = f"only {widths[key]} is trained here" if key in widths else "nothing here understands it"
+        raise ConfigError(f"{source}: {name}={value!r} cannot be imported; {allowed}")
+
+
+def _shortest(value: float) -> float:
+    """What was written, not its nearest single: the number of fewest digits that is the same in single precision."""
+    single = struct.pack("<f", value)
+    return next(short for digits in range(1, 18) if struct.pack("<f", short := float(f"{value:.{digits}g}")) == single)
+
+
+def _bytes(file: IO[bytes], count: int) -> bytes:
+    data = file.read(count) if count <= MOST_BYTES else b""
+    if len(data) != count:
+        raise ValueError("it ends too early")
+    return data
+
+
+def _number(file: IO[bytes], form: str) -> Any:
+    return struct.unpack(f"<{form}", _bytes(file, struct.calcsize(f"<{form}")))[0]
+
+
+def _text(file: IO[bytes]) -> str:
+    return _bytes(file, _number(file, "Q")).decode("utf-8")
+
+
+def _value(file: IO[bytes], kind: int) -> Any:
+    if kind == STRING:
+        return _text(file)
+    if kind == ARRAY:
+        inner, count = _number(file, "I"), _number(file, "Q")
+        return [_value(file, inner) for _ in range(count)]
+    return _number(file, SCALARS[kind])
+
+
+def _tensor(file: IO[bytes]) -> str:
+    """Its name; shape (64 bits each), type (32) and place (64) are passed over."""
+    name = _text(file)
+    _bytes(file, 8 * _number(file, "I") + 12)
+    return name

@@ -1,0 +1,56 @@
+"""Which tokens end, begin and fill a text, as the files beside a model's weights and its tokenizer say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainer.shared.corpora.index import TOKENIZER, words_of
+from trainer.shared.records.artifacts import MODEL_CONFIG
+from trainer.shared.run.errors import ConfigError
+
+SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
+NAMING = (GENERATION, MODEL_CONFIG, SETTINGS)
+"""The files that name tokens: what comes first has the last word; older models have the second alone."""
+NAMED = ("eos_token_id", "bos_token_id", "pad_token_id")
+
+
+def named_tokens(places: Iterable[Path]) -> dict[str, Any]:
+    """``NAMED`` as the first of some folders says that names an end; an end may be a list, in which the tokenizer's own comes first.
+    ``ConfigError`` for a file that cannot be read."""
+    for place in places:
+        generation, config, settings = (_read(place / name) for name in NAMING)
+        own = _numbers(settings, place / TOKENIZER)
+        named = {name: said[name] for said in (own, config, generation) for name in NAMED if _are_tokens(said.get(name))}
+        if isinstance(ends := named.get("eos_token_id"), list):
+            named["eos_token_id"] = sorted(ends, key=lambda token: token != own.get("eos_token_id"))
+        if "eos_token_id" in named:
+            return named
+    return {}
+
+
+def _numbers(settings: dict[str, Any], tokenizer: Path) -> dict[str, Any]:
+    """The tokens that a tokenizer's settings name by their words."""
+    said = {name: settings.get(name.removesuffix("_id")) for name in NAMED}
+    words = {name: word.get("content") if isinstance(word, dict) else word for name, word in said.items()}
+    known = (words_of(tokenizer) or {}) if any(words.values()) else {}
+    return {name: known[word] for name, word in words.items() if isinstance(word, str) and word in known}
+
+
+def _are_tokens(value: object) -> bool:
+    tokens = value if isinstance(value, list) else [value]
+    return bool(tokens) and all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(said, dict):
+            raise ValueError("it is no JSON object")
+        return said
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; put a whole one there") from None

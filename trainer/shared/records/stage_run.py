@@ -1,0 +1,48 @@
+"""Section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline, or does what a command line says
+(``generate``, ``serve``, ``evaluate --tasks``). A run of its own has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.shared.records.artifacts import Artifact, ArtifactKind, read_artifact
+from trainer.shared.run.read import SECTION, from_dict, read_yaml
+from trainer.shared.run.schema import key
+
+Finish = Callable[[Mapping[str, Any]], None]
+"""What rank 0 of a run calls when all is done, with the result that it writes next: a result is there only if its artifact is whole."""
+
+
+@dataclass
+class StageRun:
+    """What a stage takes and makes. Its id names what it makes; folders are named as the ranks see them."""
+
+    name: str = key("", "name of the stage in its pipeline")
+    verb: str = key("", "what is done: train, tune, evaluate, prepare, convert, generate, choose, serve")
+    id: str = key("", "identity of the stage, and of what it makes")
+    folder: str = key("", "folder of the artifact that it makes; empty: a command line outside any pipeline")
+    gives: str = key("", "kind of that artifact", choices=("", *(kind.value for kind in ArtifactKind)))
+    inputs: dict[str, str] = key(dict, "identity of each input")
+    sources: dict[str, str] = key(dict, "folder of each input")
+    made_by: dict[str, str] = key(dict, "of inputs that a stage makes: its name")
+    command: list[str] = key(list, "the words that say what to do; of what is no run on ranks, behind the module of the trainer")
+
+    @property
+    def made(self) -> Artifact | None:
+        """The artifact, if it is there and whole, and of this stage."""
+        artifact = read_artifact(Path(self.folder))
+        return artifact if artifact is not None and artifact.made_by == self.id and artifact.kind.value == self.gives else None
+
+
+def stage_in(data: Mapping[str, Any]) -> StageRun | None:
+    """The section in the content of a configuration."""
+    return from_dict(StageRun, data[SECTION], f"{SECTION}.") if SECTION in data else None
+
+
+def load_stage(path: str | Path) -> StageRun | None:
+    """The section in a file; ``ConfigError`` if that cannot be read."""
+    data = read_yaml(path)
+    return stage_in(data) if isinstance(data, dict) else None  # anything else is no run, which ``load`` says

@@ -1,0 +1,64 @@
+"""Floating-point operations of a transformer: the one count behind MFU, measured and predicted.
+
+2 per multiply-add. Counted are the matrices of the blocks, the head, and q k^T and weights times v; norms, activations and the
+embedding lookup are not. The attention core counts the whole s x s square unless ``causal`` discounts the half above the
+diagonal. This is the convention of Narayanan et al. 2021, equation 3, for any MLP and for grouped queries.
+
+Sizes may be numpy arrays: the cost model counts many models at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.shared.run.schema import LayoutConfig, ResolvedModelConfig
+
+
+def attention_weights(hidden: Any, query_width: Any, kv_width: Any) -> Any:
+    """Elements of the query, key, value and output matrices."""
+    return hidden * (2 * query_width + 2 * kv_width)
+
+
+def mlp_weights(hidden: Any, ffn: Any, gated: bool) -> Any:
+    """Elements of the MLP's two matrices, or three with a gate."""
+    return (3 if gated else 2) * hidden * ffn
+
+
+def matrix_flops(tokens: Any, weights: Any) -> Any:
+    """Forward FLOPs of ``tokens`` through matrices of ``weights`` elements."""
+    return 2 * tokens * weights
+
+
+def attention_core_flops(seq: Any, width: Any, causal: bool = False) -> Any:
+    """Forward FLOPs of q k^T and weights times v for one sequence: 4 s^2 per query width, half of it below the diagonal."""
+    return 4 * seq**2 * width / (2 if causal else 1)
+
+
+def training_flops(forward: Any) -> Any:
+    """Forward and backward without recomputation: backward is twice forward."""
+    return 3 * forward
+
+
+def block_flops(model: ResolvedModelConfig) -> float:
+    """Forward FLOPs of one block on one sequence."""
+    kv_width = model.kv_heads * (model.hidden // model.heads)
+    weights = attention_weights(model.hidden, model.hidden, kv_width) + mlp_weights(model.hidden, model.ffn, model.activation == "swiglu")
+    return float(matrix_flops(model.seq, weights) + attention_core_flops(model.seq, model.hidden))
+
+
+def model_flops(model: ResolvedModelConfig, sequences: int) -> float:
+    """FLOPs of forward and backward of ``sequences`` without recomputation."""
+    head = matrix_flops(model.seq, model.hidden * model.vocab)
+    return sequences * float(training_flops(model.layers * block_flops(model) + head))
+
+
+def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
+    """FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends its MLP."""
+    match layout.recompute:
+        case "selective":
+            again = float(attention_core_flops(model.seq, model.hidden))
+        case "full":
+            again = block_flops(model) - matrix_flops(model.seq, model.hidden * model.ffn)
+        case _:
+            again = 0.0
+    return sequences * recomputed_blocks * again

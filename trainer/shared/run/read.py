@@ -1,0 +1,229 @@
+"""From plain data (YAML, JSON, a composed Hydra config) to dataclasses, strictly; and back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.files import write_text
+from trainer.shared.run.schema import TrainConfig
+
+T = TypeVar("T")
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character alone: what no file and no tokenizer takes. Bytes of a command line that are no UTF-8 are read as such."""
+SECTION = "stage"
+"""Section of a run's file that ``load`` leaves to ``trainer.shared.records.stage_run``."""
+
+
+def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
+    """Build ``cls`` from ``data``; unknown keys, wrong types and values out of range raise ``ConfigError``.
+
+    ``where`` is the dotted path of ``data`` in the whole configuration, used in messages.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or 'the configuration'}={data!r} is not a mapping of keys to values")
+    hints = _hints(typing.cast(Any, cls))
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"unknown key {where}{name}{nearest(str(name), known)} (known: {', '.join(known)})")
+    values = {}
+    for name, value in data.items():
+        values[name] = _convert(hints[name], value, where + name)
+        _check_range(known[name].metadata, values[name], where + name)
+    return cls(**values)
+
+
+def from_record(cls: type[T], data: Mapping[str, Any]) -> T:
+    """Build ``cls`` from what any version has written: keys that no longer exist are dropped, those that are new take their defaults.
+
+    ``ConfigError`` for a value that this version does not accept.
+    """
+    return from_dict(cls, _known(cls, data, {}))
+
+
+def _known(hint: Any, value: Any, metadata: Mapping[str, Any]) -> Any:
+    """``value`` without the keys that its type does not have, nested ones too."""
+    hint = next((option for option in typing.get_args(hint) if option is not type(None)), hint) if _is_union(hint) else hint
+    if not isinstance(value, Mapping):
+        return value
+    if dataclasses.is_dataclass(hint):
+        fields = {f.name: f for f in dataclasses.fields(hint)}
+        hints = _hints(typing.cast(Any, hint))
+        return {name: _known(hints[name], entry, fields[name].metadata) for name, entry in value.items() if name in fields}
+    choices = metadata.get("choices")
+    return {name: entry for name, entry in value.items() if not choices or name in choices}
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The inverse of ``from_dict``: nested plain dicts, in field order."""
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as plain data. Faster than ``dataclasses.asdict``: sweeps have thousands of configurations."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else copy.deepcopy(value)
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """``{"layout.sharding.params": 1, ...}``, for MLflow parameters and difference tables."""
+    flat: dict[str, Any] = {}
+    for name, value in (config if isinstance(config, dict) else to_dict(config)).items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def load(path: str | Path) -> TrainConfig:
+    """Read one resolved run, as written by the launcher or by hand. ``ConfigError`` if it cannot be read."""
+    data = read_yaml(path)
+    return from_dict(TrainConfig, {name: value for name, value in data.items() if name != SECTION} if isinstance(data, dict) else data)
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The content of a file, an empty mapping if there is none. ``ConfigError`` if it cannot be read.
+
+    JSON is YAML too, and read without a YAML library, which the environment of another trainer may lack.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same data several times faster, where it is built
+    try:
+        data = yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    return data if data is not None else {}
+
+
+def save(config: Any, path: str | Path, *, durable: bool = True) -> None:
+    """Write a configuration as text that ``load`` reads back equal. Atomic: a reader never sees a part of it, ``durable`` not even after a
+    power failure."""
+    write_text(Path(path), as_text(config if isinstance(config, dict) else to_dict(config)), durable=durable)
+
+
+def as_text(config: Mapping[str, Any]) -> str:
+    """A run as YAML; that of another trainer as JSON (``read_yaml`` says why)."""
+    if config.get("command"):
+        return json.dumps(config, indent=1) + "\n"
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text several times faster, where it is built
+    return str(yaml.dump(dict(config), Dumper=dumper, sort_keys=False))
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if _is_union(hint):
+        options = [a for a in typing.get_args(hint) if a is not type(None)]
+        if value is None:
+            return None
+        return _convert(options[0], value, where)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else from_dict(hint, value, where + ".")  # type: ignore[arg-type]
+    if origin is list:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong_type(where, value, "a list")
+        return [_convert(typing.get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong_type(where, value, "a mapping")
+        return {str(k): _convert(typing.get_args(hint)[1], v, f"{where}.{k}") for k, v in value.items()}
+    return _convert_scalar(hint, value, where)
+
+
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} is too large a number; give one below 1e308") from None
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint is str and type(value) in (int, float):
+        value = str(value)  # sweep.name=2026 means the text
+    if type(value) is not hint:
+        raise _wrong_type(where, value, words.get(hint, hint.__name__))
+    if hint is float and not math.isfinite(value):
+        raise _wrong_type(where, value, "a finite number")
+    if hint is str and SURROGATE.search(value):
+        raise ConfigError(f"{where}={value!a} is no text in UTF-8; give another name, or convert this one")
+    if hint is str and "\0" in value:
+        raise ConfigError(f"{where} contains a NUL character, which no path or label may; remove it")
+    return value
+
+
+def _wrong_type(where: str, value: Any, allowed: str) -> ConfigError:
+    return ConfigError(f"{where}={'null' if value is None else repr(value)} is not {allowed}; give {allowed}")
+
+
+def _check_range(metadata: Mapping[str, Any], value: Any, where: str) -> None:
+    if value is None:
+        return
+    choices, minimum, above, maximum = (metadata.get(name) for name in ("choices", "minimum", "above", "maximum"))
+    if isinstance(value, (list, dict)):
+        _check_entries(metadata, value, where)
+    elif choices and value not in choices:
+        raise ConfigError(f"{where}={value!r} is not one of {listed(choices)}{nearest(str(value), choices)}")
+    elif minimum is not None and value < minimum:
+        raise ConfigError(f"{where}={value} is below the smallest allowed value; use {minimum:g} or more")
+    elif above is not None and value <= above:
+        raise ConfigError(f"{where}={value:g} is not above {above:g}; give a larger number, or leave it out where it is not known")
+    elif maximum is not None and value > maximum:
+        raise ConfigError(f"{where}={value} is above the largest allowed value; use {maximum} or less")
+    elif type(value) is int and abs(value) >= 2**63:  # arrays hold no larger ones
+        raise ConfigError(f"{where} is too large a number; give one below 2^63")
+
+
+def _check_entries(metadata: Mapping[str, Any], values: list[Any] | dict[str, Any], where: str) -> None:
+    """Each entry of a list, or each key and value of a mapping."""
+    choices = metadata.get("choices")
+    if isinstance(values, dict):
+        for name, value in values.items():
+            if choices and name not in choices:
+                raise ConfigError(f"unknown key {where}.{name}{nearest(name, choices)} (known: {', '.join(choices)})")
+            _check_range({**metadata, "choices": None}, value, f"{where}.{name}")
+    elif choices:
+        if not values:
+            raise ConfigError(f"{where}=[] leaves nothing to choose from; give one or more of {', '.join(map(str, choices))}")
+        for index, value in enumerate(values):
+            _check_range({"choices": choices}, value, f"{where}[{index}]")
+    else:
+        for index, value in enumerate(values):
+            _check_range(metadata, value, f"{where}[{index}]")

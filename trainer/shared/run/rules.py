@@ -1,0 +1,302 @@
+"""Rules that span several fields of a run, and values that are derived from others. Pure.
+
+``resolve`` is called before anything is submitted; in the types that it returns, derived values are never None. ``check``
+raises ``ConfigError`` on the first broken rule. The launcher adds only what concerns the cluster itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any, TypeVar
+
+from trainer.shared.run.errors import ConfigError, divisors, listed
+from trainer.shared.run.schema import (
+    LayoutConfig,
+    ModelConfig,
+    ResolvedLayoutConfig,
+    ResolvedModelConfig,
+    ResolvedOptimizerConfig,
+    ResolvedTrainConfig,
+    TrainConfig,
+)
+from trainer.shared.run.tuning import check_tasks, check_tune, virtual_tokens
+
+T = TypeVar("T")
+
+TRACKING_REMEDY = "leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+"""What to do with a secret in ``tracking.uri``."""
+
+
+def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
+    """``config`` with every derived value, checked for ``world_size`` ranks."""
+    model = resolve_model(config.model)
+    check_model(model)
+    _check_split(model, config.layout)  # what the model forbids on any cluster is said before what this cluster cannot hold
+    layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
+    optimizer = _with(
+        ResolvedOptimizerConfig,
+        config.optimizer,
+        min_lr=config.optimizer.lr / 10 if config.optimizer.min_lr is None else config.optimizer.min_lr,
+        decay_steps=config.run.steps if config.optimizer.decay_steps is None else config.optimizer.decay_steps,
+    )
+    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=optimizer)
+    check(resolved, world_size)
+    return resolved
+
+
+def _with(cls: type[T], config: Any, **derived: Any) -> T:
+    """The fields of ``config`` and its ``derived`` values as a ``cls``."""
+    return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | derived)
+
+
+def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
+    """Family defaults: LLaMA is untied SwiGLU with an MLP of 8/3 hidden rounded up to 64; the others tied GELU with 4 hidden."""
+    llama = model.family == "llama"
+    activation = model.activation or ("swiglu" if llama else "gelu")
+    ffn = model.ffn or (64 * math.ceil(8 * model.hidden / 3 / 64) if activation == "swiglu" else 4 * model.hidden)
+    return _with(
+        ResolvedModelConfig,
+        model,
+        kv_heads=model.kv_heads or model.heads,
+        ffn=ffn,
+        tied=(not llama) if model.tied is None else model.tied,
+        activation=activation,
+        init_std=0.64 / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
+    )
+
+
+def world_size_of(layout: LayoutConfig) -> int:
+    """Ranks that a resolved layout occupies: tensor x pipeline x context x data. Expert ranks are data ranks."""
+    return layout.tensor * layout.pipeline * layout.context * (layout.data or 1)
+
+
+def micro_batches(config: TrainConfig) -> int:
+    """Micro-batches that each replica runs per step: global_batch / (micro_batch x data)."""
+    return config.run.global_batch // (config.layout.micro_batch * (config.layout.data or 1))
+
+
+def check(config: TrainConfig, world_size: int) -> None:
+    """Raise ``ConfigError`` on the first broken rule of a resolved ``config`` on ``world_size`` ranks."""
+    check_model(config.model)
+    _check_split(config.model, config.layout)
+    _check_world(config.layout, world_size)
+    _check_schedule(config)
+    _check_batch(config)
+    _check_sharding(config.layout)
+    check_tracking_uri(config.tracking.uri)
+    _check_validation(config)
+    _check_moments(config)
+    _check_eight_bits(config)
+    _check_async_tensor(config)
+    _check_packing(config)
+    check_tune(config.tune, config.model)
+    check_tasks(config)
+    for name in ("deterministic", "async_tensor"):
+        if config.command is not None and getattr(config.run, name):
+            raise ConfigError(f"run.{name}=true is for our own trainer; leave it out for trainer={config.command.trainer}")
+    if config.run.warmup_steps >= config.run.steps:
+        most = config.run.steps - 1
+        raise ConfigError(
+            f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
+            f"use {f'{most} or less' if most else most}, or more steps"
+        )
+
+
+def check_tracking_uri(uri: str | None) -> None:
+    """``ConfigError`` on a user name or password in the address."""
+    if uri is not None and "@" in uri.partition("://")[2].partition("/")[0]:
+        raise ConfigError(
+            f"tracking.uri contains a user name or password, which would be written into every trial's folder; {TRACKING_REMEDY}"
+        )
+
+
+def _data_degree(layout: LayoutConfig, world_size: int) -> int:
+    if layout.data is not None:
+        return layout.data
+    model_ranks = layout.tensor * layout.pipeline * layout.context
+    if world_size < model_ranks:
+        raise _too_many_ranks(layout, model_ranks, world_size)
+    if world_size % model_ranks:
+        raise ConfigError(
+            f"layout.tensor={layout.tensor} x layout.pipeline={layout.pipeline} = {model_ranks} ranks do not divide the cluster's "
+            f"{world_size}; change one of them, or set layout.data to use only part of the cluster"
+        )
+    return world_size // model_ranks
+
+
+def _too_many_ranks(layout: LayoutConfig, needed: int, world_size: int) -> ConfigError:
+    return ConfigError(
+        f"layout.tensor={layout.tensor} x layout.pipeline={layout.pipeline} x layout.data={layout.data or 1} needs {needed} ranks, "
+        f"but the cluster has {world_size}; lower one of them, or raise cluster.nodes or cluster.gpus_per_node"
+    )
+
+
+def _check_world(layout: LayoutConfig, world_size: int) -> None:
+    for name in ("context", "expert"):
+        if getattr(layout, name) != 1:
+            raise ConfigError(f"layout.{name}={getattr(layout, name)} can be planned but not trained yet; use 1")
+    needed = world_size_of(layout)
+    if needed > world_size:
+        raise _too_many_ranks(layout, needed, world_size)
+
+
+def check_model(model: ModelConfig) -> None:
+    """Raise ``ConfigError`` on the first rule that ``model`` breaks in any layout."""
+    kv_heads = model.kv_heads or model.heads
+    if model.hidden % model.heads:
+        raise ConfigError(f"model.heads={model.heads} does not divide model.hidden={model.hidden}; use {_few_divisors(model.hidden)}")
+    if model.heads % kv_heads:
+        raise ConfigError(f"model.kv_heads={kv_heads} does not divide model.heads={model.heads}; use {listed(divisors(model.heads))}")
+    if model.family == "llama" and (model.hidden // model.heads) % 2:
+        raise ConfigError(
+            f"model.hidden={model.hidden} / model.heads={model.heads} is odd, and rotary embeddings need pairs; change model.heads"
+        )
+    if model.dropout >= 1:
+        raise ConfigError(f"model.dropout={model.dropout:g} drops everything; use a value from 0 to below 1")
+
+
+def _few_divisors(n: int) -> str:
+    found = divisors(n)
+    return listed(found if len(found) <= 12 else found[:12])
+
+
+def _check_split(model: ModelConfig, layout: LayoutConfig) -> None:
+    tensor, chunks = layout.tensor, layout.pipeline * layout.virtual_pipeline
+    for name in ("heads", "kv_heads", "ffn"):
+        value = getattr(model, name)
+        if value % tensor:
+            allowed = listed(d for d in divisors(value) if d <= 64)
+            raise ConfigError(f"layout.tensor={tensor} does not divide model.{name}={value}; use {allowed}")
+    if layout.sequence_parallel and model.seq % tensor:
+        raise ConfigError(
+            f"layout.sequence_parallel shards model.seq={model.seq} over layout.tensor={tensor}, which does not divide it; "
+            "change model.seq or set layout.sequence_parallel=false"
+        )
+    if layout.stage_layers is not None:
+        if len(layout.stage_layers) != chunks or sum(layout.stage_layers) != model.layers or min(layout.stage_layers) < 0:
+            raise ConfigError(
+                f"layout.stage_layers={layout.stage_layers} must hold {chunks} counts (pipeline x virtual_pipeline) "
+                f"that add up to model.layers={model.layers}"
+            )
+    elif chunks > model.layers:
+        raise ConfigError(
+            f"layout.pipeline={layout.pipeline} x layout.virtual_pipeline={layout.virtual_pipeline} = {chunks} stages "
+            f"for model.layers={model.layers}; "
+            f"use at most {model.layers} stages, or raise model.layers"
+        )
+    elif model.layers % chunks and layout.balance == "equal":
+        raise ConfigError(
+            f"layout.pipeline={layout.pipeline} x layout.virtual_pipeline={layout.virtual_pipeline} = {chunks} stages do not divide "
+            f"model.layers={model.layers}; use {listed(d for d in divisors(model.layers) if d <= 64)} stages, layout.balance=cost, "
+            "or give the split in layout.stage_layers"
+        )
+
+
+def _check_schedule(config: TrainConfig) -> None:
+    layout = config.layout
+    if (layout.schedule == "interleaved") != (layout.virtual_pipeline > 1):
+        raise ConfigError(
+            f"layout.schedule={layout.schedule} with layout.virtual_pipeline={layout.virtual_pipeline}: "
+            "interleaving needs both layout.schedule=interleaved and layout.virtual_pipeline of 2 or more"
+        )
+    if layout.virtual_pipeline > 1 and layout.pipeline == 1:
+        raise ConfigError(
+            f"layout.virtual_pipeline={layout.virtual_pipeline} needs layout.pipeline of 2 or more; set layout.virtual_pipeline=1"
+        )
+
+
+def _check_batch(config: TrainConfig) -> None:
+    layout, batch = config.layout, config.run.global_batch
+    unit = layout.micro_batch * (layout.data or 1)
+    if batch % unit:
+        raise ConfigError(
+            f"run.global_batch={batch} is not divisible by layout.micro_batch={layout.micro_batch} x layout.data={layout.data} = {unit}; "
+            f"use a multiple of {unit}, such as {max(unit, round(batch / unit) * unit)}"
+        )
+
+
+def _check_validation(config: TrainConfig) -> None:
+    data, every = config.data, config.run.eval_every
+    if every and config.run.task == "train" and (data.kind == "synthetic" or not data.held_out):
+        raise ConfigError(
+            f"run.eval_every={every} has no text to validate on: data.kind={data.kind}, data.held_out={data.held_out:g}; "
+            "set data.held_out, such as 0.02, or run.eval_every=0"
+        )
+
+
+def _check_packing(config: TrainConfig) -> None:
+    """Packed rows tell where an example begins by its answer before; virtual tokens stand at the beginning of a row."""
+    if not config.data.pack:
+        return
+    if config.data.kind != "instructions":
+        raise ConfigError(f"data.pack=true packs examples, and data.kind={config.data.kind} has none; use data.pack=false")
+    if virtual_tokens(config.tune):
+        raise ConfigError(
+            f"data.pack=true leaves no place before each example for the virtual tokens of tune.method={config.tune.method}; "
+            "use data.pack=false"
+        )
+    if config.data.task is not None:
+        raise ConfigError(f"data.pack=true packs examples of one task, and data.task={config.data.task} tells them apart; use one of them")
+    if config.run.compile:
+        raise ConfigError(
+            "run.compile=true compiles blocks for which all rows are alike, and those of data.pack=true are not; use one of them"
+        )
+
+
+def _check_moments(config: TrainConfig) -> None:
+    """bf16 has 8 significant bits: an average that moves by less than a part in 256 would stand still."""
+    run, optimizer = config.run, config.optimizer
+    if run.moments == "fp32":
+        return
+    if run.precision not in ("bf16", "fp16", "fp8"):
+        raise ConfigError(f"run.moments=bf16 is for run.precision=bf16, fp16 or fp8, and it is {run.precision}; leave one of them out")
+    for name in ("beta1", "beta2"):
+        if 1 - getattr(optimizer, name) < 2**-8:
+            raise ConfigError(
+                f"optimizer.{name}={getattr(optimizer, name):g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or "
+                "run.moments=fp32"
+            )
+
+
+def _check_eight_bits(config: TrainConfig) -> None:
+    """Products of 8-bit numbers take sixteen of them at a time (torch._scaled_mm)."""
+    model, layout = config.model, config.layout
+    if config.run.precision != "fp8" or config.command is not None:
+        return
+    assert model.ffn is not None and model.kv_heads is not None
+    triples = model.hidden + 2 * model.kv_heads * (model.hidden // model.heads)
+    for name, width in (("model.hidden", model.hidden), ("queries, keys and values", triples), ("model.ffn", model.ffn)):
+        if width % (16 * layout.tensor):
+            raise ConfigError(
+                f"run.precision=fp8 wants widths of a multiple of 16 on each tensor rank, and {name} has {width} on {layout.tensor}; use "
+                "another width, fewer tensor ranks or run.precision=bf16"
+            )
+
+
+def _check_async_tensor(config: TrainConfig) -> None:
+    """What is fused is the gathers and reduce-scatters of sequence parallelism, with products in the format of the activations."""
+    layout, run = config.layout, config.run
+    if not run.async_tensor:
+        return
+    if layout.tensor == 1 or not layout.sequence_parallel:
+        raise ConfigError(
+            "run.async_tensor=true is for layout.sequence_parallel=true on several tensor ranks, and the layout has "
+            f"layout.tensor={layout.tensor}, layout.sequence_parallel={str(layout.sequence_parallel).lower()}; change the layout or use "
+            "run.async_tensor=false"
+        )
+    if run.precision == "fp8":
+        raise ConfigError("run.async_tensor=true has no products of run.precision=fp8; use run.precision=bf16 or run.async_tensor=false")
+
+
+def _check_sharding(layout: LayoutConfig) -> None:
+    sharding = layout.sharding
+    chain = [("params", sharding.params), ("grads", sharding.grads), ("optimizer", sharding.optimizer), ("", layout.data or 1)]
+    for (name, value), (above, limit) in itertools.pairwise(chain):
+        if limit % value:
+            upper = f"layout.sharding.{above}={limit}" if above else f"layout.data={limit}"
+            raise ConfigError(
+                f"layout.sharding.{name}={value} does not divide {upper} (each of params, grads, optimizer, data must divide the next); "
+                f"use {listed(divisors(limit))}"
+            )

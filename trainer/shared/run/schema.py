@@ -1,0 +1,318 @@
+"""What a run is: model, layout, data, optimizer, run, tracking. Plain dataclasses, no torch.
+
+Every field is a Hydra key of the same name (``layout.tensor`` is ``LayoutConfig.tensor``). The text in
+``doc`` is the manual: it is printed by ``trireme train --help`` and checked to exist by a test. A field with
+``choices`` accepts only those values. ``None`` means "derived": ``resolve`` fills it in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Optional
+
+FAMILIES = ("gpt", "llama", "bloom")
+ACTIVATIONS = ("gelu", "swiglu", "squared_relu")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
+RATED = (*PRECISIONS, "fp4")
+"""Precisions that a device may have a rate for."""
+TASKS = ("train", "evaluate", "generate", "inference", "probe")
+METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
+TARGETS = ("qkv", "output", "up", "down")
+"""Matrices of a block: queries, keys and values in one; attention's output; into the MLP and out of it."""
+MOST = 10**9
+"""The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
+
+
+def key(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: int | None = None,
+) -> Any:
+    """A documented field. ``minimum`` and ``maximum`` are allowed themselves, ``above`` is not; a mutable default is given as a callable.
+
+    Of a list the ``choices`` are its entries, at least one; of a mapping its keys, and its values keep the bounds.
+    """
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class ModelConfig:
+    """The shape of the network."""
+
+    family: str = key("gpt", "architecture: gpt (GPT-2/3), llama, bloom", choices=FAMILIES)
+    layers: int = key(4, "transformer blocks", minimum=1, maximum=100_000)
+    hidden: int = key(128, "width of the residual stream", minimum=1, maximum=10_000_000)
+    heads: int = key(4, "attention heads", minimum=1, maximum=10_000_000)
+    kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1, maximum=10_000_000)
+    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (llama: 8/3 hidden, rounded up to 64)",
+        minimum=1, maximum=100_000_000)
+    vocab: int = key(4096, "vocabulary size, before any padding", minimum=2, maximum=MOST)
+    seq: int = key(128, "sequence length in tokens", minimum=1, maximum=MOST)
+    tied: Optional[bool] = key(None, "share input embedding and output head; null = by family (llama: no)")
+    activation: Optional[str] = key(None, "MLP non-linearity; null = by family (llama: swiglu, else gelu)", choices=ACTIVATIONS)
+    dropout: float = key(0.0, "dropout of embeddings, attention and residuals", minimum=0)
+    attention: str = key("fused", "fused (scaled_dot_product_attention; with dropout a block of queries at a time) or unfused (matmul, "
+        "softmax, matmul)", choices=("fused", "unfused"))
+    rope_theta: float = key(10000.0, "base of the rotary position embedding (llama)", minimum=1)
+    norm_eps: float = key(1e-5, "epsilon of the normalisation layers", minimum=0)
+    init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden)", minimum=0)
+
+
+@dataclass
+class ShardingConfig:
+    """State sharding factors over the data-parallel ranks (ZeRO, AMSP): params <= grads <= optimizer <= data, each dividing the next.
+
+    (1,1,1) is plain data parallel, (1,1,d) ZeRO-1, (1,d,d) ZeRO-2, (d,d,d) ZeRO-3, equal and below d HSDP.
+    """
+
+    params: int = key(1, "shards of the parameters", minimum=1, maximum=MOST)
+    grads: int = key(1, "shards of the gradients", minimum=1, maximum=MOST)
+    optimizer: int = key(1, "shards of the optimizer states and master weights", minimum=1, maximum=MOST)
+
+
+@dataclass
+class LayoutConfig:
+    """How the model is laid over the ranks."""
+
+    tensor: int = key(1, "tensor-parallel ranks", minimum=1, maximum=MOST)
+    pipeline: int = key(1, "pipeline stages", minimum=1, maximum=MOST)
+    virtual_pipeline: int = key(1, "model chunks per pipeline rank (interleaving)", minimum=1, maximum=MOST)
+    data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline)", minimum=1, maximum=MOST)
+    context: int = key(1, "context-parallel ranks (planned, not trained yet)", minimum=1, maximum=MOST)
+    expert: int = key(1, "expert-parallel ranks (planned, not trained yet)", minimum=1, maximum=MOST)
+    micro_batch: int = key(1, "sequences in one micro-batch", minimum=1, maximum=MOST)
+    schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
+    sequence_parallel: bool = key(False, "shard norms, dropout and residuals along the sequence over the tensor ranks")
+    recompute: str = key("none", "activations recomputed in backward: none, selective (attention core), full (blocks)", choices=RECOMPUTE)
+    recompute_layers: Optional[int] = key(None, "full: recompute only the first N blocks of each chunk; null = all",
+        minimum=0, maximum=MOST)
+    recompute_every: int = key(1, "full: recompute every k-th block", minimum=1, maximum=MOST)
+    balance: str = key("equal", "blocks per stage: equal, or cost (embedding and head weighed in, uneven allowed)",
+        choices=("equal", "cost"))
+    stage_layers: Optional[list[int]] = key(
+        None, "blocks of each chunk in model order (pipeline x virtual_pipeline entries); null = by layout.balance"
+    )
+    order: str = key("tensor-data-pipeline", "rank placement, fastest-changing axis first",
+        choices=("tensor-data-pipeline", "tensor-pipeline-data"))
+    sharding: ShardingConfig = key(ShardingConfig, "state sharding factors")
+
+
+@dataclass
+class DataConfig:
+    """What is trained on."""
+
+    kind: str = key("corpus", "corpus (a prepared folder), instructions (examples of a JSONL file, of which answers are learnt) or synthetic (random "
+        "tokens, for speed runs)", choices=("corpus", "instructions", "synthetic"))
+    source: str = key("stdlib", "text to prepare: 'stdlib' (Python's own sources) or a file or folder of text or JSONL")
+    path: str = key("data/stdlib", "prepared folder: tokenizer, token file and index, written by 'trireme prepare'")
+    pattern: str = key("**/*", "which files of a source folder are read")
+    text_key: str = key("text", "JSONL: the field that holds the text")
+    vocab: int = key(4096, "size of the BPE vocabulary that 'prepare' trains", minimum=257, maximum=10_000_000)
+    template: str = key("{prompt}\n{answer}", "instructions: an example from the fields of a line; ends with the answer")
+    answer: str = key("answer", "instructions: the field that holds the answer")
+    truncate: Optional[str] = key(None, "instructions: the field that is cut where an example is too long; null = the end of the answer")
+    task: Optional[str] = key(None, "instructions: the field that holds the number of an example's task, from 0 (tune.tasks); null = there is one")
+    pack: bool = key(False, "instructions: as many examples in a row as fit, each at position 0 and blind to the others")
+    held_out: float = key(0.0, "share of the corpus, at its end, that is not trained on and that 'evaluate' reads; below 1", minimum=0)
+
+
+@dataclass
+class TuneConfig:
+    """What of a model is trained, and from which weights."""
+
+    method: str = key("full", "full (all weights), lora, adapter (a bottleneck behind attention and MLP), prompt (virtual tokens), "
+        "p_tuning (virtual tokens by an encoder), ia3 (scales of keys, values and the MLP's inner width)", choices=METHODS)
+    base: Optional[str] = key(None, "checkpoint whose weights are tuned, or a folder of them; null = initial weights")
+    targets: list[str] = key(lambda: list(TARGETS), "lora: matrices of a block beside which a product is trained", choices=TARGETS)
+    rank: int = key(16, "lora: rank of the product; adapter: inner width", minimum=1, maximum=MOST)
+    alpha: float = key(32.0, "lora: the product is scaled by alpha / rank", above=0)
+    dropout: float = key(0.0, "lora: dropout of the product's input; below 1", minimum=0)
+    virtual_tokens: int = key(10, "prompt, p_tuning: virtual tokens, which take the first positions of each sequence", minimum=1, maximum=MOST)
+    encoder: int = key(128, "p_tuning: inner width of the encoder", minimum=1, maximum=MOST)
+    tasks: int = key(1, "prompt, p_tuning: tasks that are trained at once, each with virtual tokens of its own, as if alone", minimum=1, maximum=MOST)
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: float = key(1e-3, "peak learning rate", minimum=0)
+    min_lr: Optional[float] = key(None, "final learning rate; null = lr / 10", minimum=0)
+    warmup_steps: int = key(0, "steps of linear learning-rate warm-up", minimum=0)
+    decay_steps: Optional[int] = key(None, "step at which min_lr is reached; null = run.steps", minimum=1)
+    beta1: float = key(0.9, "AdamW beta 1", minimum=0)
+    beta2: float = key(0.95, "AdamW beta 2", minimum=0)
+    eps: float = key(1e-8, "AdamW epsilon", minimum=0)
+    weight_decay: float = key(0.1, "decoupled weight decay of matrices (not of biases and norms)", minimum=0)
+    clip: float = key(1.0, "global gradient-norm clip; 0 = off", minimum=0)
+
+
+@dataclass
+class CheckpointConfig:
+    """Where and how often training state is saved."""
+
+    dir: Optional[str] = key(None, "folder of the checkpoints; null = 'checkpoints' in the trial's directory")
+    every: int = key(0, "steps between checkpoints; 0 = none (a given dir is still resumed from)", minimum=0)
+    keep: int = key(2, "how many checkpoints are kept", minimum=1)
+    resume: bool = key(True, "continue from the newest whole checkpoint when there is one")
+    new_data: bool = key(False, "continue a checkpoint of another corpus or run.seed with the first sample of this one; false = refuse it")
+
+
+LOSS_CHUNK_MB = {"cpu": 64.0, "cuda": 1024.0}
+"""Default of ``run.loss_chunk_mb``. Every chunk adds to the gradient of the whole head, for which a GPU wants a few thousand tokens."""
+
+
+@dataclass
+class RunConfig:
+    """How long, how exactly, and what is measured."""
+
+    task: str = key(
+        "train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); generate: text from one (set by 'trireme "
+        "generate' and 'trireme serve'); inference: time requests (set by 'trireme search task=inference'); probe: measure what the machine gives its ranks (set by 'trireme doctor')", choices=TASKS
+    )
+    steps: int = key(10, "optimizer steps", minimum=1)
+    warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
+    global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1, maximum=MOST)
+    eval_every: int = key(0, "steps between validations on the text that data.held_out keeps back; 0 = none", minimum=0)
+    eval_batches: int = key(8, "a validation reads this many batches of global_batch sequences, or all there are", minimum=1)
+    seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
+    precision: str = key("fp32", "fp32, fp64, or with fp32 master weights and reductions bf16, fp16 or fp8 (bf16, and 8 bits in products of "
+        "the blocks' matrices but for their gradients)", choices=PRECISIONS)
+    moments: str = key("fp32", "AdamW's two moments: fp32 (fp64 in fp64 runs), or bf16, which halves their bytes and rounds them",
+        choices=("fp32", "bf16"))
+    device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
+    compile: Optional[bool] = key(None, "torch.compile each transformer block, as one graph; null = on CUDA")
+    compile_fallback: bool = key(False, "a block that cannot be compiled is computed eagerly, with a warning; false: it ends the run")
+    async_tensor: bool = key(False, "tensor ranks with sequence parallelism communicate while they multiply; GPUs need NVLink in one host")
+    deterministic: bool = key(False, "the same run on the same devices gives the same bits; slower on GPUs")
+    threads: int = key(1, "intra-op CPU threads per rank", minimum=1)
+    timeout_s: float = key(300.0, "seconds after which a collective that does not complete ends the run", minimum=1)
+    on_nonfinite: str = key("stop", "non-finite loss or gradient norm: stop the run, or skip the step", choices=("stop", "skip"))
+    bucket_mb: float = key(25.0, "size of a gradient bucket in MiB", minimum=0)
+    loss_chunk_mb: Optional[float] = key(
+        None, "logits that head and loss hold at once, in MiB of 4-byte numbers; null = 64 on a CPU, 1024 on a GPU", above=0
+    )
+    timeline: bool = key(True, "record one measured step's pipeline events to timeline.json")
+    peak_tflops: Optional[float] = key(None, "peak TFLOP/s of one device at this precision, for MFU; null = no MFU", above=0)
+    memory_gb: Optional[float] = key(
+        None, "device memory budget in 1e9 bytes: more counted tensor bytes end the run as out of memory; null = the device's own", above=0
+    )
+    checkpoint: CheckpointConfig = key(CheckpointConfig, "saving and resuming")
+
+
+@dataclass
+class TrackingConfig:
+    """Where measurements are mirrored. The files in the trial's directory are the truth."""
+
+    uri: Optional[str] = key(None, "MLflow server that rank 0 writes to; null = the launcher mirrors into its own SQLite")
+    experiment: str = key("trireme", "MLflow experiment")
+    owner: Optional[str] = key(
+        None, "mark by which a launcher knows the runs that its own trials began on a shared server (set by the launcher)"
+    )
+
+
+AT_RUN_TIME = ("python", "folder", "rank", "local_rank", "node_rank", "master_addr", "master_port")
+"""Placeholders of a command that only the rank can fill in; ``folder`` holds the files of ``CommandConfig.files``, ``python`` is the rank's."""
+STARTS, REPORTS = ("rank", "node"), ("first", "last")
+
+
+@dataclass
+class CommandConfig:
+    """One command on every rank (or node), with everything filled in but ``AT_RUN_TIME``."""
+
+    trainer: str = key("", "name of the trainer's profile")
+    starts: str = key("rank", "the command runs once per rank, with torchrun's variables, or once per node and starts its ranks", choices=STARTS)
+    words: list[str] = key(list, "the command; {folder}, {rank}, ... are filled in on the rank")
+    files: dict[str, str] = key(dict, "files that the command reads, by name in {folder}")
+    environment: dict[str, str] = key(dict, "further environment variables of the command")
+    workdir: Optional[str] = key(None, "folder in which the command runs; null = that of the rank")
+    code: Optional[str] = key(None, "digest of the script, so that a changed script is another trial")
+    log: list[str] = key(list, "patterns that read the log of the reporting rank; named groups carry their unit")
+    reports: str = key("first", "which rank's log tells of steps", choices=REPORTS)
+    failures: dict[str, list[str]] = key(dict, "patterns of the log by the reason that they stand for")
+    success: Optional[str] = key(None, "pattern without which a run that ended with code 0 has failed; null = none is needed")
+
+
+LOADS = ("static", "closed", "open")
+
+
+@dataclass
+class RequestsConfig:
+    """The requests that an inference is measured with: made-up tokens, so many of them, and how they come."""
+
+    mode: str = key("static", "batches that begin and end together, a closed loop of requests in flight, or arrivals at random", choices=LOADS)
+    input: int = key(512, "tokens of a prompt", minimum=1, maximum=MOST)
+    output: int = key(128, "tokens generated per request", minimum=1, maximum=MOST)
+    batch: int = key(1, "requests in flight per replica; open: after so many are told, a line is written", minimum=1, maximum=MOST)
+    rate: Optional[float] = key(None, "open: requests per second over all replicas", above=0)
+
+
+@dataclass
+class TrainConfig:
+    """One complete run, as ``python -m trainer CONFIG.yaml`` reads it."""
+
+    model: ModelConfig = key(ModelConfig, "the shape of the network")
+    layout: LayoutConfig = key(LayoutConfig, "how it is laid over the ranks")
+    data: DataConfig = key(DataConfig, "what is trained on")
+    optimizer: OptimizerConfig = key(OptimizerConfig, "how weights are updated")
+    run: RunConfig = key(RunConfig, "how long and how exactly")
+    tracking: TrackingConfig = key(TrackingConfig, "where measurements are mirrored")
+    tune: TuneConfig = key(TuneConfig, "what of the model is trained")
+    command: Optional[CommandConfig] = key(None, "another trainer that trains in place of ours; null = ours (set by the launcher)")
+    requests: Optional[RequestsConfig] = key(None, "run.task=inference: what is asked of the model (set by the launcher)")
+
+
+@dataclass(kw_only=True)
+class ResolvedModelConfig(ModelConfig):
+    """A model with its derived values (``trainer.shared.run.rules.resolve_model``)."""
+
+    kv_heads: int = field()
+    ffn: int = field()
+    tied: bool = field()
+    activation: str = field()
+    init_std: float = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedLayoutConfig(LayoutConfig):
+    """A layout whose data-parallel degree is known."""
+
+    data: int = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedOptimizerConfig(OptimizerConfig):
+    """An optimizer whose learning-rate schedule is known."""
+
+    min_lr: float = field()
+    decay_steps: int = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedTrainConfig(TrainConfig):
+    """A run with every derived value (``trainer.shared.run.rules.resolve``): what the trainer works with. The same keys as ``TrainConfig``."""
+
+    model: ResolvedModelConfig = field()
+    layout: ResolvedLayoutConfig = field()
+    optimizer: ResolvedOptimizerConfig = field()
+
+
+def field_docs(cls: type, prefix: str = "") -> dict[str, str]:
+    """``{"layout.tensor": "tensor-parallel ranks", ...}`` for a config class, depth first."""
+    docs: dict[str, str] = {}
+    for f in fields(cls):
+        nested = f.default_factory if isinstance(f.default_factory, type) else None
+        if nested is not None and hasattr(nested, "__dataclass_fields__"):
+            docs |= field_docs(nested, f"{prefix}{f.name}.")
+        else:
+            docs[prefix + f.name] = f.metadata["doc"]
+    return docs
