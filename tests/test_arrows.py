@@ -207,7 +207,7 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
     ("package", "file", "line"),
     [
         ("trainer", "trainer/comm/groups.py", "from trainer.pipeline.runtime import PipelineRuntime"),
-        ("trainer", "trainer/shared/parallel/grid.py", "import trainer.engine"),
+        ("trainer", "trainer/shared/parallel/mesh.py", "import trainer.engine"),
         ("launcher", "launcher/trials/store.py", "from launcher.sweep.run import run_sweep"),
         ("launcher", "launcher/backends/contract.py", "from launcher.tracking import mirror"),
         ("launcher/cost", "launcher/cost/inputs/case.py", "from launcher.cost.memory.peak import peak_memory"),

@@ -149,7 +149,7 @@ class Engine:
         self.tokens_per_step = config.run.global_batch * model.seq
         self.region = Region(self.groups.tensor, layout.sequence_parallel)
         pool, chain = Pool(world.device), Chain()
-        shared = Common(Factors.of(layout), self.groups.at.data, self.groups.levels, self.precision, pool, chain, self.trains)
+        shared = Common(Factors.of(layout), self.groups.at["data"], self.groups.levels, self.precision, pool, chain, self.trains)
         self.state = ShardedState(shared, int(config.run.bucket_mb * 2**20))
         self.added: set[str] = set()  # names of parameters that tuning has added to those of the model
         chunks = self._build_chunks()
@@ -168,7 +168,7 @@ class Engine:
         boundary = Boundary.of((seq, layout.micro_batch, model.hidden), self.region, self.precision.compute, world.device)
         schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, self.micro_batches)
         self.pipeline = PipelineRuntime(
-            schedule[self.groups.at.pipeline], chunks, self.state, boundary, self.groups.up, self.groups.down, self.recorder
+            schedule[self.groups.at["pipeline"]], chunks, self.state, boundary, self.groups.up, self.groups.down, self.recorder
         )
         self.activations = self._activation_meter()
         if draws and self.trains:
@@ -196,7 +196,7 @@ class Engine:
             self.device,
             tied=tied,
             apart=tied and stages > 1,
-            first=at.pipeline == 0,
+            first=at["pipeline"] == 0,
         )
         if self.config.run.precision == "fp8":
             parallelizer.eight_bits = EightBitProduct.on(self.device, compiles(self.config.run.compile, self.device))
@@ -206,7 +206,7 @@ class Engine:
             parallelizer.fused = FusedProducts.on(self.device, self.groups.tensor, self.groups.world, largest)
         models, members = [], []
         for chunk in range(layout.virtual_pipeline):
-            stage = chunk * stages + at.pipeline
+            stage = chunk * stages + at["pipeline"]
             start = sum(counts[:stage])
             with torch.device("meta"):
                 model_part = Transformer(longest, range(start, start + counts[stage]), first=stage == 0, last=stage == len(counts) - 1)
@@ -296,7 +296,7 @@ class Engine:
     def _read_rows(self, start: int, dataset: Dataset | None = None) -> Tensor:
         """This replica's rows of the batch from sample ``start`` on, [micro-batches, s + 1, b]; on a GPU's host in pinned memory."""
         count = self.micro_batches * self.config.layout.micro_batch
-        first = start + self.groups.at.data * count
+        first = start + self.groups.at["data"] * count
         array = torch.from_numpy(self._with_task((dataset or self.dataset).batch(first, count), first))
         rows = array.view(self.micro_batches, self.config.layout.micro_batch, -1).transpose(1, 2).contiguous()
         return rows.pin_memory() if self.device.type == "cuda" else rows
@@ -304,7 +304,7 @@ class Engine:
     def _batch(self, rows: Tensor | None, step: int) -> TokenBatch:
         size = self.config.layout.micro_batch
         here = None if rows is None else rows.to(self.device, non_blocking=True)
-        first, weight = self.groups.at.data * self.micro_batches * size, self.scale.value / self.tokens_per_step
+        first, weight = self.groups.at["data"] * self.micro_batches * size, self.scale.value / self.tokens_per_step
         chunk = self.config.run.loss_chunk_mb or LOSS_CHUNK_MB[self.device.type]
         fused = compiles(self.config.run.compile, self.device)
         return TokenBatch(here, step, first, size, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack)
@@ -329,7 +329,7 @@ class Engine:
         tasks, targets = ~rows[:, 0], (rows[:, 1:] >= 0).sum(1)
         counts = np.bincount(tasks, targets)
         shares = torch.from_numpy(targets.sum() / counts[tasks]).to(self.device)
-        own = shares.view(-1, self.micro_batches, batch.size)[self.groups.at.data]
+        own = shares.view(-1, self.micro_batches, batch.size)[self.groups.at["data"]]
         return replace(batch, shares=own, tasks=int((counts > 0).sum()))
 
     def _vocabulary_width(self) -> int:

@@ -324,7 +324,7 @@ class TrainingRun:
             "split": split,
             "worked_s": sum(s for part, s in split.items() if part != "communication"),
             "memory": memory,
-            "stage": self.engine.groups.at.pipeline,
+            "stage": self.engine.groups.at["pipeline"],
             "peak": self.engine.peak_memory(),
             "host": socket.gethostname(),
             "communication": {

@@ -11,7 +11,7 @@ from launcher.config.schema import Config
 from launcher.trials.identity import trial_id
 from launcher.trials.job import Job
 from launcher.trials.store import Point, Store, check_name
-from trainer.shared.parallel.grid import Grid
+from trainer.shared.parallel.mesh import Mesh
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.rules import world_size_of
@@ -39,7 +39,7 @@ def _print_request(config: Config, overrides: Sequence[str], backend: Backend, m
     job = _job(config)
     request = backend.render(job)
     _comment(f"trial {job.trial}: {' '.join(overrides)}")
-    _comment(Grid.of(config.layout).picture(config.cluster.gpus_per_node))
+    _comment(Mesh.of(config.layout).picture(config.cluster.gpus_per_node))
     print(request.text + "\n")
     if mode != "server":
         return None

@@ -24,7 +24,7 @@ from launcher.sweep.run import Point, run_sweep
 from launcher.tracking import process
 from launcher.tracking.reachable import check_experiment, check_tracking
 from launcher.trials.store import UNDER_WAY, Store, check_name
-from trainer.shared.parallel.grid import Grid
+from trainer.shared.parallel.mesh import Mesh
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import positive
 from trainer.shared.run.errors import ConfigError
@@ -153,7 +153,7 @@ def _say_predictions(points: Sequence[Point]) -> None:
 def _say_grid(config: Config) -> None:
     """Which rank holds which part; ``--dry-run`` also prints it for clusters too large to read at a glance."""
     if config.layout.tensor * config.layout.pipeline * (config.layout.data or 1) <= 64:
-        say(Grid.of(config.layout).picture(config.cluster.gpus_per_node))
+        say(Mesh.of(config.layout).picture(config.cluster.gpus_per_node))
 
 
 def _say_what_next(name: str, records: Sequence[Record], settings: SweepConfig) -> None:

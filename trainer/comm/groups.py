@@ -1,11 +1,12 @@
-"""The process groups that a layout needs, made once from the rank grid."""
+"""The process groups that a layout needs, made once from the mesh of ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer.comm.collectives import Group, World
-from trainer.shared.parallel.grid import Coordinates, Grid
+from trainer.shared.parallel.mesh import Mesh
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.run.schema import LayoutConfig
 
@@ -14,7 +15,7 @@ from trainer.shared.run.schema import LayoutConfig
 class Groups:
     """This rank's groups. Pipeline neighbours have one group per direction, so that tensors in each keep their order."""
 
-    at: Coordinates
+    at: Mapping[str, int]  # its coordinate on each axis
     world: Group
     tensor: Group
     up: Group  # pipeline ranks, for sends to a higher one
@@ -25,9 +26,9 @@ class Groups:
     @classmethod
     def make(cls, world: World, layout: LayoutConfig, tied: bool) -> Groups:
         """All groups, made in the same order on every rank."""
-        grid, factors = Grid.of(layout), Factors.of(layout)
-        at = grid.coordinates(world.rank)
-        pipeline = grid.group(world.rank, "pipeline")
+        mesh, levels = Mesh.of(layout), {level.name: level.size for level in Factors.of(layout).levels}
+        at, by_level = mesh.coordinates(world.rank), mesh.refactor(["data"], levels)
+        pipeline = mesh.group(world.rank, "pipeline")
         up, down = (world.make_group(f"pipeline {way}", pipeline) for way in ("up", "down"))
         last = len(pipeline) - 1
         up.connect([(i, i + 1) for i in range(last)] + [(0, last)] * (last > 1))  # with interleaving, the two ends are neighbours too
@@ -36,12 +37,9 @@ class Groups:
         return cls(
             at=at,
             world=world.group,
-            tensor=world.make_group("tensor", grid.group(world.rank, "tensor")),
+            tensor=world.make_group("tensor", mesh.group(world.rank, "tensor")),
             up=up,
             down=down,
-            levels={
-                level.name: world.make_group(f"data {level.name}", grid.level_group(world.rank, level.size, level.stride))
-                for level in factors.levels
-            },
+            levels={name: world.make_group(f"data {name}", by_level.group(world.rank, name)) for name in levels},
             tied=world.make_group("tied", sorted(set(ends))),
         )

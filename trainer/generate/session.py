@@ -83,7 +83,7 @@ class Session:
     def answers(self) -> bool:
         """Whether this rank is the one of its replica that chooses tokens: the choice is made once."""
         at, layout = self.engine.groups.at, self.config.layout
-        return at.pipeline == layout.pipeline - 1 and at.tensor == 0
+        return at["pipeline"] == layout.pipeline - 1 and at["tensor"] == 0
 
     def begin(self, padding: Sequence[int]) -> Memory:
         """A memory of rows that have so many tokens of padding on their left, and have read nothing."""

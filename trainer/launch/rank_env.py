@@ -59,7 +59,8 @@ def device_index(local_rank: int, found: int, environment: Mapping[str, str]) ->
     if found == 1 and len([name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]) == 1:
         return 0
     if local_rank >= found:
-        raise ConfigError(f"run.device=cuda needs CUDA device {local_rank}, but this host has {found}; use run.device=cpu or fewer ranks")
+        remedy = f"use run.device=cpu, or {found} ranks on it" if found else "use run.device=cpu"
+        raise ConfigError(f"run.device=cuda needs CUDA device {local_rank}, but this host has {found}; {remedy}")
     return local_rank
 
 

@@ -48,7 +48,7 @@ def write_timeline(out: Path, step: int, engine: Any, clock_offset: float) -> No
     world, layout, recorder = engine.groups.world, engine.config.layout, engine.recorder
     begins = world.gather_objects(recorder.host_start + clock_offset)
     shift = recorder.host_start + clock_offset - min(begins)
-    events = recorder.events(world.rank, engine.groups.at.pipeline, layout.pipeline, shift)
+    events = recorder.events(world.rank, engine.groups.at["pipeline"], layout.pipeline, shift)
     everyone = world.gather_objects(events)
     if world.index == 0:
         write_json(out / TIMELINE, {"step": step, "schedule": layout.schedule, "events": [e for own in everyone for e in own]})

@@ -11,7 +11,7 @@ DEFECTS = [
     Defect(
         "all replicas read the same rows",
         "trainer/engine.py",
-        "first = start + self.groups.at.data * count",
+        'first = start + self.groups.at["data"] * count',
         "first = start",
         "tests/numerics/test_layouts_agree.py",
     ),

@@ -46,8 +46,8 @@ DEFECTS = [
     Defect(
         "every tensor rank answers",
         "trainer/generate/session.py",
-        "return at.pipeline == layout.pipeline - 1 and at.tensor == 0",
-        "return at.pipeline == layout.pipeline - 1",
+        'return at["pipeline"] == layout.pipeline - 1 and at["tensor"] == 0',
+        'return at["pipeline"] == layout.pipeline - 1',
         TEXTS,
     ),
 ]

@@ -40,8 +40,8 @@ DEFECTS = [
     Defect(
         "chunks of one rank hold neighbouring blocks",
         "trainer/engine.py",
-        "stage = chunk * stages + at.pipeline",
-        "stage = at.pipeline * layout.virtual_pipeline + chunk",
+        'stage = chunk * stages + at["pipeline"]',
+        'stage = at["pipeline"] * layout.virtual_pipeline + chunk',
         LAYOUTS,
     ),
     Defect(

@@ -1,1 +1,1 @@
-"""How a run is laid over ranks: the rank grid, state shards, pipeline schedules, and the simulation of these. Pure numbers."""
+"""How a run is laid over ranks: the mesh of ranks, state shards, pipeline schedules, and the simulation of these. Pure numbers."""
