@@ -30,7 +30,7 @@ def layout_cells(row: RawRow, source: Source) -> dict[str, Any]:
     cells |= {"data": data, "global_batch": batch, "micro_batch": micro_batch, "virtual_pipeline": virtual, "sequence_parallel": parallel}
     cells |= {"schedule": _schedule(row, virtual) if pipeline and pipeline > 1 else "1f1b", "balance": source.balance}
     cells |= _recompute(row.text("recompute") or source.recompute)
-    shards = _sharding(row, source, data * context) if data else dict.fromkeys(("params", "grads", "optimizer"))
+    shards = _sharding(row, source, data, context) if data else dict.fromkeys(("params", "grads", "optimizer"))
     return cells | {f"shard_{name}": value for name, value in shards.items()}
 
 
@@ -71,17 +71,18 @@ def _recompute(words: str) -> dict[str, Any]:
     return values
 
 
-def _sharding(row: RawRow, source: Source, replicas: int) -> dict[str, Any]:
-    """Sharding factors. ``replicas``: data x context ranks, over which the trainers shard that know context ranks (Megatron-LM's and
-    torchtitan's groups of data and context)."""
+def _sharding(row: RawRow, source: Source, data: int, context: int) -> dict[str, Any]:
+    """Sharding factors over data x context ranks. Numbers in words count data ranks, whose context ranks share as well: torchtitan and
+    Megatron-LM shard over the groups of data and context (``dp_shard_cp``, ``dp_cp_group``)."""
     text = row.sharding or source.sharding.lower()
     if found := re.match(r"amsp p(\d+) g(\d+) os(\d+)", text):
-        p, g, o = (math.gcd(int(n), replicas) for n in found.groups())
+        p, g, o = (math.gcd(int(n), data) for n in found.groups())
         return {"params": p, "grads": g, "optimizer": o}
     size = re.search(r"(?:fsdp2?|zero-3 \(\w+\)|mics\)?|hsdp\)?|hybrid.?shard\)?|\bover|\bacross|\bgroups? of)\s+(\d+)", text)
-    ranks = math.gcd(int(size.group(1)), replicas) if size else replicas
-    if re.search("mics|hybrid.?shard|hsdp", text):
-        ranks = ranks if size else math.gcd(8, replicas)
+    hybrid = re.search("mics|hybrid.?shard|hsdp", text)
+    named = int(size.group(1)) if size else 8 if hybrid else data
+    ranks = math.gcd(named, data) * context
+    if hybrid:
         return {"params": ranks, "grads": ranks, "optimizer": ranks}
     if re.search("parameters not resharded|zero-2|shard_grad_op", text):
         return {"params": 1, "grads": ranks, "optimizer": ranks}

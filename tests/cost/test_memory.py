@@ -67,11 +67,12 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(p: int, v: int, group
             assert float(memory.in_flight(asked, kind)[0]) == pytest.approx(ranks[rank] / v)
 
 
+@pytest.mark.parametrize("context", [1, 2])
 @pytest.mark.parametrize(("sharding", "bytes_per_parameter"), [((1, 1, 1), 18), ((1, 1, 64), 6 + 12 / 64), ((64, 64, 64), 18 / 64)])
-def test_states_take_the_bytes_of_their_shards(sharding: tuple[int, int, int], bytes_per_parameter: float) -> None:
+def test_states_take_the_bytes_of_their_shards(sharding: tuple[int, int, int], bytes_per_parameter: float, context: int) -> None:
     """Rajbhandari et al. 2020 (ZeRO), figure 1, with 4-byte gradients."""
     model = ModelConfig(layers=32, hidden=4096, heads=32, vocab=50000, seq=2048)
-    table = to_table([layout(data=64, sharding=ShardingConfig(*sharding))])
+    table = to_table([layout(data=64 // context, context=context, sharding=ShardingConfig(*sharding))])
     asked = CostModel(cluster(64), profile("megatron_lm_2023")).case(model, table, mixed(64))
     asked = dataclasses.replace(asked, trainer=changed(asked.trainer, {"numbers.gradient_bytes": 4}))
     parts = memory.states(asked, asked.shape.parameters, 0.0)
