@@ -32,6 +32,7 @@ class Account:
         self.tests, self.cpu = Counter[str](), defaultdict[str, float](float)
         self.worst: dict[str, float] = {}
         self.costliest: list[tuple[float, str]] = []
+        self.files = defaultdict[str, float](float)
 
     def add(self, report: pytest.TestReport) -> None:
         room = room_of(report.nodeid)
@@ -42,6 +43,7 @@ class Account:
             for name, value in report.user_properties:
                 if name == "cpu seconds":
                     self.cpu[room] += float(str(value))
+                    self.files[report.nodeid.partition("::")[0]] += float(str(value))
                     self.costliest = sorted([*self.costliest, (float(str(value)), report.nodeid)], reverse=True)[:SHOWN]
                 elif name.startswith(WORST):
                     self.worst[name.removeprefix(WORST)] = max(float(str(value)), self.worst.get(name.removeprefix(WORST), float("-inf")))
@@ -52,6 +54,7 @@ class Account:
             "seconds": round(time.monotonic() - self.began),
             "cpu_seconds": {room: round(seconds, 1) for room, seconds in sorted(self.cpu.items())},
             "worst": self.worst,
+            "files": {name: round(seconds, 1) for name, seconds in sorted(self.files.items(), key=lambda item: -item[1])},
             "costliest": {test: round(seconds, 1) for seconds, test in self.costliest},
         }
 
