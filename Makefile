@@ -80,7 +80,8 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 docs: $(VENV)/.test
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python -m docs.pages
+	$(BIN)/zensical build --strict --clean
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -36,7 +36,7 @@ AREAS = {
     "tracking": "MLflow: databases, servers and pages that fail",
     "slurm": "drills on a real Slurm",
     "kubernetes": "drills on a real Kubernetes",
-    "docs": "the documentation as pages, the wheel, a corpus of the whole library",
+    "docs": "the wheel, a corpus of the whole library",
     "planted": "planted defects, each of which the gate must catch",
 }
 """What each proves."""

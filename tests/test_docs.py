@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
-import yaml
 
+from docs import pages
 from launcher.cli.train import key_docs
 from trainer.shared.records.outcome import MEANINGS, Reason
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GENERATED = {"keys.md", "failure-reasons.md", "campaign.md"}
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
-def hooks() -> ModuleType:
-    """Imports the module that makes the generated pages."""
-    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def settings() -> dict[str, Any]:
+    """Reads how the documentation is built."""
+    return dict(tomllib.loads((ROOT / "zensical.toml").read_text()))
 
 
 def nav(entries: list[dict[str, object]]) -> set[str]:
@@ -52,25 +47,32 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
 
 def test_every_page_is_in_the_navigation_and_every_link_leads_to_one() -> None:
     texts = {str(path.relative_to(DOCS)): path.read_text() for path in DOCS.rglob("*.md")}
-    files = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*")} | GENERATED
-    assert nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]) == {*texts} | GENERATED
+    made = {*pages.generated()}
+    files = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*")} | made
+    assert nav(settings()["project"]["nav"]) == {*texts} | made
     assert {page: found for page, text in texts.items() if (found := broken(page, text, files))} == {}
     assert broken("how-to/a.md", "[x](../keys.md#run) [y](none.md) [z](https://a.b)", files) == ["none.md"]
 
 
+def test_the_links_of_the_pages_beside_the_docs_lead_to_files() -> None:
+    files = {str(path.relative_to(ROOT)) for path in (*ROOT.glob("*"), *DOCS.rglob("*"), *(ROOT / "examples").rglob("*"))}
+    texts = {name: (ROOT / name).read_text() for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+    assert {page: found for page, text in texts.items() if (found := broken(page, text, files))} == {}
+
+
 def test_the_generated_pages_name_every_key_and_reason() -> None:
-    made = hooks()
-    text = made.keys()
+    text = pages.keys()
     assert [key for key in key_docs() if f"| `{key}` |" not in text] == []
-    assert [reason.value for reason in Reason if f"| {reason.value} |" not in made.reasons()] == []
+    assert [reason.value for reason in Reason if f"| {reason.value} |" not in pages.reasons()] == []
 
 
-@pytest.mark.campaign("docs")
 def test_the_pages_build_without_a_warning_and_name_every_key_and_reason(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "pages")]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.strip()) == (0, "")
-    keys = (tmp_path / "pages/keys/index.html").read_text()
+    pages.write(tmp_path / "build" / "pages")
+    (tmp_path / "zensical.toml").write_text((ROOT / "zensical.toml").read_text())
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "No issues found" in done.stderr) == (0, True), done.stdout + done.stderr
+    keys = (tmp_path / "build/docs/keys/index.html").read_text()
     assert [key for key in key_docs() if f"<code>{key}</code>" not in keys] == []
-    reasons = (tmp_path / "pages/failure-reasons/index.html").read_text()
+    reasons = (tmp_path / "build/docs/failure-reasons/index.html").read_text()
     assert [reason.value for reason in Reason if f"<td>{reason.value}</td>" not in reasons] == []

@@ -3,7 +3,7 @@
     python -m benchmarks.history [--leave-out] [RAW.csv ...]
 
 Predicts the published tables of benchmarks/published/data, and those that are given, in the form in which they were published. Writes
-benchmarks/history/DATE.json (commit, tables with their hash, figures) and the table of figures in ARCHITECTURE.md.
+benchmarks/history/DATE.json (commit, tables with their hash, figures) and the tables of docs/figures.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.console import answered
-from benchmarks.history.figures import FOLDER, block, figures_of, sources_block, unseen_by, with_block
+from benchmarks.history.figures import FOLDER, PAGE, block, figures_of, sources_block, unseen_by, with_block
 from trainer.shared.run.errors import ConfigError
 
 ROOT = FOLDER.parent.parent
@@ -43,8 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     record = {"commit": commit, "tables": tables}
     (FOLDER / f"{datetime.date.today().isoformat()}.json").write_text(json.dumps(record, indent=1) + "\n")
-    document = ROOT / "ARCHITECTURE.md"
-    document.write_text(with_block(document.read_text(), record))
+    PAGE.write_text(with_block(PAGE.read_text(), record))
     print(block(record) + sources_block(record), end="")
     return 0
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from launcher.tables.validation import Judged, judge, short, summary
 
 FOLDER = Path(__file__).parent
 ROWS = {"all": "all rows", "dense": "dense rows with full configuration"}
+ERRORS = ["table", "timed", "median error", "in sample", "p90", "in sample", "bias", "correlation", "regret"]
+ERRORS += ["F1 of memory", "AUC of shares", "peak memory"]
+PAGE = FOLDER.parent.parent / "docs" / "figures.md"
 MARKS = ("<!-- figures: python -m benchmarks.history -->\n", "<!-- end of figures -->\n")
 GIVEN = {
     "after_1": "one run",
@@ -113,20 +116,25 @@ def newest() -> Figures:
 
 
 def block(record: Mapping[str, Any]) -> str:
-    """The figures of a record as the table that the documentation shows: left out first, in-sample beside it."""
-    lines = [
-        "| table | timed | fit | median error | p90 | bias | correlation | regret | F1 of memory | AUC of shares | peak "
-        f"memory | {' | '.join(GIVEN.values())} |",
-        "|---" * (11 + len(GIVEN)) + "|",
-    ]
-    for table in record["tables"]:
-        for key, words in ROWS.items():
-            found = table[key]
-            for how, figures in (("left out", found.get("left_out")), ("in sample", found)):
-                if figures and figures["timed"]:
-                    name = f"`{table['table']}` {table['sha256'][:8]}, {words}"
-                    lines.append(f"| {name} | {figures['timed']} | {how} | {_cells(figures)} |")
-    return "\n".join(lines) + "\n"
+    """Writes the figures of a record as the documentation shows them: the errors, then the errors after some measured runs."""
+    shown = [found for table in record["tables"] for found in _shown(table) if found[1]["timed"]]
+    errors = [[name, str(found["timed"]), *_errors(found)] for name, found in shown]
+    given = [[name, *(_percent(found["left_out"].get(key)) for key in ("median", *GIVEN))] for name, found in shown if "left_out" in found]
+    return _table(ERRORS, errors) + "\n" + _table(["table", "none", *GIVEN.values()], given)
+
+
+def _shown(table: Mapping[str, Any]) -> Iterator[tuple[str, Figures]]:
+    """Yields the rows that a table has: all its runs, and those of dense models where these are not all."""
+    name = f"`{table['table']}` {table['sha256'][:8]}"
+    yield name, table["all"]
+    if table["dense"]["timed"] != table["all"]["timed"]:
+        yield f"{name}, {ROWS['dense']}", table["dense"]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Writes a table of the documentation."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]]) + "\n"
 
 
 def sources_block(record: Mapping[str, Any]) -> str:
@@ -143,11 +151,14 @@ def sources_block(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(found: Figures) -> str:
-    bias, ranking = f"{found['bias']:.2f}", "" if found["correlation"] is None else f"{found['correlation']:.3f}"
-    errors = [_percent(found["median"]), _percent(found["p90"]), bias, ranking, _percent(found["regret"])]
-    memory = ["" if found[key] is None else f"{found[key]:.3f}" for key in ("f1", "auc_shares")]
-    return " | ".join([*errors, *memory, _percent(found["memory"]), *(_percent(found.get(key)) for key in GIVEN)])
+def _errors(found: Figures) -> list[str]:
+    """Writes the cells of ``ERRORS`` from the third on: left out of the fit, where the source was, except for those in sample."""
+    left = found.get("left_out")
+    best = left or found
+    errors = [_percent(fit[key] if fit else None) for key in ("median", "p90") for fit in (left, found)]
+    ranking = ["" if best[key] is None else f"{best[key]:.{digits}f}" for key, digits in (("bias", 2), ("correlation", 3))]
+    memory = ["" if best[key] is None else f"{best[key]:.3f}" for key in ("f1", "auc_shares")]
+    return [*errors, *ranking, _percent(best["regret"]), *memory, _percent(best["memory"])]
 
 
 def _percent(value: float | None) -> str:
@@ -155,7 +166,7 @@ def _percent(value: float | None) -> str:
 
 
 def with_block(text: str, record: Mapping[str, Any]) -> str:
-    """A document with its table of figures replaced by those of ``record``."""
+    """Replaces the tables of figures in a document by those of ``record``."""
     before, _, rest = text.partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     return before + MARKS[0] + "\n" + block(record) + "\n" + MARKS[1] + after

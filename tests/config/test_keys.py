@@ -24,7 +24,7 @@ def test_words_that_no_key_has_to_do_with_are_one_plain_error(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("extra", ["slurm", "kubernetes"])
-def test_the_readme_names_the_packages_that_a_queue_needs(extra: str) -> None:
+def test_the_page_of_a_queue_names_the_packages_that_it_needs(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    readme = (ROOT / "README.md").read_text()
-    assert all(f"pip install '{package}'" in readme for package in project["optional-dependencies"][extra])
+    page = (ROOT / "docs" / "how-to" / f"{extra}.md").read_text()
+    assert all(f"pip install '{package}'" in page for package in project["optional-dependencies"][extra])

@@ -27,7 +27,7 @@ from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "inference.md", ROOT / "docs" / "how-to" / "serving.md"]
+PAGES = [ROOT / "docs" / name for name in ("commands.md", "inference.md", "how-to/serving.md")]
 BASE = ["task=inference", "recipe=gpt3_175b", "workload=nemo", "cluster.nodes=8", "serving.weights=fp16", "serving.kv=fp16"]
 
 

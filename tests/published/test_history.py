@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.history.figures import MARKS, block, figures_of, newest, with_block
+from benchmarks.history.figures import MARKS, PAGE, block, figures_of, newest, with_block
 
 pytestmark = pytest.mark.slow
 
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "benchmarks" / "published" / "data"
 
 
-def test_the_figures_in_the_architecture_are_those_of_the_newest_record() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+def test_the_figures_in_the_documentation_are_those_of_the_newest_record() -> None:
+    text = PAGE.read_text()
     assert all(mark in text for mark in MARKS) and with_block(text, newest()) == text
 
 
@@ -37,3 +37,10 @@ def test_a_changed_figure_changes_the_table() -> None:
     record = newest()
     record["tables"][0]["all"]["median"] += 0.01
     assert block(record) != block(newest())
+
+
+def test_a_table_has_a_second_row_only_where_it_has_runs_of_other_than_dense_models() -> None:
+    rows = [line for line in block(newest()).split("\n\n")[0].splitlines()[2:] if "dense" in line]
+    assert [row.split("`")[1] for row in rows] == [
+        table["table"] for table in newest()["tables"] if table["dense"]["timed"] < table["all"]["timed"]
+    ]

@@ -1,25 +1,35 @@
-"""Pages that are made from the code when the documentation is built: the key reference, failure reasons, the newest campaign."""
+"""Brings the pages of the documentation together: those of ``docs/``, and those made from the code.
+
+python -m docs.pages    # into build/pages, from which zensical.toml makes build/docs
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-from mkdocs.structure.files import File, Files
+import shutil
+from pathlib import Path
 
 from launcher.cli.train import key_docs
 from tests import campaign
 from trainer.shared.records.outcome import MEANINGS, Reason
 
+DOCS = Path(__file__).parent
 
-def on_files(files: Files, config: Any) -> Files:
-    """Add the generated pages before links are checked."""
-    for name, text in (("keys.md", keys()), ("failure-reasons.md", reasons()), ("campaign.md", campaign.page(campaign.history()))):
-        files.append(File.generated(config, name, content=text))
-    return files
+
+def write(folder: Path) -> None:
+    """Writes all pages into a folder, which takes the place of what an earlier call wrote there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(DOCS, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for name, text in generated().items():
+        (folder / name).write_text(text)
+
+
+def generated() -> dict[str, str]:
+    """Makes the pages that follow from the code, by file name."""
+    return {"keys.md": keys(), "failure-reasons.md": reasons(), "campaign.md": campaign.page(campaign.history())}
 
 
 def keys() -> str:
-    """Every key by section, with its default and meaning."""
+    """Lists every key by section, with its default and meaning."""
     lines = ["# Keys", "", "Every key of the configuration. `trireme train --keys WORD` prints those that contain a word;"]
     lines += ["`trireme train --schema` prints the JSON schema, with which editors complete and check YAML files.", ""]
     section = ""
@@ -34,7 +44,7 @@ def keys() -> str:
 
 
 def reasons() -> str:
-    """Every reason with what it means and what to do about it."""
+    """Lists every reason, what happened and what to do about it."""
     lines = [
         "# Failure reasons",
         "",
@@ -50,5 +60,9 @@ def reasons() -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end a table's cell or open an HTML tag."""
+    """Escapes text so that it cannot end a table's cell or open an HTML tag."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    write(DOCS.parent / "build" / "pages")
