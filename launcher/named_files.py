@@ -20,7 +20,7 @@ _BEGINNING = 65536
 
 def write_named(path: str | Path, text: str, what: str) -> None:
     """Write the file that ``what``, an option or key, names as ``path``: whole or not at all, through symbolic links. ``ConfigError`` if
-    that cannot be done; what is no ordinary file is never replaced."""
+    that cannot be done; what is not an ordinary file is never replaced."""
     target = check_file(path, what)
     try:
         write_text(target, text)

@@ -1,14 +1,33 @@
-"""One word, one meaning: what the project calls its classes."""
+"""One word, one meaning: the names of the project's classes, and phrases that its comments and pages do without."""
 
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PARALLEL = ("launcher/backends/slurm", "launcher/backends/kubernetes")
 """Rooms of the same shape, in which the same names mean the same for another cluster."""
+STUMBLES = {
+    "for ever": re.compile(r"\bfor ever\b"),
+    "in the mean": re.compile(r"\bin the mean\b"),
+    "is no X, for is not an X": re.compile(r"(?<![Tt]here )\b(?:is|are) no\b(?! longer| more| less| better| worse)"),
+    "mend, for fix": re.compile(r"\bmend(?:s|ed|ing)?\b"),
+    "hang on, for depend on": re.compile(r"\b(?:hangs?|hung|hanging) on\b"),
+}
+"""Phrases that a reader of plain English stumbles over, by name."""
+LEFT = (
+    *("launcher/backends", "launcher/stages", "launcher/cli", "launcher/config", "launcher/planning", "launcher/search"),
+    *("trainer/engine.py", "trainer/tensor", "trainer/convert", "trainer/shared"),
+)  # fmt: skip
+"""Rooms whose comments still have such phrases."""
 
 
 def classes() -> list[tuple[str, str]]:
@@ -32,3 +51,53 @@ def test_a_class_name_occurs_once() -> None:
 def _room(file: str) -> str:
     """Where a name has to be unique: the project, of which the parallel rooms count as one."""
     return "a cluster's own" if file.startswith(PARALLEL) else file
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the prose of a file by line: all of a page; the comments and docstrings of a module, not the messages that it prints."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from enumerate(node.value.value.splitlines(), node.lineno)
+
+
+def stumbles(path: Path) -> list[str]:
+    """Lists the phrases of a file that ``STUMBLES`` names, with their lines. A phrase that a line break splits counts too."""
+    lines = list(prose(path))
+    pairs = [(number, f"{line} {after.strip()}") for (number, line), (_, after) in zip(lines, [*lines[1:], (0, "")])]
+    starts = {number: len(line) for number, line in lines}
+    found = [(number, name, hit) for number, text in pairs for name, form in STUMBLES.items() for hit in form.finditer(text)]
+    return [f"{path}:{number}: {name}" for number, name, hit in found if hit.start() < starts[number]]
+
+
+def test_comments_and_pages_do_without_phrases_that_readers_stumble_over() -> None:
+    files = [
+        path
+        for room in ("launcher", "trainer", "hydra_plugins", "docs")
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in (".py", ".md")
+    ]
+    files += [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    held = [path for path in files if not path.relative_to(ROOT).as_posix().startswith(LEFT)]
+    assert sorted(line for path in held for line in stumbles(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# waits for ever\n", 1),
+        ('def f() -> None:\n    """A name that is\n    no name."""\n', 1),
+        ("x = 'is no file; mend it'\n", 0),
+        ("# there is no file, and it is no longer read\n", 0),
+        ("# mend what hangs on it\n", 2),
+    ],
+)
+def test_a_phrase_is_found_in_comments_and_docstrings_alone(tmp_path: Path, text: str, found: int) -> None:
+    (tmp_path / "a.py").write_text(text)
+    assert len(stumbles(tmp_path / "a.py")) == found

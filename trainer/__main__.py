@@ -52,7 +52,7 @@ def preload(compiler: bool | None = None) -> None:
     if importlib.util.find_spec("torch") is None:
         return
     prepare_devices(os.environ)
-    of_backward = "torch.fx.experimental.symbolic_shapes"  # torch imports it at the first backward from a tensor that is no loss
+    of_backward = "torch.fx.experimental.symbolic_shapes"  # torch imports it at the first backward from a tensor other than a loss
     for name in ("torch", "torch.distributed", of_backward, "numpy", "yaml", "trainer.loop", "trainer.probe"):
         importlib.import_module(name)
     torch = sys.modules["torch"]

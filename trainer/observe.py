@@ -216,7 +216,7 @@ class Watch:
             self.record.take(line, self.heard)
 
     def _lines(self) -> Iterator[str]:
-        """Lines as they come; a carriage return ends one too (progress bars). Bytes that are no UTF-8 are replaced."""
+        """Lines as they come; a carriage return ends one too (progress bars). Bytes that are not UTF-8 are replaced."""
         assert self.process.stdout is not None
         pipe, rest = self.process.stdout.fileno(), b""
         while True:

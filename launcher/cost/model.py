@@ -43,7 +43,7 @@ class Estimate:
 
     @property
     def causes(self) -> Parts:
-        """Seconds by the part that they hang on: what a device does while it waits for its host hangs on launching. They add up to the
+        """Seconds by the part that they depend on: what a device does while it waits for its host counts as launching. They add up to the
         step time, too."""
         if not self.behind_host:
             return self.time

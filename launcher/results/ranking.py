@@ -206,7 +206,7 @@ def _measured_times(step_times: Any, warmup: int) -> list[float]:
 
 
 def _first_losses(losses: Any) -> tuple[float, ...]:
-    """Of the first steps, up to one whose loss is not finite; empty where one of them is no number, as in logs that tell of no loss."""
+    """Of the first steps, up to one whose loss is not finite; empty where one of them is not a number, as in logs without a loss."""
     found = [number(value) for value in losses[:COMPARED]] if isinstance(losses, list) else []
     known = [loss for loss in found if loss is not None]
     return tuple(itertools.takewhile(math.isfinite, known)) if len(known) == len(found) else ()

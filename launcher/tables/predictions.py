@@ -31,7 +31,7 @@ class RowPrediction:
     fits: float
     time: dict[str, float]
     memory: dict[str, float]
-    causes: np.ndarray  # (k,) seconds by the part that they hang on
+    causes: np.ndarray  # (k,) seconds by the part that they depend on
 
 
 def predict_rows(rows: Sequence[TableCase]) -> list[RowPrediction]:

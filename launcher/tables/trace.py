@@ -26,7 +26,7 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """What a file of requests comes to. ``ConfigError`` for other columns, cells that are no numbers, or too few requests for a rate."""
+    """What a file of requests comes to. ``ConfigError`` for other columns, cells that are not numbers, or too few requests for a rate."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -58,7 +58,7 @@ def _row(path: str | Path, number: int, record: dict[str, str | None]) -> tuple[
         text = record[name] or ""
         try:
             value = float(text)
-            if not 0 <= value <= most or "_" in text:  # Python's own 1_000 is no number elsewhere
+            if not 0 <= value <= most or "_" in text:  # only Python takes 1_000 for a number
                 raise ValueError(name)
         except ValueError:
             given = repr(text[:40]) if text else "nothing"

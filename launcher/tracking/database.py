@@ -49,7 +49,7 @@ def environment() -> dict[str, str]:
 
 
 def database_uri(root: Path) -> str:
-    """The address of the folder's database. ``%41`` or ``?`` in a folder's name are no escapes and no options."""
+    """The address of the folder's database. ``%41`` or ``?`` in a folder's name are taken literally."""
     path = str(root.absolute() / "mlflow.db")
     if not {"?", "%"} & set(path):
         return f"sqlite:///{path}"

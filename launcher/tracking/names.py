@@ -129,7 +129,7 @@ def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
 
 
 def sweep_metrics(ranked: Sequence[Measurement]) -> dict[str, float]:
-    """The parent run's figures: how many trials stand how, and those of the fastest. Their names are no trial's, so that the page sorts
+    """The parent run's figures: how many trials stand how, and those of the fastest. They have names of their own, so that the page sorts
     trials alone."""
     counts = {f"trials/{status.value}": float(sum(m.status is status for m in ranked)) for status in Status}
     best = next(iter(leaders(ranked)), None)

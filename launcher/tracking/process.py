@@ -127,7 +127,7 @@ def start_copier(root: Path, life: int = subprocess.DEVNULL) -> subprocess.Popen
 
 
 def _output(path: Path) -> BinaryIO:
-    """The log of copiers; nowhere if it cannot be written, which is no reason to end what measures."""
+    """The log of copiers; nowhere if it cannot be written, which must not end what measures."""
     try:
         return path.open("ab")
     except OSError as error:

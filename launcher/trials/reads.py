@@ -39,7 +39,7 @@ def digests(config: Config) -> dict[str, str]:
 
 def contents(config: Config) -> dict[str, str]:
     """``digests``, and those of what a trial's id knows by its path alone: a prepared corpus, and files that the command of another
-    trainer names. What has them changed is no other trial; a command that finds such a trial measured already says so."""
+    trainer names. A change in them does not make another trial; a command that finds such a trial measured already says so."""
     if config.cluster.backend == "kubernetes":
         return {}
     command = run_of(config).command

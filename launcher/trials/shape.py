@@ -18,7 +18,7 @@ from trainer.shared.run.read import SECTION
 from trainer.shared.run.schema import TrainConfig
 
 LATEST = 1e11
-"""Unix seconds, some time in the year 5138: what is later is no time of a trial."""
+"""Unix seconds, some time in the year 5138: what is later is not the time of a trial."""
 
 
 @dataclass

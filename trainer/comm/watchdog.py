@@ -1,6 +1,6 @@
 """Names what a job hangs in.
 
-A collective of NCCL that cannot complete raises nothing: the host goes on, and waits for ever at the next value that it reads. So a thread
+A collective of NCCL that cannot complete raises nothing: the host goes on, and waits forever at the next value that it reads. So a thread
 of every rank looks at the collectives that were started. When one is not complete after the run's time limit, the rank says so in the
 store that all ranks share. Each then writes what it knows, before anything is torn down: a rank that waits in a collective names it; a rank
 that waits in none is the cause, and says where its program was; a rank that does not answer is named by the others.
@@ -178,7 +178,7 @@ class Watchdog:
         return " in ".join(f"{line.name} ({os.path.basename(line.filename)}:{line.lineno})" for line in told)
 
     def _store_is_gone(self, error: Exception) -> None:
-        """The store ends with rank 0. At the end of a run that is no trouble: this rank is about to close, too."""
+        """The store ends with rank 0. At the end of a run that does no harm: this rank is about to close, too."""
         if self.closed.wait(SILENCE_S) or self.hears_death:
             return
         late = self.flights.oldest()

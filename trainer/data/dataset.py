@@ -32,8 +32,8 @@ from trainer.shared.run.schema import DataConfig, ModelConfig
 
 
 class Dataset(Protocol):
-    """Rows of ``seq + 1`` token ids: inputs are all but the last, targets all but the first. What is no target is given as its complement,
-    ``~id``."""
+    """Rows of ``seq + 1`` token ids: inputs are all but the last, targets all but the first. A position without a target holds ``~id``,
+    the complement of its token."""
 
     name: str
     """What was read: the digest of a corpus, or ``synthetic``. With the seed it decides what every sample holds."""

@@ -1,8 +1,8 @@
 """Examples to tune on: a JSONL file, a template, and answers, which alone are learnt (``trainer.shared.corpora.examples`` reads them).
 
 A row is one example: prompt (as it is read where an answer is generated), answer, end token, padding; or several of them (``data.pack``).
-What is no target is given as its complement (``trainer.data.dataset``), so the loss is that of answers and of the end token behind them,
-over their number in the whole batch.
+A position without a target holds the complement of its token (``trainer.data.dataset``), so the loss is that of answers and of the end
+token behind them, over their number in the whole batch.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINING_BYTES = 64 * 2**20
 """Text that the tokenizer is trained on: documents spread evenly over the source, about this many bytes."""
 LONGEST_WORD = 1000
-"""Bytes of one word that pairs are counted in at once. Learning takes time with the square of a word's length, and what is longer is no
-word but data without spaces; encoding does not, and cuts nothing."""
+"""Bytes of one word that pairs are counted in at once. Learning takes time with the square of a word's length, and what is longer is
+data without spaces; encoding does not, and cuts nothing."""
 UINT16_VOCAB = 2**16
 """The largest vocabulary whose tokens are stored in two bytes."""
 BATCH_BYTES = 2**20

@@ -28,7 +28,7 @@ class PromptRequest:
     prompt: list[int]
     tokens: int
     sampling: Sampling = field(default_factory=Sampling)
-    stop: frozenset[int] = frozenset()  # tokens at which it ends; they are no part of the text
+    stop: frozenset[int] = frozenset()  # tokens at which it ends; the text leaves them out
     name: int = 0
     task: int | None = None  # whose virtual tokens stand before it; None: that of the session
     likeliest: int = 0  # how many of the likeliest tokens are told at each place, whichever is chosen

@@ -1,6 +1,6 @@
 """Five tasks that need no download, made from arithmetic and from the Python that runs: YAML and JSONL as lm-evaluation-harness reads them.
 
-Small models tell apart on them, and each has a level of chance; they are no benchmark that others publish.
+Small models tell apart on them, and each has a level of chance; others publish no figures of them.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Recorder:
 def stragglers(worked: Sequence[float], peers: Sequence[int]) -> list[int]:
     """Ranks that work more than ``SLOWER`` times as long as the median of their peers, those with the same entry in ``peers``.
 
-    Ranks of different pipeline stages have different work and are no peers.
+    Ranks of different pipeline stages have different work and are not compared.
     """
     found = []
     for rank, seconds in enumerate(worked):

@@ -3,7 +3,7 @@
 Static: a batch is read, then decoded token by token; with a pipeline it is cut into groups that follow each other. An engine of continuous
 batching, which has a batch that is larger than its room, serves it in waves. Continuous: requests
 join and leave, so that each token of a running request also waits for a share of the prompts of those that join. With b running requests
-b/o of them begin in every step, so that in the mean a step takes
+b/o of them begin in every step, so that on average a step takes
 
     decode(b, i + o/2) + share b/o prefill(i)
 
@@ -160,7 +160,7 @@ def _running(case: InferenceCase, running: np.ndarray, apart: bool, itself: bool
     """The parts of a first and of a further token while ``running`` requests of a replica are decoded. ``apart``: they began at different
     times, so that all prompts of a turn are waited for, and only they are read together; else as many together as a pass takes.
     ``itself``: a request is one of those that run, whose prompt it does not wait for a second time; one that arrives at random meets as
-    many as run in the mean (Sevcik & Mitrani 1981, and Wolff 1982)."""
+    many as run on average (Sevcik & Mitrani 1981, and Wolff 1982)."""
     c, engine, p = case.constants, case.engine, case.pipeline
     each = np.maximum(running / np.minimum(p, np.maximum(running, 1.0)), 1.0)
     decoding = Load(running=each, context=case.context)

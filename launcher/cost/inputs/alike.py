@@ -1,4 +1,4 @@
-"""Layouts that are alike but for their shards: what does not hang on shards is computed once for all of them.
+"""Layouts that are alike but for their shards: what does not depend on shards is computed once for all of them.
 
 A space has each way of dealing the model out under many ways of sharding its states. They compute, wait and keep activations for equally
 long, so that this is counted per kind of layout and handed to all layouts of the kind.
