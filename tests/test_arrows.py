@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "gguf", "mlflow", "kubernetes", "submitit", "plotly", "tokenizers", "safetensors", "transformers", "scipy")
+HEAVY = ("torch", "gguf", "mlflow", "kubernetes", "plotly", "tokenizers", "safetensors", "transformers", "scipy")
 
 TRAINER = {
     "shared": (),
@@ -239,6 +239,13 @@ def test_trainer_knows_nothing_of_the_launcher() -> None:
 def test_the_shared_language_needs_the_standard_library_and_yaml_alone() -> None:
     allowed = (*sys.stdlib_module_names, "yaml", "trainer.shared")
     assert [f"{path.name} imports {name}" for path in files("trainer/shared") for name in imports(path) if not inside(name, allowed)] == []
+
+
+def test_processes_and_slurm_jobs_need_no_package_of_their_own() -> None:
+    """A script is text: a dry run prints it wherever the launcher itself is installed."""
+    allowed = (*sys.stdlib_module_names, "launcher", "trainer", "jinja2", "psutil")
+    places = files("launcher/backends/local", "launcher/backends/slurm")
+    assert [f"{path.name} imports {name}" for path in places for name in imports(path) if not inside(name, allowed)] == []
 
 
 def test_cost_search_and_ranking_do_no_input_or_output() -> None:

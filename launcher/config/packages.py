@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, requires
 
 from trainer.shared.run.errors import ConfigError
 
-MODULES = {"train": ("torch", "tokenizers", "safetensors"), "mlflow": ("mlflow",), "slurm": ("submitit",), "kubernetes": ("kubernetes",)}
-"""What each extra brings, as it is imported."""
+MODULES = {"train": ("torch", "tokenizers", "safetensors"), "mlflow": ("mlflow",)}
+"""What an extra brings, as it is imported."""
 
 
 def missing(extra: str) -> str | None:
@@ -22,21 +22,18 @@ def missing(extra: str) -> str | None:
 def need(extra: str, what: str) -> None:
     """``ConfigError`` where ``what`` cannot be done for lack of the packages of ``extra``."""
     if name := missing(extra):
-        raise ConfigError(f"{what} needs the Python package {name!r}; run {install_command(extra)}")
+        raise ConfigError(f"{what} needs the Python package {name!r}; run {install_command(extra, name)}")
 
 
-def install_command(extra: str) -> str:
-    """What installs the packages of Trireme's ``extra`` (train, mlflow, slurm, kubernetes) in the same environment, for a shell.
+def install_command(extra: str, package: str = "") -> str:
+    """Returns what installs the packages of Trireme's ``extra`` in the same environment, for a shell; or ``package`` where it has none.
 
-    They are named themselves: ``trireme[slurm]`` would have pip put another Trireme in place of an editable installation.
+    They are named themselves: ``trireme[kubernetes]`` would have pip put another Trireme in place of an editable installation.
     """
     try:
         found = [line.partition(";") for line in requires("trireme") or ()]
     except PackageNotFoundError:  # run from its sources
         found = []
     wanted = [requirement.strip() for requirement, _, marker in found if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", marker)]
-    packages = [requirement for requirement in wanted if not requirement.startswith("trireme[")] or [_OF_EXTRA[extra]]
+    packages = [requirement for requirement in wanted if not requirement.startswith("trireme[")] or [package or extra]
     return shlex.join([sys.executable, "-m", "pip", "install", *packages])
-
-
-_OF_EXTRA = {"slurm": "submitit", "kubernetes": "kubernetes", "train": "torch", "mlflow": "mlflow"}

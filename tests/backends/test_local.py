@@ -22,7 +22,7 @@ from launcher.backends.local import backend as local
 from launcher.backends.local.backend import LocalBackend
 from launcher.backends.local.fork_server import ForkServerClient, ForkServerError, start_server
 from launcher.backends.local.memory import oom_kills
-from launcher.config.schema import ClusterConfig, ContainerConfig, LocalCluster
+from launcher.config.schema import ContainerConfig, LocalCluster
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from tests.warm import replaced
 from trainer.shared.records.outcome import Reason, Status
@@ -217,10 +217,3 @@ def test_a_variable_that_ranks_cannot_be_given_is_refused_before_anything_starts
 @pytest.mark.parametrize(("limit", "capacity"), [(None, 6), (4, 4)])
 def test_the_processes_of_all_trials_are_limited_by_the_cluster(limit: int | None, capacity: int) -> None:
     assert backend_for(LocalCluster(nodes=2, gpus_per_node=3, max_processes=limit)).capacity() == capacity
-
-
-def test_a_missing_package_of_a_backend_is_a_plain_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "launcher.backends.slurm", None)
-    monkeypatch.setattr("launcher.backends._BACKENDS", {"slurm": ("not_installed_here", "X")})
-    with pytest.raises(ConfigError, match=r"cluster\.backend=slurm needs the Python package 'not_installed_here'.*pip install 'submitit"):
-        backend_for(ClusterConfig(backend="slurm"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain, unanswered
-from launcher.backends.slurm.states import ENDED, EXIT_CODES, earlier, judge, read_accounts, read_queue
+from launcher.backends.slurm.states import ENDED, EXIT_CODES, earlier, expand, judge, read_accounts, read_queue
 from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import JobState
 from trainer.shared.records.outcome import Reason, Status
@@ -40,6 +40,14 @@ def test_every_bad_end_has_its_reason_and_names_its_nodes(state: str, reason: Re
     end = queued(state, nodes="n[1-2]")
     assert (end.reason, end.nodes) == (reason, ("n1", "n2")) and "n[1-2]" in end.detail
     assert end.status is (Status.STOPPED if reason is Reason.CANCELLED else Status.FAILED)
+
+
+@pytest.mark.parametrize(("nodes", "names"), [
+    ("", ""), ("(null)", ""), ("n1", "n1"), ("n[1-3,7],m2", "n1 n2 n3 n7 m2"), ("n[08-11]", "n08 n09 n10 n11"), ("n[8-11]", "n8 n9 n10 n11"),
+    ("r[1-2]n[08-09],login,x-[3,5-6]", "r1n08 r1n09 r2n08 r2n09 login x-3 x-5 x-6"), ("a[01,1]-ib", "a01-ib a1-ib"),
+])  # fmt: skip
+def test_a_node_list_is_read_as_slurm_writes_it(nodes: str, names: str) -> None:
+    assert expand(nodes) == names.split()
 
 
 @pytest.mark.parametrize(

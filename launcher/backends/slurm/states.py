@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum
 
-from submitit.helpers import environment_variables
-from submitit.slurm.slurm import SlurmJobEnvironment
-
 from launcher.backends.slurm.errors import Silent, plain
 from launcher.trials.job import JobState
 from trainer.shared.records.outcome import Reason, Status
@@ -237,8 +234,18 @@ def _seconds(text: str) -> float | None:
 
 
 def expand(nodes: str) -> list[str]:
-    """``n[1-3,7],m2`` as names, by submitit, which reads the list where a job finds it: in the environment."""
+    """``r[1-2]n[01-03,7],login`` as names: numbers are as wide as they are written."""
     if nodes in ("", "(null)"):
         return []
-    with environment_variables(SLURM_JOB_NODELIST=nodes):
-        return list(SlurmJobEnvironment().hostnames)
+    return [host for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes) for host in _hosts(name)]
+
+
+def _hosts(name: str) -> list[str]:
+    """One name of a node list, for each of the numbers in its brackets."""
+    before, _, rest = name.partition("[")
+    if not rest:
+        return [name]
+    listed, _, after = rest.partition("]")
+    ranges = [(first, last or first) for first, _, last in (part.partition("-") for part in listed.split(","))]
+    numbers = [f"{number:0{len(first)}d}" for first, last in ranges for number in range(int(first), int(last) + 1)]
+    return [f"{before}{number}{end}" for number in numbers for end in _hosts(after)]
