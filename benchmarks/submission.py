@@ -108,7 +108,7 @@ def same(folder: Path, count: int) -> None:
 def backend(folder: Path, count: int) -> None:
     """Our backend alone: rendered scripts, notes, one array."""
     from launcher.backends import backend_for
-    from launcher.config.slurm import SlurmCluster
+    from launcher.backends.slurm.cluster import SlurmCluster
     from launcher.trials.job import Job
 
     cluster = SlurmCluster(gpus_per_node=1, gpu_request="none", extra=["--hold"])

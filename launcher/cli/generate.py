@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     from launcher.sweep.oneoff import JobError, run_job
 
     config, as_json = for_generation(words, overrides, own), "--json" in words
-    copy = copier(not as_json and config.cluster.backend != "kubernetes")  # what pods write is not seen while it grows
+    copy = copier(not as_json and config.cluster.shares_files)  # else what is written is not seen while it grows
     try:
         result = run_job(locate_data(config), "generate", lambda *_: None, stage=command("generate", words), watch=copy)
     except JobError as error:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         return error.exit_code
     if as_json:
         print(json.dumps(result["completions"]))
-    elif config.cluster.backend == "kubernetes":
+    elif not config.cluster.shares_files:
         print(*(made["prompt"] + made["text"] for made in result["completions"]), sep="\n")
     return 0
 

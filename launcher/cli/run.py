@@ -69,9 +69,11 @@ def _send(name: str, stages: Sequence[Stage], overrides: list[str], arguments: a
 
     config = compose(overrides, arguments.config_dir)
     for stage in stages:
-        backend = compose([*stage.overrides, *overrides], arguments.config_dir).cluster.backend
-        if backend != "kubernetes":
-            raise ConfigError(f"stage {stage.name}: cluster.backend={backend} cannot be reached with --in-cluster; say cluster=kubernetes")
+        cluster = compose([*stage.overrides, *overrides], arguments.config_dir).cluster
+        if not cluster.takes_launcher:
+            raise ConfigError(
+                f"stage {stage.name}: cluster.backend={cluster.backend} cannot be reached with --in-cluster; say cluster=kubernetes"
+            )
     folders = {"sweep.dir": config.sweep.dir} | ({"--config-dir": str(arguments.config_dir)} if arguments.config_dir else {})
     flags = {"--until": arguments.until, "--from": arguments.start, "--only": arguments.only, "--config-dir": arguments.config_dir}
     words = ["run", *arguments.words, "cluster.kubeconfig=null", "cluster.context=null", *(["--json"] if arguments.json else [])]

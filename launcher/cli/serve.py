@@ -26,11 +26,10 @@ def main(argv: list[str]) -> int:
     from launcher.sweep.oneoff import JobError, run_job
 
     config, copy = for_generation(words, overrides, own), copier(True)
-    if config.cluster.backend == "kubernetes":
+    if config.cluster.own_network:
         raise ConfigError(
-            "cluster.backend=kubernetes: a pod's address is its own, so this command cannot serve there; run 'python -m "
-            "trainer.generate.serve' "
-            "in a Deployment with a Service, or use local or slurm"
+            f"cluster.backend={config.cluster.backend}: a pod's address is its own, so this command cannot serve there; run "
+            "'python -m trainer.generate.serve' in a Deployment with a Service, or use local or slurm"
         )
     ending: list[int] = []
 

@@ -133,14 +133,14 @@ def print_schema(words: list[str]) -> int:
 
 def key_docs() -> dict[str, tuple[Any, str]]:
     """``{key: (default, meaning)}`` of the whole configuration with ``cluster=local``, and of the other backends' clusters."""
-    from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
+    from launcher.config.clusters import backend_names, cluster_class
     from launcher.config.schema import Config
     from trainer.shared.run.read import flatten
     from trainer.shared.run.schema import field_docs
 
     docs, defaults = field_docs(Config), flatten(Config())
     of_all, owners = set(docs), dict[str, list[str]]()
-    for backend in CLUSTER_CLASSES:
+    for backend in backend_names():
         cluster = cluster_class(backend)
         for key, doc in field_docs(cluster, "cluster.").items():
             docs.setdefault(key, doc)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
+from launcher.config.clusters import DEFAULT, backend_names, cluster_class
 from launcher.config.composed import override_parser, plain_errors, to_config
 from launcher.config.folders import conf_dir, group_folders, refuse_hidden
 from launcher.config.jobs import Jobs
@@ -41,12 +41,8 @@ def register_schema() -> None:
     root = to_dict(Config())
     del root["cluster"]  # a cluster's keys depend on its backend: conf/cluster/NAME.yaml starts from _BACKEND
     store.store(name="schema", node=root)
-    for backend in CLUSTER_CLASSES:
-        try:
-            cluster = cluster_class(backend)
-        except ImportError:  # an optional backend whose room is not there
-            continue
-        store.store(group="cluster", name=f"_{backend}", node={**to_dict(cluster()), "backend": backend})
+    for backend in backend_names():
+        store.store(group="cluster", name=f"_{backend}", node=to_dict(cluster_class(backend)()))
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config:
@@ -109,7 +105,7 @@ def check_overrides(
     """
     clusters = [parse_override(_as_typed(text, str, True)).value() for text in overrides if _key_of(text) == "cluster"]
     with plain_errors():
-        backend = _backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else "local"
+        backend = _backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else DEFAULT
         keys = known_keys(backend)
     groups = config_groups(folder)
     overrides = [_with_text(text, groups, backend, sweep) for text in overrides]
@@ -214,7 +210,7 @@ def parse_override(text: str) -> Any:
 
 
 @cache
-def known_keys(backend: str = "local") -> Mapping[str, bool]:
+def known_keys(backend: str = DEFAULT) -> Mapping[str, bool]:
     """Every dotted key, with whether it is an open mapping (such as ``cluster.env``) that takes keys of its own."""
     tree = to_dict(Config())
     tree["cluster"] = to_dict(cluster_class(backend)())
@@ -262,11 +258,11 @@ def _backend_of(cluster_option: str, own: Path | None) -> str:
         if os.path.isfile(path):  # False, too, for a name that is too long for a file
             read = read_yaml(path.read_text())
             for item in read.get("defaults", []) if isinstance(read, dict) else []:
-                if isinstance(item, str) and item.removeprefix("_") in CLUSTER_CLASSES:
+                if isinstance(item, str) and item.removeprefix("_") in backend_names():
                     return item.removeprefix("_")
                 if isinstance(item, str) and item != "_self_":
                     return _backend_of(item, own)
-    return "local"
+    return DEFAULT
 
 
 def _walk(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
-from launcher.config.schema import Config
+from launcher.config.clusters import backend_names, cluster_class
+from launcher.config.schema import Config, HardwareConfig
 from trainer.shared.run.errors import ConfigError, listed, nearest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -24,10 +24,10 @@ def json_schema(section: str | None = None) -> dict[str, Any]:
     ``ConfigError`` when there is no such section.
     """
     whole = _object(Config)
-    whole["properties"]["cluster"] = {"anyOf": [_object(cluster_class(backend)) for backend in CLUSTER_CLASSES]}
+    whole["properties"]["cluster"] = {"anyOf": [_object(cluster_class(backend)) for backend in backend_names()]}
     if section is None:
         return _file(whole, "Trireme")
-    sections = {**whole["properties"], "hardware": _of_hint(_hardware_class(), {})}
+    sections = {**whole["properties"], "hardware": _object(HardwareConfig)}
     if "properties" not in sections.get(section, {}) and section != "cluster":
         known = [name for name, schema in sections.items() if name == "cluster" or "properties" in schema]
         raise ConfigError(f"--schema {section} names no section of the configuration{nearest(section, known)}; use {listed(known)}")
@@ -43,10 +43,6 @@ def _file(schema: dict[str, Any], title: str) -> dict[str, Any]:
             **one["properties"],
         }
     return {"$schema": DIALECT, "title": title, **schema}
-
-
-def _hardware_class() -> Any:
-    return typing.get_type_hints(cluster_class("local"))["hardware"]
 
 
 def _object(cls: type) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from launcher.config.command import check_told, command_of
-from launcher.config.containers import Mount, check_paths, given_mounts, host_paths, runtime, seen
+from launcher.config.mounts import Mount, seen
 from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import missing, need
 from launcher.config.schema import Config
@@ -26,7 +25,7 @@ from trainer.shared.records.artifacts import OTHER_BASE, check_model_of, checkpo
 from trainer.shared.records.resume import check_resume
 from trainer.shared.records.trial_files import CONFIG
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.read import SECTION, as_text, to_dict
+from trainer.shared.run.read import as_text, to_dict
 from trainer.shared.run.rules import resolve as resolve_run
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig, RequestsConfig, TrainConfig
@@ -119,26 +118,22 @@ def check_ours(config: Config, verb: str) -> None:
 
 def check_installed(config: Config, what: str) -> None:
     """``ConfigError`` where ``what`` would run this project's trainer on this machine, which lacks its packages."""
-    if config.trainer.embedded and config.cluster.backend == "local":
+    if config.trainer.embedded and config.cluster.runs_here:
         need("train", f"{what} on this machine")
 
 
 def locate_data(config: Config) -> Config:
-    """``config`` with the corpus found where the ranks will look for it; ``ConfigError`` if it cannot be read, or if the container of
-    a Slurm job cannot be given what the run reads and writes.
+    """``config`` with the corpus found where the ranks will look for it; ``ConfigError`` if it cannot be read, or if a
+    container cannot be given what the run reads and writes.
 
     The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Pods have the corpus from a volume, or
     prepare it themselves. Another trainer has data of its own; its program is found instead.
     """
+    cluster = config.cluster
     if config.trainer.foreign:
         return _locate_script(config, config.trainer.launch)
-    if config.cluster.backend == "kubernetes":
-        from launcher.config.kubernetes import check_cluster, locate_in_pods
-
-        data, cluster = locate_in_pods(config.data, check_cluster(config.cluster))
-        return dataclasses.replace(config, data=data, cluster=cluster)
-    if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
-        return _locate_in_container(config)
+    if cluster.in_container:
+        return cluster.located(_locate_corpus(config, cluster.mounts()) if cluster.shares_files else config)
     located = _locate_corpus(_locate_base(config), [])
     if config.run.task == "train" and config.run.checkpoint.dir is not None:
         with suppress(OSError):  # what this machine cannot read, the ranks may
@@ -165,21 +160,12 @@ def _locate_base(config: Config) -> Config:
 
 def _locate_script(config: Config, launch: LaunchProfile) -> Config:
     """The user's program by its absolute path, where the ranks run on this machine's files."""
-    inside = config.cluster.backend == "kubernetes" or (config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none")
-    if launch.script is None or inside:
+    if launch.script is None or config.cluster.in_container:
         return config
     path = Path(os.path.abspath(launch.script))
     if not path.is_file():
         raise ConfigError(f"trainer.launch.script={launch.script} does not exist; give the path of your program")
     return dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, launch=dataclasses.replace(launch, script=str(path))))
-
-
-def _locate_in_container(config: Config) -> Config:
-    container = config.cluster.container
-    config = _locate_corpus(config, given_mounts(container))
-    run = {"data": vars(config.data), "run": {"checkpoint": vars(config.run.checkpoint)}}
-    check_paths(container, host_paths(run, Path(os.path.abspath(config.sweep.dir)), None, given_mounts(container)))
-    return config
 
 
 def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
@@ -231,21 +217,3 @@ def with_paths(data: DataConfig) -> DataConfig:
     """``data`` with absolute paths."""
     source = data.source if data.source == STDLIB else os.path.abspath(data.source)
     return dataclasses.replace(data, source=source, path=os.path.abspath(data.path))
-
-
-def check_shared(config: Config, stage: dict[str, Any]) -> Config:
-    """A run as its place needs it, with the section ``stage``; ``ConfigError`` if its ranks could not have the folders that this names.
-    What is to be made by then need not be there yet."""
-    if config.cluster.backend == "kubernetes":
-        from launcher.config.kubernetes import check_cluster, check_mounted, locate_in_pods
-
-        cluster = check_cluster(config.cluster)
-        made = {"sweep.dir": stage["folder"]} if stage["folder"] else {}
-        check_mounted(cluster, made | {f"input {name}": folder for name, folder in stage["sources"].items()})
-        data, cluster = locate_in_pods(config.data, cluster)
-        return dataclasses.replace(config, data=data, cluster=cluster)
-    if config.cluster.backend == "slurm" and runtime(config.cluster.container) != "none":
-        container = config.cluster.container
-        run = {"data": vars(config.data), "run": {"checkpoint": vars(config.run.checkpoint)}, SECTION: stage}
-        check_paths(container, host_paths(run, Path(os.path.abspath(config.sweep.dir)), None, given_mounts(container)))
-    return config

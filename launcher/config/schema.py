@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from launcher.config.engine import EngineProfile
 from launcher.config.inference import ServingConfig, SlaConfig, WorkloadConfig
+from launcher.config.mounts import Mount
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
 from trainer.shared.run.schema import (
@@ -24,8 +26,6 @@ from trainer.shared.run.schema import (
     TuneConfig,
     key,
 )
-
-BACKENDS = ("local", "slurm", "kubernetes")
 
 
 @dataclass
@@ -68,9 +68,9 @@ class ContainerConfig:
 
 @dataclass
 class ClusterConfig:
-    """Where trials run: common to all backends."""
+    """Where trials run: common to all backends. Each has a class of its own, which answers what its place can do."""
 
-    backend: str = key("local", "local, slurm or kubernetes", choices=BACKENDS)
+    backend: str = key("local", "local, slurm or kubernetes")
     nodes: int = key(1, "nodes of one trial", minimum=1, maximum=1_000_000)
     gpus_per_node: int = key(8, "ranks per node (GPUs, or CPU processes where there is none)", minimum=1, maximum=1000)
     hardware: HardwareConfig = key(HardwareConfig, "the device; conf/hardware")
@@ -90,6 +90,29 @@ class ClusterConfig:
     found_by: ClassVar[tuple[str, ...]] = ()
     """Those of them without which a submitted trial is not found again: they stay what they were until it has ended."""
 
+    runs_here: ClassVar[bool] = False
+    """Ranks are processes of this machine, and of the Python that runs the launcher."""
+    shares_files: ClassVar[bool] = True
+    """Nodes have the launcher's files, under the same names."""
+    own_network: ClassVar[bool] = False
+    """Ranks may reach servers that this machine does not, and nobody reaches a port that one of them opens."""
+    takes_launcher: ClassVar[bool] = False
+    """The launcher itself can run there (``trireme run --in-cluster``)."""
+
+    @property
+    def in_container(self) -> bool:
+        """Whether ranks see the files of an image, and of the host only what is mounted."""
+        return False
+
+    def mounts(self) -> list[Mount]:
+        """By which ranks in a container see files of the host."""
+        return []
+
+    def located(self, config: Config, stage: Mapping[str, Any] | None = None) -> Config:
+        """``config``, a run on this cluster, as its ranks find its files. ``ConfigError`` if they could not have those that it and the section
+        ``stage`` name; what is to be made by then need not be there yet."""
+        return config
+
     @property
     def world_size(self) -> int:
         return self.nodes * self.gpus_per_node
@@ -104,9 +127,11 @@ class ClusterConfig:
 class LocalCluster(ClusterConfig):
     """Processes on this machine."""
 
+    backend: str = key("local", "local", choices=("local",))
     max_processes: Optional[int] = key(None, "ranks alive at once over all trials; null = nodes x gpus_per_node", minimum=1)
 
     passing: ClassVar[tuple[str, ...]] = (*ClusterConfig.passing, "max_processes")
+    runs_here: ClassVar[bool] = True
 
 
 @dataclass

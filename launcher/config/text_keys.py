@@ -11,7 +11,7 @@ from functools import cache
 from types import UnionType
 from typing import Any
 
-from launcher.config.clusters import CLUSTER_CLASSES, cluster_class
+from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.composed import override_parser
 from launcher.config.schema import Config
 from trainer.shared.run.stages import ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
@@ -50,7 +50,7 @@ def type_of_key(key: str, backend: str | None = None) -> tuple[Any, Mapping[str,
         own = () if backend else (PrepareSettings, ConvertSettings, EvaluateSettings, GenerateSettings)
         found = [type_at(root, [section, *path]) for root in (Config, *own)]
     else:
-        found = [type_at(cluster_class(name), path) for name in ([backend] if backend else CLUSTER_CLASSES)]
+        found = [type_at(cluster_class(name), path) for name in ([backend] if backend else backend_names())]
     return next((each for each in found if each[0] is not None), (None, {}))
 
 

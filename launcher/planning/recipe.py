@@ -27,7 +27,7 @@ def recipe(config: Config, default: Config, hardware: Mapping[str, HardwareConfi
         default = dataclasses.replace(default, cluster=dataclasses.replace(default.cluster, hardware=place.hardware))
     layout = dataclasses.replace(config.layout, data=None)
     config = dataclasses.replace(config, model=underived(config.model), layout=layout)
-    choices = {"cluster": place.backend if place.backend != Config().cluster.backend else None, "hardware": device}
+    choices = {"cluster": None if isinstance(place, type(Config().cluster)) else place.backend, "hardware": device}
     made: dict[str, Any] = {"defaults": [{f"override /{group}": name} for group, name in choices.items() if name]}
     sections = (*SECTIONS, "trainer") if config.trainer.foreign else SECTIONS
     made |= {section: changes(getattr(config, section), getattr(default, section)) for section in sections}

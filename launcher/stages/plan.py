@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import Config, check_launchable, check_ours, compose, resolve
-from launcher.config.rules import check_answers, check_shared, generating, with_paths
+from launcher.config.rules import check_answers, generating, with_paths
 from launcher.config.trainers import OWN as OWN_TRAINER
 from launcher.config.trainers import profile
 from launcher.stages import predicted
@@ -185,7 +185,7 @@ def _one_process(config: Config, model: ModelConfig) -> Config:
     """Of a stage that is no run on ranks, only where it runs matters, and what it prepares or which model it carries; not the trainer."""
     run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
     cluster = config.cluster
-    if cluster.backend == "local":  # how much room this machine has is said by those that are runs on ranks
+    if cluster.runs_here:  # how much room this machine has is said by those that are runs on ranks
         cluster = dataclasses.replace(cluster, gpus_per_node=1)
     trainer = profile(OWN_TRAINER)
     return resolve(dataclasses.replace(config, model=model, layout=LayoutConfig(data=1), run=run, cluster=cluster, trainer=trainer))
@@ -209,7 +209,7 @@ def _placed(item: PlannedStage) -> Config:
         data = DataConfig(kind="synthetic")
     config = dataclasses.replace(config, run=run, data=data)
     item.config = config
-    return check_shared(config, to_dict(item.run))
+    return config.cluster.located(config, to_dict(item.run))
 
 
 def _command(item: PlannedStage) -> list[str]:

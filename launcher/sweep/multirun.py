@@ -138,7 +138,7 @@ def check_tracking_of(config: Config) -> None:
     try:
         check_tracking(config.tracking, Path(config.sweep.dir))
     except ConfigError as error:
-        if config.cluster.backend != "kubernetes" or not (config.tracking.uri or "").startswith("http"):
+        if not config.cluster.own_network or not (config.tracking.uri or "").startswith("http"):
             raise
         say(f"from here, {error}; trials report to it themselves, and any later command completes what only the launcher knows")
 

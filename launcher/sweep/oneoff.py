@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.backends import backend_for
 from launcher.backends.contract import Backend, BackendError, NoRoom, Request
-from launcher.config.rules import check_installed, check_shared, run_of
+from launcher.config.rules import check_installed, run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.interrupt import asked, leave
 from launcher.named_files import check_folder
@@ -64,7 +64,7 @@ def run_job(
     identifier = digest([name, time.time()])  # never that of an earlier job
     root = Path(os.path.abspath(config.sweep.dir)) / name / identifier
     section = {} if stage is None else {SECTION: to_dict(stage)}
-    config = check_shared(config, section[SECTION]) if section else config
+    config = config.cluster.located(config, section[SECTION]) if section else config
     content = section | to_dict(run_of(config))
     job = Job(identifier, name, 0, root / "trials" / identifier, config.cluster, world_size_of(config.layout), 1, content)
     backend = backends(config.cluster)

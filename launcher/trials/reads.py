@@ -24,7 +24,7 @@ from trainer.shared.run.files import read_json
 def digests(config: Config) -> dict[str, str]:
     """By what it is; empty for a run that reads none of it, or where it is out of sight."""
     data, files = config.data, dict[str, Path]()
-    if config.trainer.foreign or config.cluster.backend == "kubernetes":
+    if config.trainer.foreign or not config.cluster.shares_files:
         return {}
     if data.kind == "instructions":
         files |= (
@@ -40,7 +40,7 @@ def digests(config: Config) -> dict[str, str]:
 def contents(config: Config) -> dict[str, str]:
     """``digests``, and those of what a trial's id knows by its path alone: a prepared corpus, and files that the command of another
     trainer names. A change in them does not make another trial; a command that finds such a trial measured already says so."""
-    if config.cluster.backend == "kubernetes":
+    if not config.cluster.shares_files:
         return {}
     command = run_of(config).command
     named = [part for word in command.words[1:] for part in (word, word.partition("=")[2])] if command else []

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.pool import Backends
+from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.config import resolve
 from launcher.config.schema import Config, SweepConfig
-from launcher.config.slurm import SlurmCluster
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record
 from trainer.shared.run.schema import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig

@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from launcher.backends import backend_for
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.manifests import ENTRY
+from launcher.backends.kubernetes.volumes import CONFIG_DIR, VolumeConfig
 from launcher.cli.main import main
-from launcher.config.kubernetes import KubernetesCluster
-from launcher.config.kubernetes_volumes import CONFIG_DIR, VolumeConfig
 from launcher.tracking import unmirrored
 from launcher.tracking.mirror import MlflowSweep
 from launcher.trials.job import Handle, Job, JobState

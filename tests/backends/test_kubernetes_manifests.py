@@ -17,12 +17,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backends.kubernetes.cluster import KubernetesCluster, check_cluster
 from launcher.backends.kubernetes.errors import dropped
 from launcher.backends.kubernetes.manifests import PROGRAMS, Manifest, launcher_job, merge, object_name, pods_of
 from launcher.backends.kubernetes.provision import digest
+from launcher.backends.kubernetes.volumes import VolumeConfig
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
-from launcher.config.kubernetes import KubernetesCluster, check_cluster
-from launcher.config.kubernetes_volumes import VolumeConfig
 from launcher.config.schema import Config, ContainerConfig
 from launcher.trials.job import Job
 from tests.clusters.kubernetes.fixture import Kubernetes

@@ -13,7 +13,7 @@ import yaml
 from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes import backend, causes, manifests, states, submission, workloads
 from launcher.backends.kubernetes.manifests import object_name
-from launcher.config.kubernetes_volumes import VolumeConfig
+from launcher.backends.kubernetes.volumes import VolumeConfig
 from tests.clusters.kubernetes.control_plane import CURRENT
 from tests.clusters.kubernetes.stage import RESULT, Gang, Stage
 from tests.clusters.slurm.process import wait_for

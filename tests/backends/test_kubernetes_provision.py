@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import backend_for
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.logs import Unpacker
 from launcher.backends.kubernetes.manifests import PROGRAMS, config_map
 from launcher.backends.kubernetes.provision import archive, digest
+from launcher.backends.kubernetes.volumes import VolumeConfig
 from launcher.config import Config, locate_data
-from launcher.config.kubernetes import KubernetesCluster
-from launcher.config.kubernetes_volumes import VolumeConfig
 from launcher.config.schema import ContainerConfig
 from launcher.trials.job import JobState
 from launcher.trials.outcome import decide

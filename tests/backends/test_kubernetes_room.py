@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.pool import Backends
-from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.rules import resolve
 from launcher.config.schema import Config, SweepConfig
 from launcher.sweep import poller

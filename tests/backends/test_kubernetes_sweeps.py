@@ -20,13 +20,13 @@ import yaml
 from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes import backend, client
 from launcher.backends.kubernetes.client import PATIENCE
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.permissions import needed
 from launcher.backends.kubernetes.watch import Mirror
 from launcher.backends.kubernetes.workloads import KINDS
 from launcher.backends.pool import Backends
 from launcher.cli.main import main
-from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.rules import resolve
 from launcher.config.schema import Config, SweepConfig
 from launcher.sweep.reconcile import FORGOTTEN, catch_up, stop

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from launcher.backends.contract import Backend
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.pool import Backends
-from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ClusterConfig, LocalCluster
 from tests.sweep.support import PlayedQueue
 

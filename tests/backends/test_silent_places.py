@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from launcher.backends.contract import BackendError
-from launcher.backends.kubernetes import KubernetesBackend
+from launcher.backends.kubernetes.backend import KubernetesBackend
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.pool import Backends
 from launcher.backends.waiting import concurrently, pause_unless
 from launcher.cli import cancel
 from launcher.cli.main import main
 from launcher.config import resolve
-from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import Config, ContainerConfig
 from launcher.trials.job import Handle, Job
 from launcher.trials.store import Point, Store

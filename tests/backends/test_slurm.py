@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.backends import backend_for
-from launcher.backends.slurm import SlurmBackend
+from launcher.backends.slurm.backend import SlurmBackend
 from launcher.backends.slurm.owned import PASSED_ON, SBATCH, SRUN, SRUN_PASSED_ON
 from launcher.cli import status
 from launcher.trials import exclusion

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.slurm import SlurmBackend
+from launcher.backends.slurm.backend import SlurmBackend
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.container import check as check_container
 from launcher.cli import logs

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.pool import Backends
-from launcher.backends.slurm import SlurmBackend
+from launcher.backends.slurm.backend import SlurmBackend
 from launcher.backends.slurm.client import Client
 from launcher.cli import cancel
 from launcher.cli.main import main

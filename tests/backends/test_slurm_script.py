@@ -18,15 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends.slurm import SlurmBackend
+from launcher.backends.slurm.backend import SlurmBackend
 from launcher.backends.slurm.client import clean_environment, submission_environment, together
+from launcher.backends.slurm.cluster import SlurmCluster, seconds_of
 from launcher.backends.slurm.errors import own_complaint
-from launcher.backends.slurm.options import options, quote, shape
-from launcher.backends.slurm.script import OWN, array_script, job_script
+from launcher.backends.slurm.options import options, quote
+from launcher.backends.slurm.plan import SlurmJobPlan
+from launcher.backends.slurm.script import array_script, job_script
 from launcher.backends.slurm.setup_lines import check_setup
 from launcher.backends.slurm.states import EXIT_CODES
+from launcher.backends.slurm.variables import OWN
 from launcher.config.schema import ContainerConfig
-from launcher.config.slurm import SlurmCluster, seconds_of
 from launcher.trials.job import Job
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
@@ -53,7 +55,11 @@ def job(cluster: SlurmCluster, ranks: int = 8, trial: str = "ab12cd34ef56", **fi
 
 
 def script(cluster: SlurmCluster, ranks: int = 8, **fields: Any) -> str:
-    return job_script(job(cluster, ranks, **fields), cluster, CODE)
+    return job_script(SlurmJobPlan(job(cluster, ranks, **fields), CODE))
+
+
+def asked(cluster: SlurmCluster, ranks: int = 8, **fields: Any) -> dict[str, str | None]:
+    return options(SlurmJobPlan(job(cluster, ranks, **fields)))
 
 
 def agrees(name: str, text: str) -> None:
@@ -86,7 +92,7 @@ def test_a_container_is_put_around_the_ranks_only(runtime: str) -> None:
 
 def test_an_array_runs_the_scripts_of_its_trials() -> None:
     jobs = [job(PLAIN, trial=trial, max_parallel=2) for trial in ("000000000001", "000000000002", "000000000003")]
-    agrees("array.sh", array_script("trireme-demo-89abcdef", jobs, PLAIN, "afterany:41"))
+    agrees("array.sh", array_script("trireme-demo-89abcdef", jobs, "afterany:41"))
 
 
 # ---------------------------------------------------------------- rules
@@ -94,8 +100,9 @@ def test_an_array_runs_the_scripts_of_its_trials() -> None:
 
 @pytest.mark.parametrize(("ranks", "wanted"), [(1, (1, 1)), (3, (1, 3)), (4, (1, 4)), (6, (2, 4)), (8, (2, 4))])
 def test_a_layout_takes_as_few_nodes_as_hold_it(ranks: int, wanted: tuple[int, int]) -> None:
-    assert shape(job(PLAIN, ranks)) == wanted
-    assert options(job(PLAIN, ranks), PLAIN)["ntasks-per-node"] == str(wanted[1])
+    plan = SlurmJobPlan(job(PLAIN, ranks))
+    assert (plan.nodes, plan.per_node) == wanted
+    assert options(plan)["ntasks-per-node"] == str(wanted[1])
 
 
 def test_a_run_without_checkpoints_is_not_told_of_its_end() -> None:
@@ -107,18 +114,18 @@ def test_a_run_without_checkpoints_is_not_told_of_its_end() -> None:
 
 
 def test_a_short_time_limit_leaves_half_of_it_to_the_ranks() -> None:
-    assert options(job(PLAIN), dataclasses.replace(PLAIN, time=1))["signal"] == "B:USR1@30"
-    assert options(job(PLAIN), dataclasses.replace(PLAIN, time="0:0:01"))["signal"] == "B:USR1@1", "at least one second"
+    assert asked(dataclasses.replace(PLAIN, time=1))["signal"] == "B:USR1@30"
+    assert asked(dataclasses.replace(PLAIN, time="0:0:01"))["signal"] == "B:USR1@1", "at least one second"
 
 
 def test_bad_nodes_of_earlier_attempts_are_excluded_beside_those_of_the_configuration() -> None:
     cluster = dataclasses.replace(PLAIN, exclude="n9")
-    assert options(job(cluster, avoid=("n1", "n2")), cluster)["exclude"] == "n9,n1,n2"
+    assert asked(cluster, avoid=("n1", "n2"))["exclude"] == "n9,n1,n2"
 
 
 def test_an_array_is_throttled_only_when_it_is_longer_than_the_limit() -> None:
     def array(limit: int) -> str:
-        return array_script("name", [job(PLAIN, max_parallel=limit)] * 3, PLAIN)
+        return array_script("name", [job(PLAIN, max_parallel=limit)] * 3)
 
     assert "--array=0-2%2\n" in array(2)
     assert "--array=0-2\n" in array(3) and "--array=0-2\n" in array(0)
@@ -126,7 +133,7 @@ def test_an_array_is_throttled_only_when_it_is_longer_than_the_limit() -> None:
 
 def test_a_dependency_of_the_configuration_holds_beside_that_of_the_array() -> None:
     cluster = dataclasses.replace(PLAIN, dependency="afterok:7")
-    assert "--dependency=afterok:7,afterany:41\n" in array_script("name", [job(cluster)] * 2, cluster, "afterany:41")
+    assert "--dependency=afterok:7,afterany:41\n" in array_script("name", [job(cluster)] * 2, "afterany:41")
 
 
 @pytest.mark.parametrize("change", [
@@ -221,7 +228,7 @@ def ended(tmp_path: Path, lines: list[str], **fields: Any) -> tuple[int, str]:
         (tmp_path / name).chmod(0o755)
     trial = dataclasses.replace(job(PLAIN), directory=tmp_path / "trial")
     path = tmp_path / "job.sh"
-    path.write_text(job_script(trial, dataclasses.replace(PLAIN, setup=lines, **fields), None))
+    path.write_text(job_script(SlurmJobPlan(dataclasses.replace(trial, cluster=dataclasses.replace(PLAIN, setup=lines, **fields)))))
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
     code = subprocess.run(["bash", str(path)], env=environment, cwd=tmp_path, timeout=60).returncode
     return code, (tmp_path / "trial" / "logs" / "attempt0.slurm.log").read_text()
@@ -294,7 +301,7 @@ def test_what_is_no_time_limit_is_refused(time: str) -> None:
 def test_a_comment_that_sbatch_cannot_read_is_refused_by_the_key_that_it_is_made_of() -> None:
     named = dataclasses.replace(job(PLAIN), sweep="a\nb")
     with pytest.raises(ConfigError, match=r"^sweep\.name='trireme sweep a\\nb' holds a line break"):
-        job_script(named, PLAIN, CODE)
+        job_script(SlurmJobPlan(named, CODE))
     with pytest.raises(ConfigError, match=r"^cluster\.comment='a\\nb' holds a line break"):
         script(dataclasses.replace(PLAIN, comment="a\nb"))
 
@@ -361,9 +368,9 @@ def test_a_variable_is_given_once_whether_or_not_in_a_file(tmp_path: Path, key: 
 def test_what_is_inherited_is_left_as_it_is_on_its_way_to_the_ranks(name: str, code: Path | None) -> None:
     """The lines of the script before the ranks are run by a real bash, in the environment that sbatch gets."""
     cluster = dataclasses.replace(PLAIN, env_inherit=[name])
-    lines = job_script(job(cluster), cluster, code)
+    lines = job_script(SlurmJobPlan(job(cluster), code))
     before = lines[lines.index("\nfi\n") + 4 : lines.index("# The ranks meet")]
-    given = submission_environment({"PATH": os.environ["PATH"], name: "as it was"}, options(job(cluster), cluster))
+    given = submission_environment({"PATH": os.environ["PATH"], name: "as it was"}, asked(cluster))
     program = f'{before}\nprintf %s "${{{name}-lost}}"'
     assert subprocess.run(["bash", "-c", program], env=given, capture_output=True, check=True, text=True).stdout == "as it was"
 
@@ -376,7 +383,7 @@ def test_any_environment_value_and_path_reaches_the_script_as_data(value: str) -
     """The lines that set them are run by a real bash, and print exactly what was given."""
     cluster = dataclasses.replace(PLAIN, env={"HOSTILE": value})
     hostile = dataclasses.replace(job(cluster), directory=Path("/shared") / f"x{value}")
-    lines = job_script(hostile, cluster, None)
+    lines = job_script(SlurmJobPlan(hostile))
     start, end = lines.index("trireme_trial="), lines.index("\ntrireme_attempt=")
     exported = lines[lines.index("export HOSTILE=") : lines.index("\n\n# The ranks meet")]
     program = f'{lines[start:end]}\n{exported}\nprintf "%s\\0%s" "$trireme_trial" "$HOSTILE"'
@@ -401,10 +408,10 @@ def test_jobs_of_an_array_are_named_together(ids: list[str], words: list[str]) -
 def test_defaults_of_a_site_hold_where_no_key_says_otherwise() -> None:
     site = {"SBATCH_ACCOUNT": "nlp", "SBATCH_PARTITION": "short", "SBATCH_TIMELIMIT": "5", "SBATCH_MEM_PER_CPU": "1G", "SBATCH_EXPORT": "NONE",
             "SBATCH_JOB_NAME": "x", "SBATCH_ARRAY_INX": "0-3", "SBATCH_GPUS": "1", "SBATCH_SIGNAL": "USR2@9", "SBATCH_NO_REQUEUE": "1"}  # fmt: skip
-    kept = submission_environment(site, options(job(PLAIN), PLAIN))
+    kept = submission_environment(site, asked(PLAIN))
     assert kept == {name: site[name] for name in ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_MEM_PER_CPU")}
     given = dataclasses.replace(PLAIN, partition="batch", time="60", mem_gb=4.0)
-    assert submission_environment(site, options(job(given), given)) == {"SBATCH_ACCOUNT": "nlp"}
+    assert submission_environment(site, asked(given)) == {"SBATCH_ACCOUNT": "nlp"}
 
 
 @pytest.mark.parametrize(("ranks", "fields", "whole"), [
@@ -413,7 +420,7 @@ def test_defaults_of_a_site_hold_where_no_key_says_otherwise() -> None:
 ])  # fmt: skip
 def test_trials_that_take_all_gpus_of_their_nodes_share_them_with_nobody(ranks: int, fields: dict[str, Any], whole: bool) -> None:
     cluster = dataclasses.replace(PLAIN, **fields)
-    assert ("exclusive" in options(job(cluster, ranks), cluster)) is whole
+    assert ("exclusive" in asked(cluster, ranks)) is whole
 
 
 def test_nothing_of_an_outer_job_reaches_the_submitted_one() -> None:

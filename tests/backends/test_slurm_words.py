@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain, unanswered
 from launcher.backends.slurm.states import ENDED, EXIT_CODES, earlier, expand, judge, read_accounts, read_queue
-from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import JobState
 from trainer.shared.records.outcome import Reason, Status
 

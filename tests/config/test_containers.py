@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backends.slurm.cluster import SlurmCluster
+from launcher.backends.slurm.mounts import all_mounts, host_paths, runtime
 from launcher.config import Config, locate_data
-from launcher.config.containers import Mount, all_mounts, host_paths, runtime, seen
+from launcher.config.mounts import Mount, parse_mount, seen
 from launcher.config.schema import ContainerConfig, SweepConfig
-from launcher.config.slurm import SlurmCluster
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import CheckpointConfig, DataConfig, ModelConfig, RunConfig
 
@@ -25,9 +26,8 @@ def run(checkpoints: str | None = None, corpus: str | None = None) -> dict[str, 
 
 
 def mounts(given: list[str], **paths: str) -> list[str]:
-    container = ContainerConfig("a#b", mounts=given)
-    found = host_paths(run(**paths), TRIAL, CODE, [Mount(*text.split(":")[:2], text.endswith(":ro")) for text in given])
-    return [str(mount) for mount in all_mounts(container, found)]
+    there = [parse_mount(text) for text in given]
+    return [str(mount) for mount in all_mounts(there, host_paths(run(**paths), TRIAL, CODE, there))]
 
 
 def test_everything_that_a_run_opens_is_mounted_and_what_it_only_reads_is_protected() -> None:
@@ -56,9 +56,8 @@ names = st.lists(st.sampled_from("abc"), max_size=3).map(lambda parts: "/" + "/"
 
 @given(st.lists(st.tuples(names, names, st.booleans()), max_size=4), names, names)
 def test_every_path_is_seen_as_itself_whatever_the_configured_mounts_are(given: list[tuple[str, str, bool]], one: str, two: str) -> None:
-    container = ContainerConfig("a#b", mounts=[str(Mount(*entry)) for entry in given])
     paths = host_paths(None, Path(one), Path(two) if two != one else None)
-    made = all_mounts(container, paths)
+    made = all_mounts([Mount(*entry) for entry in given], paths)
     for index, mount in enumerate(made):
         assert not any(before.target.startswith(mount.target + "/") for before in made[:index]), "a mount hides one that was made below it"
     for path in paths:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.cli.main import main
 from launcher.config.secrets import refuse_secrets, secrets_in
-from launcher.config.slurm import SlurmCluster
 from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from launcher.cli.recipes import as_yaml
 from launcher.cli.run import _value
 from launcher.cli.train import main
 from launcher.config import compose
-from launcher.config.clusters import CLUSTER_CLASSES
+from launcher.config.clusters import backend_names
 from launcher.config.compose import check_overrides, config_groups, known_keys, parse_override
 from launcher.config.jobs import Jobs
 from launcher.config.text_keys import in_quotes, type_of_key
@@ -45,7 +45,7 @@ def read(override: str, backend: str, sweep: bool = False) -> Any:
     return parse_override(check_overrides([f"cluster={backend}", "tune.method=lora", override], sweep=sweep)[-1])
 
 
-@pytest.mark.parametrize("backend", CLUSTER_CLASSES)
+@pytest.mark.parametrize("backend", backend_names())
 def test_every_key_of_text_keeps_what_was_typed(backend: str) -> None:
     found = [(name, around, TYPED[n % len(TYPED)]) for n, (name, around) in enumerate(text_keys(backend))]
     assert len(found) > 30
@@ -180,7 +180,7 @@ def test_a_stage_keeps_its_text() -> None:
 
 def test_the_remedies_for_several_values_work_as_they_are_printed() -> None:
     refused, groups = 0, config_groups()
-    for backend in CLUSTER_CLASSES:
+    for backend in backend_names():
         for name in [*known_keys(backend), *groups] if backend == "local" else [key for key in known_keys(backend) if key[:7] == "cluster"]:
             kind, metadata = type_of_key(name, backend)
             of = metadata.get("choices") or {int: "12", float: "12", bool: ("true", "false")}.get(kind, "ab")
@@ -203,7 +203,7 @@ _PROPOSED = r"""(?<![\w.{])\+?((\w+(?:\.\w+)+)=(?:\[[^\]]*\]|\{[^}]*\}|(?:[^\s,;
 @cache
 def proposed() -> dict[str, str]:
     """Every KEY=VALUE with a key that exists in a literal of a message, and where it stands."""
-    known = {name for backend in CLUSTER_CLASSES for name in known_keys(backend)}
+    known = {name for backend in backend_names() for name in known_keys(backend)}
     found: dict[str, str] = {}
     for path in sorted([*(ROOT / "launcher").rglob("*.py"), *(ROOT / "trainer").rglob("*.py")]):
         text = path.read_text()
@@ -220,7 +220,7 @@ def test_every_setting_that_a_message_proposes_is_accepted() -> None:
     assert len(proposed()) > 20
     for remedy, where in proposed().items():
         key = remedy.partition("=")[0]
-        backend = next(name for name in CLUSTER_CLASSES if key in known_keys(name))
+        backend = next(name for name in backend_names() if key in known_keys(name))
         try:
             compose([*([f"cluster={backend}"] if key.startswith("cluster.") else []), *shlex.split(remedy)])
         except ConfigError as error:

@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.cli.main import main
 from launcher.cli.run import _value
 from launcher.config import compose
-from launcher.config.slurm import SlurmCluster
 from launcher.stages.graph import KINDS, choose, parse, read_pipeline
 from launcher.stages.plan import plan
 from launcher.stages.predicted import ENCODED_PER_S, LEARNT_PER_S, of_preparation

@@ -18,9 +18,9 @@ import pytest
 
 from launcher.backends.contract import Request
 from launcher.backends.kubernetes import client
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.local.backend import LocalBackend
 from launcher.backends.pool import Backends
-from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import LocalCluster, SweepConfig
 from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.reconcile import catch_up

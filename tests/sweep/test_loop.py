@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.pool import Backends
-from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.schema import ClusterConfig, LocalCluster, SweepConfig
 from launcher.sweep.reconcile import catch_up, stop
 from launcher.sweep.run import run_sweep

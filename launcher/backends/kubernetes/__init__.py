@@ -1,5 +1,6 @@
 """Kubernetes: a trial is a gang of pods.
 
+cluster, values, volumes  the settings, and what an API server takes; pure
 manifests, workloads   from a job to Kubernetes objects; pure
 causes, states         from Kubernetes objects to how the job stands; pure
 errors                 from an API server's refusals to plain sentences; pure
@@ -8,6 +9,5 @@ entry, logs            the program inside the pods, and the reading of what it s
 backend                the contract, made of these
 """
 
-from launcher.backends.kubernetes.backend import KubernetesBackend
-
-__all__ = ["KubernetesBackend"]
+CLUSTER = "launcher.backends.kubernetes.cluster:KubernetesCluster"
+BACKEND = "launcher.backends.kubernetes.backend:KubernetesBackend"

@@ -15,6 +15,7 @@ from typing import Any
 from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.kubernetes.causes import Object, begun, container_of, deleted_in, ended, index_of, lost, name_of, unplaced
 from launcher.backends.kubernetes.client import PATIENCE, REFUSED_SECONDS, Client, plainly
+from launcher.backends.kubernetes.cluster import KubernetesCluster, check_cluster
 from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.logs import Follower, disbelieve, follow_pod, together, unpack_message
 from launcher.backends.kubernetes.manifests import JOB, OURS, STORE, object_name, pods_of, store_of
@@ -25,7 +26,6 @@ from launcher.backends.kubernetes.watch import Mirror
 from launcher.backends.kubernetes.workloads import KINDS, from_text, render, to_text
 from launcher.backends.logs import read_logs
 from launcher.backends.waiting import concurrently
-from launcher.config.kubernetes import KubernetesCluster, check_cluster
 from launcher.config.schema import ClusterConfig
 from launcher.trials.job import Handle, Job, JobState
 from trainer.shared.records.outcome import Reason, Status

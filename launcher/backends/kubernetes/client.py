@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.contract import BackendError
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.errors import ApiError, explain, from_answer, short
 from launcher.backends.kubernetes.manifests import Manifest
 from launcher.backends.waiting import pause_unless
-from launcher.config.kubernetes import KubernetesCluster
 from trainer.shared.run.errors import ConfigError
 
 _TIMEOUT = (5.0, 30.0)

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 
 from launcher.backends.kubernetes.client import Client, plainly
+from launcher.backends.kubernetes.cluster import check_cluster, check_mounted
 from launcher.backends.kubernetes.errors import ApiError
 from launcher.backends.kubernetes.manifests import Manifest, launcher_job
+from launcher.backends.kubernetes.values import IMAGE, said
 from launcher.backends.kubernetes.workloads import KINDS, check_schema, outcome, to_text
-from launcher.config.kubernetes import check_cluster, check_mounted
-from launcher.config.kubernetes_values import IMAGE, said
 from launcher.config.schema import ClusterConfig
 from launcher.trials.identity import digest
 from trainer.shared.run.errors import ConfigError

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.provision import archive, digest
-from launcher.config.kubernetes import KubernetesCluster
-from launcher.config.kubernetes_volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, host_mount, nfs_of
+from launcher.backends.kubernetes.volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, host_mount, nfs_of
 from launcher.config.secrets import secrets_in
 from launcher.config.yaml_text import read_yaml
 from launcher.trials.job import Job

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.manifests import (
     CONTAINER,
     Manifest,
@@ -29,7 +30,6 @@ from launcher.backends.kubernetes.manifests import (
     service,
 )
 from launcher.backends.kubernetes.patches import patched
-from launcher.config.kubernetes import KubernetesCluster
 from launcher.config.yaml_text import LOADER
 from launcher.trials.job import Job
 from trainer.shared.run.errors import ConfigError, listed, nearest

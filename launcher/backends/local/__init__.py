@@ -1,5 +1,4 @@
 """Trials as processes of this machine."""
 
-from launcher.backends.local.backend import LocalBackend
-
-__all__ = ["LocalBackend"]
+CLUSTER = "launcher.config.schema:LocalCluster"  # with which every configuration begins
+BACKEND = "launcher.backends.local.backend:LocalBackend"

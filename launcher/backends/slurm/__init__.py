@@ -14,6 +14,5 @@ watcher.py     one question for the states of all jobs
 backend.py     the backend made of these
 """
 
-from launcher.backends.slurm.backend import SlurmBackend
-
-__all__ = ["SlurmBackend"]
+CLUSTER = "launcher.backends.slurm.cluster:SlurmCluster"
+BACKEND = "launcher.backends.slurm.backend:SlurmBackend"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from launcher.backends.slurm.container import interpreter
-from launcher.config.containers import runtime
-from launcher.config.slurm import SlurmCluster
+from launcher.backends.slurm.cluster import SlurmCluster
 
 _ABSENT = (
     # what the log says, what that means, what to do: in a container, outside; the first that fits
@@ -49,8 +47,8 @@ def absent(lines: Iterable[str], cluster: SlurmCluster) -> str | None:
 
     ``lines`` are the last ones of the ranks' logs, and those of the job's script: what is logged before may be a warning.
     """
-    inside = runtime(cluster.container) != "none"
-    python = f"{interpreter(cluster)} " + (f"of the image {cluster.container.image}" if inside else "of the nodes")
+    inside = cluster.in_container
+    python = f"{cluster.interpreter} " + (f"of the image {cluster.container.image}" if inside else "of the nodes")
     for line in lines:
         for pattern, meaning, in_image, on_node in _ABSENT:
             if found := re.search(pattern, line.strip()):

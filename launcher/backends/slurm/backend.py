@@ -13,15 +13,17 @@ from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client, submission_environment
+from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.errors import Refused, Silent, complaint, own_complaint, unanswered
-from launcher.backends.slurm.options import exclusive, options
-from launcher.backends.slurm.script import check_inherited, job_script
+from launcher.backends.slurm.options import options
+from launcher.backends.slurm.plan import SlurmJobPlan
+from launcher.backends.slurm.script import job_script
 from launcher.backends.slurm.setup_lines import check_setup
 from launcher.backends.slurm.submission import Submission, equal
+from launcher.backends.slurm.variables import check_inherited
 from launcher.backends.slurm.watcher import Watcher
 from launcher.backends.snapshot import CodeSnapshot
 from launcher.config.schema import ClusterConfig
-from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Handle, Job, JobState
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
@@ -77,7 +79,7 @@ class SlurmBackend(Backend):
 
     def _environment(self, job: Job) -> dict[str, str]:
         """In which sbatch is run for the job."""
-        return submission_environment(os.environ, options(job, self._slurm))
+        return submission_environment(os.environ, options(SlurmJobPlan(job)))
 
     def remarks(self, jobs: Sequence[Job]) -> list[str]:
         container, said = self._slurm.container, []
@@ -88,7 +90,7 @@ class SlurmBackend(Backend):
                 f"this command runs inside of Slurm's job {outer}, whose nodes ({os.environ.get('SLURM_JOB_NODELIST', 'unknown')}) its "
                 "trials do not use: they are jobs of their own, and may wait for that one to end; leave the allocation (exit salloc) first"
             )
-        shared = sum(not exclusive(job, self._slurm) for job in jobs)
+        shared = sum(not SlurmJobPlan(job).exclusive for job in jobs)
         if shared and self._slurm.exclusive is None:
             said.append(
                 f"{shared} of {len(jobs)} trials may share their nodes with other jobs, which disturbs their timings; "
@@ -101,7 +103,7 @@ class SlurmBackend(Backend):
         check_setup(tuple(job.cluster.setup))
         check_setup(tuple(job.cluster.setup_may_fail), "setup_may_fail")
         code = self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None
-        return Request(job, job_script(job, job.cluster, code))
+        return Request(job, job_script(SlurmJobPlan(job, code)))
 
     def validate(self, request: Request) -> str:
         """What ``sbatch --test-only`` says to the script: when and where the job would start."""
@@ -138,7 +140,7 @@ class SlurmBackend(Backend):
         return True
 
     def readmit(self, job: Job, handle: Handle) -> bool:
-        nodes = options(job, self._slurm).get("exclude") or ""
+        nodes = options(SlurmJobPlan(job)).get("exclude") or ""
         try:
             self._client.output("scontrol", "update", f"JobId={handle['job_id']}", f"ExcNodeList={nodes}")
         except (Refused, Silent):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from launcher.backends.contract import BackendError
+from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.errors import Full, Refused, Silent, explain
 from launcher.backends.waiting import pause_unless
-from launcher.config.slurm import SlurmCluster
 from trainer.shared.run.errors import ConfigError
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends.slurm.client import Client
+from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.errors import Silent
-from launcher.config.containers import HostPath, all_mounts, parse_mount, runtime
+from launcher.backends.slurm.mounts import HostPath, all_mounts
+from launcher.config.mounts import parse_mount
 from launcher.config.schema import ContainerConfig
-from launcher.config.slurm import SlurmCluster
 from trainer.shared.run.errors import ConfigError
 
 
@@ -24,27 +24,18 @@ class Wrapping:
     command: tuple[str, ...] = ()
 
 
-def interpreter(cluster: SlurmCluster) -> str:
-    """The Python that runs the ranks."""
-    return cluster.python or (sys.executable if runtime(cluster.container) == "none" else "python3")
-
-
 def wrapping(cluster: SlurmCluster, paths: Sequence[HostPath], names: Sequence[str]) -> Wrapping:
     """``paths`` of the host are mounted under their own names, in addition to the configured mounts. The job's values of the
     variables ``names`` win over the image's: pyxis is told so here, for Apptainer the job's script exports them under names of its own."""
     container = cluster.container
     image = container.image or ""
-    match runtime(container):
+    mounts = all_mounts(cluster.mounts(), paths)
+    match cluster.container_runtime:
         case "pyxis":
-            mounts = ",".join(map(str, all_mounts(container, paths)))
-            return Wrapping(
-                srun=(
-                    f"--container-image={image}", f"--container-mounts={mounts}", f"--container-env={','.join(names)}",
-                    *_pyxis_flags(container),
-                )
-            )  # fmt: skip
+            mounted = f"--container-mounts={','.join(map(str, mounts))}"
+            return Wrapping((f"--container-image={image}", mounted, f"--container-env={','.join(names)}", *_pyxis_flags(container)))
         case "apptainer":
-            binds = [f"--bind={mount}" for mount in all_mounts(container, paths)]
+            binds = [f"--bind={mount}" for mount in mounts]
             devices = [] if cluster.gpu_request == "none" else ["--nv"]
             place = [] if container.workdir is None else [f"--pwd={container.workdir}"]
             return Wrapping(
@@ -63,17 +54,26 @@ def _pyxis_flags(container: ContainerConfig) -> list[str]:
 # ---------------------------------------------------------------- before submission
 
 
+def check_container(container: ContainerConfig) -> None:
+    """``ConfigError`` for an image that would not be read as one, or a folder inside that has no place."""
+    if container.image is not None and (not container.image.strip() or container.image.startswith("-")):
+        raise ConfigError(
+            f"cluster.container.image={container.image!r} names no image; give a reference or an absolute path, or null for no container"
+        )
+    if container.workdir is not None and not container.workdir.startswith("/"):
+        raise ConfigError(f"cluster.container.workdir={container.workdir!r} is no absolute path; give one that the image has")
+
+
 def check(cluster: SlurmCluster, client: Client) -> None:
     """``ConfigError`` if the container cannot work: no runtime, no image, no mount. What only compute nodes hold is not looked for."""
     container = cluster.container
-    chosen = runtime(container)
     if container.image is None:
         if container.runtime not in ("auto", "none"):
             raise ConfigError(
                 f"cluster.container.runtime={container.runtime} without an image; give cluster.container.image, or choose cluster=slurm"
             )
         return
-    if chosen == "none":
+    if not cluster.in_container:
         raise ConfigError("cluster.container.runtime=none, but there is an image; set cluster.container.image=null, or another runtime")
     if container.image.startswith(("/", "./", "../")) and not Path(container.image).exists():
         raise ConfigError(
@@ -82,7 +82,7 @@ def check(cluster: SlurmCluster, client: Client) -> None:
     for mount in map(parse_mount, container.mounts):
         if not Path(mount.source).exists():
             raise ConfigError(f"cluster.container.mounts: {mount.source} does not exist on this machine; create it, or remove the mount")
-    {"pyxis": _check_pyxis, "apptainer": _check_apptainer, "oci": _check_oci}[chosen](cluster, client)
+    {"pyxis": _check_pyxis, "apptainer": _check_apptainer, "oci": _check_oci}[cluster.container_runtime](cluster, client)
 
 
 def _check_pyxis(cluster: SlurmCluster, client: Client) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.config.slurm import SlurmCluster
+from launcher.backends.slurm.cluster import SlurmCluster
 
 
 class Refused(RuntimeError):

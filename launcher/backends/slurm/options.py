@@ -5,38 +5,28 @@ from __future__ import annotations
 import math
 import re
 
+from launcher.backends.slurm.cluster import SlurmCluster, seconds_of
 from launcher.backends.slurm.owned import check_extra
-from launcher.config.slurm import SlurmCluster, seconds_of
+from launcher.backends.slurm.plan import SlurmJobPlan
 from launcher.trials.job import Job
 from trainer.shared.run.errors import ConfigError
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 
 
-def shape(job: Job) -> tuple[int, int]:
-    """(nodes, ranks on a full node): as few nodes as hold the ranks of the layout."""
-    per_node = min(job.world_size, job.cluster.gpus_per_node)
-    return math.ceil(job.world_size / per_node), per_node
-
-
-def saves(job: Job) -> bool:
-    """Whether the run writes checkpoints. Runs without checkpoints get no warning signal; they may still finish before the limit."""
-    return job.config is None or bool(job.config["run"]["checkpoint"]["every"])
-
-
-def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
+def options(plan: SlurmJobPlan) -> dict[str, str | None]:
     """Options of sbatch without their dashes, None for those that take no value. Jobs with equal options can be one array."""
-    nodes, per_node = shape(job)
+    job, cluster = plan.job, plan.cluster
     wanted: dict[str, str | int | None] = {
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
         "reservation": cluster.reservation,
         "time": _time(cluster),
-        "nodes": nodes,
+        "nodes": plan.nodes,
         "ntasks": job.world_size,  # without --ntasks-per-node Slurm would fill one node after the other with them
-        "ntasks-per-node": per_node,
-        **_gpus(per_node, cluster),
+        "ntasks-per-node": plan.per_node,
+        **_gpus(plan.per_node, cluster),
         "cpus-per-task": cluster.cpus,
         "mem": f"{math.ceil(cluster.mem_gb * 1024)}M" if cluster.mem_gb else None if cluster.mem_gb is None else 0,
         "constraint": cluster.constraint,
@@ -48,19 +38,11 @@ def options(job: Job, cluster: SlurmCluster) -> dict[str, str | None]:
         "comment": cluster.comment if cluster.comment is not None else _comment(job),
         "mail-type": cluster.mail_type,
         "mail-user": cluster.mail_user,
-        "signal": f"B:USR1@{_notice(cluster)}" if saves(job) else None,
+        "signal": f"B:USR1@{_notice(cluster)}" if plan.saves else None,
     }
     chosen: dict[str, str | None] = {name: str(value) for name, value in wanted.items() if value is not None}
-    flags = ["exclusive"] if exclusive(job, cluster) else []
+    flags = ["exclusive"] if plan.exclusive else []
     return chosen | dict.fromkeys([*flags, "requeue" if cluster.requeues else "no-requeue"])
-
-
-def exclusive(job: Job, cluster: SlurmCluster) -> bool:
-    """Whether the job gets whole nodes. Unless it is said, where it asks for all GPUs of each: nobody else could train there anyway."""
-    if cluster.exclusive is not None:
-        return cluster.exclusive
-    nodes, per_node = shape(job)
-    return cluster.gpu_request != "none" and per_node == cluster.gpus_per_node and job.world_size == nodes * per_node
 
 
 def directives(chosen: dict[str, str | None], cluster: SlurmCluster) -> list[str]:

@@ -30,8 +30,8 @@ from launcher.backends.contract import BackendError, NoRoom, Request
 from launcher.backends.slurm.client import ANSWER_SECONDS, Client, job_ids, submission_environment
 from launcher.backends.slurm.errors import Full, NoArray, Refused, Silent, explain, plain
 from launcher.backends.slurm.options import options
+from launcher.backends.slurm.plan import SlurmJobPlan
 from launcher.backends.slurm.script import array_script
-from launcher.config.slurm import SlurmCluster
 from launcher.trials.job import Handle, Job
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_text
@@ -133,7 +133,7 @@ class Submission:
         # sweep.max_parallel holds over all arrays of a sweep: one after the other; and of jobs without arrays, so many in a row
         in_a_row = jobs[0].max_parallel and (jobs[0].max_parallel if self.client.max_array_size == 1 else 1)
         after = f"afterany:{self._submitted[-in_a_row]}" if 0 < in_a_row <= len(self._submitted) else None
-        write_text(folder / "array.sh", array_script(name, jobs, self.client.cluster, after, as_array))
+        write_text(folder / "array.sh", array_script(name, jobs, after, as_array))
         try:
             identifier = self.client.patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
         except (Refused, Full) as error:
@@ -150,7 +150,7 @@ class Submission:
     def _sbatch(self, folder: Path, job: Job) -> str:
         """Slurm's id. ``Refused`` only when it plainly says no: a job may have come of anything else, and ``_known`` asks for it.
         ``BackendError`` when sbatch ended well and there is no job."""
-        environment = submission_environment(os.environ, options(job, self.client.cluster))
+        environment = submission_environment(os.environ, options(SlurmJobPlan(job)))
         done = submit_script(folder, environment, lambda: self.client.hurried)
         if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal
             raise Silent("sbatch was killed before it said whether it submitted the job")
@@ -223,9 +223,8 @@ def equal(items: Iterable[T], job_of: Callable[[T], Job]) -> Iterator[list[T]]:
     groups: dict[tuple[tuple[str, str | None], ...], list[T]] = {}
     for item in items:
         job = job_of(item)
-        assert isinstance(job.cluster, SlurmCluster)
         alone = [("stage", job.trial)] if job.stage else []  # its name is that of its job
-        groups.setdefault((*options(job, job.cluster).items(), *alone), []).append(item)
+        groups.setdefault((*options(SlurmJobPlan(job)).items(), *alone), []).append(item)
     yield from groups.values()
 
 

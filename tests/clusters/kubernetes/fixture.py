@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.kubernetes import KubernetesCluster
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.config.schema import ContainerConfig
 from tests.clusters import shared
 from tests.clusters.kubernetes import Cluster, Host, OwnCluster, node, obstacle, packages

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.kubernetes import KubernetesBackend
-from launcher.config.kubernetes import KubernetesCluster
+from launcher.backends.kubernetes.backend import KubernetesBackend
+from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.trials.job import Handle, Job, JobState
 from tests.clusters.kubernetes.fixture import Kubernetes
 from trainer.shared.records.outcome import Status

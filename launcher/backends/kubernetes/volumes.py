@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from launcher.config.containers import parse_mount, within
-from launcher.config.kubernetes_values import NAME, said
+from launcher.backends.kubernetes.values import NAME, said
+from launcher.config.mounts import parse_mount, within
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.schema import key
 

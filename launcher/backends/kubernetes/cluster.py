@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Optional
 
-from launcher.config.kubernetes_values import check_tolerations, check_values
-from launcher.config.kubernetes_volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, check_volumes, host_mount, volume_on
-from launcher.config.schema import ClusterConfig
+from launcher.backends.kubernetes.values import check_tolerations, check_values
+from launcher.backends.kubernetes.volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, check_volumes, host_mount, volume_on
+from launcher.config.schema import ClusterConfig, Config
 from launcher.config.secrets import refuse_secrets
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import DataConfig, key
@@ -26,6 +26,8 @@ _OWN_VARIABLES = re.compile(r"TRIREME_\w*|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADD
 @dataclass
 class KubernetesCluster(ClusterConfig):
     """Pods of a Kubernetes cluster. ``nodes`` pods of ``gpus_per_node`` ranks make a trial."""
+
+    backend: str = key("kubernetes", "kubernetes", choices=("kubernetes",))
 
     kubeconfig: Optional[str] = key(
         None, "kubeconfig file; null = $KUBECONFIG, ~/.kube/config, or the service account of the pod we run in"
@@ -109,6 +111,21 @@ class KubernetesCluster(ClusterConfig):
         *("labels", "annotations", "secrets", "grace_seconds", "unreachable_seconds", "fault_timeout", "deadline_seconds", "ttl_seconds", "keep", "code", "data"),
     )
     found_by: ClassVar[tuple[str, ...]] = ("kubeconfig", "context")
+    shares_files: ClassVar[bool] = False
+    own_network: ClassVar[bool] = True
+    takes_launcher: ClassVar[bool] = True
+
+    @property
+    def in_container(self) -> bool:
+        return True
+
+    def located(self, config: Config, stage: Mapping[str, Any] | None = None) -> Config:
+        cluster = check_cluster(self)
+        if stage is not None:
+            made = {"sweep.dir": stage["folder"]} if stage["folder"] else {}
+            check_mounted(cluster, made | {f"input {name}": folder for name, folder in stage["sources"].items()})
+        data, cluster = locate_in_pods(config.data, cluster)
+        return dataclasses.replace(config, data=data, cluster=cluster)
 
 
 def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Optional
+from pathlib import Path
+from typing import Any, ClassVar, Optional
 
-from launcher.config.schema import ClusterConfig
+from launcher.backends.slurm.mounts import check_paths, given_mounts, host_paths, runtime
+from launcher.config.mounts import Mount
+from launcher.config.schema import ClusterConfig, Config
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import SECTION
 from trainer.shared.run.schema import key
 
 
@@ -93,6 +100,35 @@ class SlurmCluster(ClusterConfig):
         *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s", "env_from", "env_inherit"),
     )
     """A training continues from its checkpoints under another time limit or account."""
+
+    @property
+    def container_runtime(self) -> str:
+        """pyxis, apptainer, oci or none."""
+        return runtime(self.container)
+
+    @property
+    def in_container(self) -> bool:
+        return self.container_runtime != "none"
+
+    @property
+    def starter(self) -> str:
+        """What starts the ranks: srun or torchrun."""
+        return self.launch or ("torchrun" if self.container_runtime == "oci" else "srun")
+
+    @property
+    def interpreter(self) -> str:
+        """The Python that runs the ranks."""
+        return self.python or ("python3" if self.in_container else sys.executable)
+
+    def mounts(self) -> list[Mount]:
+        return given_mounts(self.container) if self.in_container else []
+
+    def located(self, config: Config, stage: Mapping[str, Any] | None = None) -> Config:
+        if self.in_container:
+            run = {"data": vars(config.data), "run": {"checkpoint": vars(config.run.checkpoint)}, SECTION: stage}
+            mounts = self.mounts()
+            check_paths(self.container, mounts, host_paths(run, Path(os.path.abspath(config.sweep.dir)), None, mounts))
+        return config
 
 
 _MINUTES = re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?", re.ASCII)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.config.mounts import Mount, parse_mount, seen, within
 from launcher.config.schema import ContainerConfig
 from trainer.shared.corpora.sources import STDLIB
 from trainer.shared.run.errors import ConfigError
@@ -22,22 +23,6 @@ SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", 
 """Folders that belong to the image, with all that is in them."""
 PARENTS = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/tmp", "/var")
 """Folders that an image may use too: something in them can be mounted, they themselves cannot."""
-
-
-@dataclass(frozen=True)
-class Mount:
-    """``source`` of the host as ``target`` in the container."""
-
-    source: str
-    target: str
-    read_only: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
-
-    def translate(self, path: str) -> str | None:
-        """The host's name of ``path`` inside; None if it is not below ``target``."""
-        return os.path.normpath(os.path.join(self.source, os.path.relpath(path, self.target))) if within(path, self.target) else None
 
 
 @dataclass(frozen=True)
@@ -62,32 +47,7 @@ def runtime(container: ContainerConfig) -> str:
     return "oci" if is_path and not container.image.endswith(".sqsh") else "pyxis"
 
 
-def check_container(container: ContainerConfig) -> None:
-    """``ConfigError`` for an image that would not be read as one, or a folder inside that has no place."""
-    if container.image is not None and (not container.image.strip() or container.image.startswith("-")):
-        raise ConfigError(
-            f"cluster.container.image={container.image!r} names no image; give a reference or an absolute path, or null for no container"
-        )
-    if container.workdir is not None and not container.workdir.startswith("/"):
-        raise ConfigError(f"cluster.container.workdir={container.workdir!r} is no absolute path; give one that the image has")
-
-
-def within(path: str, folder: str) -> bool:
-    return folder == "/" or path == folder or path.startswith(folder + "/")
-
-
 # ---------------------------------------------------------------- mounts that are there
-
-
-def parse_mount(text: str) -> Mount:
-    """``SRC:DST[:ro]``; neither pyxis nor Apptainer can express a comma, and colons separate."""
-    source, _, rest = text.partition(":")
-    target, _, mode = rest.partition(":")
-    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
-        raise ConfigError(
-            f"cluster.container.mounts holds {text!r}, which is not SRC:DST or SRC:DST:ro; give absolute paths without ',' and ':'"
-        )
-    return Mount(os.path.normpath(source), os.path.normpath(target), mode == "ro")
 
 
 def given_mounts(container: ContainerConfig) -> list[Mount]:
@@ -109,13 +69,6 @@ def bundle_mounts(container: ContainerConfig) -> list[Mount]:
         raise ConfigError(
             f"cluster.container.image={bundle}: its config.json cannot be read as that of an OCI bundle; correct it"
         ) from None
-
-
-def seen(path: str, mounts: Sequence[Mount]) -> tuple[str, bool] | None:
-    """The host's name of ``path`` inside, and whether it can be written there; None if no mount brings it in."""
-    covering = [mount for mount in reversed(mounts) if within(path, mount.target)]  # of two in one place the later one is seen
-    deepest = max(covering, key=lambda mount: len(mount.target), default=None)
-    return None if deepest is None else (deepest.translate(path) or "", not deepest.read_only)
 
 
 # ---------------------------------------------------------------- paths that have to be there
@@ -162,18 +115,16 @@ def missing_mounts(paths: Sequence[HostPath], mounts: Sequence[Mount]) -> list[t
     return added
 
 
-def all_mounts(container: ContainerConfig, paths: Sequence[HostPath]) -> list[Mount]:
+def all_mounts(given: Sequence[Mount], paths: Sequence[HostPath]) -> list[Mount]:
     """Mounts in the order in which they have to be made: what is mounted into a folder comes after the folder."""
-    given = given_mounts(container)
     return sorted([*given, *(mount for _, mount in missing_mounts(paths, given))], key=lambda mount: mount.target.count("/"))
 
 
 # ---------------------------------------------------------------- said before anything is submitted
 
 
-def check_paths(container: ContainerConfig, paths: Sequence[HostPath]) -> None:
+def check_paths(container: ContainerConfig, given: Sequence[Mount], paths: Sequence[HostPath]) -> None:
     """``ConfigError`` for the first path that the container cannot be given, or that cannot be written."""
-    given = given_mounts(container)
     for path, _ in missing_mounts(paths, given):
         _check_mountable(path, container, given)
     for path in paths:

@@ -1,0 +1,72 @@
+"""What a job is under Slurm, derived from it once: its size, the variables of its ranks, and what a container is given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from launcher.backends.slurm.cluster import SlurmCluster
+from launcher.backends.slurm.container import Wrapping, wrapping
+from launcher.backends.slurm.mounts import HostPath, host_paths
+from launcher.backends.slurm.variables import environment, variable_names
+from launcher.trials.job import Job
+
+
+@dataclass(frozen=True)
+class SlurmJobPlan:
+    """One job of a Slurm cluster. ``code`` is the folder of the launcher's snapshot; None: the image brings its own."""
+
+    job: Job
+    code: Path | None = None
+
+    @cached_property
+    def cluster(self) -> SlurmCluster:
+        assert isinstance(self.job.cluster, SlurmCluster)
+        return self.job.cluster
+
+    @cached_property
+    def per_node(self) -> int:
+        """Ranks on a full node."""
+        return min(self.job.world_size, self.cluster.gpus_per_node)
+
+    @cached_property
+    def nodes(self) -> int:
+        """As few as hold the ranks of the layout."""
+        return math.ceil(self.job.world_size / self.per_node)
+
+    @property
+    def fills_nodes(self) -> bool:
+        return self.job.world_size == self.nodes * self.per_node
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it gets whole nodes. Unless it is said, where it asks for all GPUs of each: nobody else could train there anyway."""
+        if self.cluster.exclusive is not None:
+            return self.cluster.exclusive
+        return self.cluster.gpu_request != "none" and self.per_node == self.cluster.gpus_per_node and self.fills_nodes
+
+    @property
+    def saves(self) -> bool:
+        """Whether it writes checkpoints. Runs without checkpoints get no warning signal; they may still finish before the limit."""
+        return self.job.config is None or bool(self.job.config["run"]["checkpoint"]["every"])
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        return environment(self.cluster)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of all variables that the job sets for its ranks."""
+        return variable_names(self.cluster)
+
+    @cached_property
+    def paths(self) -> list[HostPath]:
+        """Paths of the host that the ranks open; in no container they are all there anyway."""
+        in_container = self.cluster.in_container
+        return host_paths(self.job.config, self.job.directory, self.code, self.cluster.mounts()) if in_container else []
+
+    @cached_property
+    def container(self) -> Wrapping:
+        return wrapping(self.cluster, self.paths, self.names)
