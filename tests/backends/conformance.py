@@ -187,8 +187,8 @@ def show(ground: Ground) -> Shown:
     )  # fmt: skip
 
 
-class Conformance:
-    """The suite. ``ground`` is a fixture of the subclass's module."""
+class PureConformance:
+    """What is promised of a backend that starts nothing. ``ground`` is a fixture of the subclass's module."""
 
     def test_rendering_has_no_effect_and_says_the_same_twice(self, ground: Ground) -> None:
         job = ground.job()
@@ -201,6 +201,10 @@ class Conformance:
         job = ground.job()
         text = ground.backend.render(job).text
         assert job.trial in text and "trainer" in text
+
+
+class Conformance(PureConformance):
+    """The suite."""
 
     def test_a_job_runs_to_its_end_and_leaves_result_and_logs_of_all_ranks(self, ground: Ground) -> None:
         shown = ground.shown
