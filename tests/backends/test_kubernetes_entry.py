@@ -357,10 +357,10 @@ def test_a_file_of_which_a_piece_is_missing_is_not_written(home: Path) -> None:
 
 def test_a_newer_attempt_is_not_overwritten_by_the_last_words_of_an_older_one(home: Path) -> None:
     path = home / "result.json"
-    write_fenced(path, b'{"attempt": 1}', 1)
-    write_fenced(path, b'{"attempt": 0}', 0)
+    write_fenced(path, '{"attempt": 1}', 1)
+    write_fenced(path, '{"attempt": 0}', 0)
     assert path.read_bytes() == b'{"attempt": 1}'
-    write_fenced(path, b'{"attempt": 2}', 2)
+    write_fenced(path, '{"attempt": 2}', 2)
     assert path.read_bytes() == b'{"attempt": 2}'
 
 

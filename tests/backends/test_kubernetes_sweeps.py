@@ -22,7 +22,6 @@ from launcher.backends.kubernetes import backend, client
 from launcher.backends.kubernetes.client import PATIENCE
 from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.errors import ApiError
-from launcher.backends.kubernetes.permissions import needed
 from launcher.backends.kubernetes.watch import Mirror
 from launcher.backends.kubernetes.workloads import KINDS
 from launcher.backends.pool import Backends
@@ -295,7 +294,7 @@ def test_the_role_that_is_shipped_grants_what_the_launcher_needs_and_no_more() -
     granted = {
         (verb, group, name) for rule in role["rules"] for verb in rule["verbs"] for group in rule["apiGroups"] for name in rule["resources"]
     }
-    assert granted == {permission for kind in KINDS.values() for permission in needed(kind)}
+    assert granted == {permission for kind in KINDS.values() for permission in kind.rights}
 
 
 def test_what_a_launcher_may_not_do_is_said_beforehand_and_the_shipped_role_is_enough(stage: Stage) -> None:

@@ -21,7 +21,6 @@ from launcher.backends.contract import BackendError
 from launcher.backends.local import backend as local
 from launcher.backends.local.backend import LocalBackend
 from launcher.backends.local.fork_server import ForkServerClient, ForkServerError, start_server
-from launcher.backends.local.memory import oom_kills
 from launcher.config.schema import ContainerConfig, LocalCluster
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from tests.warm import replaced
@@ -89,7 +88,7 @@ class TestLocal(Conformance):
         (handle,) = ground.submit(job)
         ground.running(job, handle)
         os.kill(handle["pids"][0], signal.SIGKILL)
-        counter = oom_kills()
+        counter = local.oom_kills()
         monkeypatch.setattr(local, "oom_kills", lambda: counter + 1)  # the kernel's killer cannot be called in a test
         assert ground.end(job, handle).reason is Reason.HOST_MEMORY
 

@@ -24,8 +24,7 @@ from launcher.backends.slurm.cluster import SlurmCluster, seconds_of
 from launcher.backends.slurm.errors import own_complaint
 from launcher.backends.slurm.options import options, quote
 from launcher.backends.slurm.plan import SlurmJobPlan
-from launcher.backends.slurm.script import array_script, job_script
-from launcher.backends.slurm.setup_lines import check_setup
+from launcher.backends.slurm.script import array_script, check_setup, job_script
 from launcher.backends.slurm.states import EXIT_CODES
 from launcher.backends.slurm.variables import OWN
 from launcher.config.schema import ContainerConfig

@@ -19,7 +19,6 @@ from launcher.backends.kubernetes.cluster import KubernetesCluster, check_cluste
 from launcher.backends.kubernetes.errors import ApiError, explain
 from launcher.backends.kubernetes.logs import Follower, disbelieve, follow_pod, together, unpack_message
 from launcher.backends.kubernetes.manifests import JOB, OURS, STORE, object_name, pods_of, store_of
-from launcher.backends.kubernetes.permissions import missing_permissions
 from launcher.backends.kubernetes.states import Observed, state_of
 from launcher.backends.kubernetes.submission import PODS_PATH, SERVICES, Submission
 from launcher.backends.kubernetes.watch import Mirror
@@ -112,7 +111,7 @@ class KubernetesBackend(Backend):
         objects = render(probe, self._settings, "{}")
         try:
             self._client.reach(_QUICK)
-            missing = missing_permissions(self._client, self._kind)
+            missing = self._client.refused(self._kind.rights)
             if missing:
                 raise ConfigError(missing)
             self._submission.rehearse(objects, "use this cluster: the server refuses")
@@ -253,7 +252,7 @@ class KubernetesBackend(Backend):
     def _ask_for_rights(self) -> None:
         """``ConfigError`` if the server says that what it refuses is not allowed any more: then it is waited for in vain."""
         try:
-            missing = missing_permissions(self._brief, self._kind)
+            missing = self._brief.refused(self._kind.rights)
         except ApiError as error:
             if not error.unauthorized:
                 return

@@ -15,13 +15,13 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from launcher.backends.contract import BackendError
 from launcher.backends.kubernetes.cluster import KubernetesCluster
-from launcher.backends.kubernetes.errors import ApiError, explain, from_answer, short
+from launcher.backends.kubernetes.errors import RBAC, ApiError, explain, from_answer, short
 from launcher.backends.kubernetes.manifests import Manifest
 from launcher.backends.waiting import pause_unless
 from trainer.shared.run.errors import ConfigError
@@ -170,6 +170,15 @@ class Client:
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": wanted}}
         answer = self.request("POST", "apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
         return bool((answer.get("status") or {}).get("allowed"))
+
+    def refused(self, rights: Iterable[tuple[str, str, str]]) -> str:
+        """One sentence that names those of ``rights``, (verb, group, resource), that are not allowed; empty if all are."""
+        refused: dict[str, list[str]] = {}
+        for verb, group, resource in rights:
+            if not self.may(verb, group, resource):
+                refused.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+        listed = "; ".join(f"{', '.join(verbs)} {resource}" for resource, verbs in refused.items())
+        return f"in namespace {self.namespace} you may not: {listed}; have it granted: {RBAC}" if refused else ""
 
     def say_once(self, message: str) -> None:
         """Say on standard error what is worth knowing and changes nothing; the same words only once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Optional
@@ -119,6 +119,11 @@ class KubernetesCluster(ClusterConfig):
     def in_container(self) -> bool:
         return True
 
+    @property
+    def mounted(self) -> list[VolumeConfig]:
+        """All that is mounted into its pods by the configuration."""
+        return [*map(host_mount, self.container.mounts), *self.volumes]
+
     def located(self, config: Config, stage: Mapping[str, Any] | None = None) -> Config:
         cluster = check_cluster(self)
         if stage is not None:
@@ -141,7 +146,7 @@ def check_cluster(cluster: ClusterConfig) -> KubernetesCluster:
     _check_variables(cluster)
     check_tolerations(cluster.tolerations)
     _check_queue(cluster)
-    check_volumes(_mounted(cluster), dict(_own_mounts(cluster)))
+    check_volumes(cluster.mounted, {CONFIG_DIR: "the run and its programs"} | {path: what for _, path, what in own_folders(cluster)})
     if cluster.run_dir is not None:
         _check_run_dir(cluster, cluster.run_dir)
     if cluster.restricted and cluster.user == 0:
@@ -154,7 +159,7 @@ def locate_in_pods(data: DataConfig, cluster: KubernetesCluster) -> tuple[DataCo
     if data.kind == "synthetic":
         return data, dataclasses.replace(cluster, data=None)
     path = data.path
-    mounted = _is_mounted(cluster, path)
+    mounted = volume_on(path, cluster.mounted) is not None
     how = cluster.data or ("present" if mounted else "prepare" if data.source == "stdlib" else None)
     if how is None:
         raise ConfigError(
@@ -172,7 +177,7 @@ def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str], writte
     """``ConfigError`` for the first of ``folders``, by what names it, that pods do not see under the name that it has here, or if they
     cannot write to the one that is ``written``."""
     for name, folder in folders.items():
-        volume = volume_on(folder, _mounted(cluster))
+        volume = volume_on(folder, cluster.mounted)
         if volume is not None and name == written and not volume.writable:
             raise ConfigError(f"{name}={folder} is on {_read_only(volume)}, or name a folder that is on another")
         if volume is None:
@@ -192,27 +197,20 @@ def _check_variables(cluster: KubernetesCluster) -> None:
             raise ConfigError(f"cluster.{given}.{own} is a variable that the launcher itself sets in pods; call it otherwise")
 
 
-def _mounted(cluster: KubernetesCluster) -> list[VolumeConfig]:
-    return [*map(host_mount, cluster.container.mounts), *cluster.volumes]
-
-
-def _own_mounts(cluster: KubernetesCluster) -> Iterator[tuple[str, str]]:
-    """Where pods have mounts of the launcher's own, and what is there."""
-    yield CONFIG_DIR, "the run and its programs"
-    if cluster.code == "snapshot":
-        yield CODE_DIR, "the code of the ranks"
-    if cluster.data == "prepare":
-        yield DATA_DIR, "the corpus that pods prepare"
-    if cluster.run_dir is None:
-        yield OUT_DIR, "the output of the ranks"
-    if cluster.restricted and not cluster.container.writable:
-        yield "/tmp", "the folder of temporary files (cluster.container.writable=true has none of its own)"
-    if cluster.shared_memory:
-        yield "/dev/shm", "shared memory (cluster.shared_memory=null leaves it out)"
+def own_folders(cluster: KubernetesCluster) -> list[tuple[str, str, str]]:
+    """Folders of the launcher's own that begin empty in every pod: the name of each, its path, and what is there."""
+    known = (
+        (cluster.run_dir is None, "trials", OUT_DIR, "the output of the ranks"),
+        (cluster.code == "snapshot", "code", CODE_DIR, "the code of the ranks"),
+        (cluster.data == "prepare", "corpus", DATA_DIR, "the corpus that pods prepare"),
+        (cluster.restricted and not cluster.container.writable, "tmp", "/tmp", "the folder of temporary files (cluster.container.writable=true has none of its own)"),
+        (cluster.shared_memory, "shared-memory", "/dev/shm", "shared memory (cluster.shared_memory=null leaves it out)"),
+    )
+    return [(name, path, what) for wanted, name, path, what in known if wanted]
 
 
 def _check_run_dir(cluster: KubernetesCluster, folder: str) -> None:
-    volume = volume_on(folder, _mounted(cluster))
+    volume = volume_on(folder, cluster.mounted)
     if volume is None:
         raise ConfigError(
             f"cluster.run_dir={folder} is not inside a mounted volume; name one in cluster.volumes, or set cluster.run_dir=null"
@@ -241,8 +239,3 @@ def _check_queue(cluster: KubernetesCluster) -> None:
         )
     if cluster.workload == "volcano" and cluster.topology is not None:
         raise ConfigError("cluster.topology is not passed on to Volcano; use cluster.affinity, or another cluster.workload")
-
-
-def _is_mounted(cluster: KubernetesCluster, path: str) -> bool:
-    """Whether ``path``, as pods see it, is on a volume."""
-    return volume_on(path, _mounted(cluster)) is not None

@@ -32,7 +32,7 @@ from launcher.backends.kubernetes.submission import PODS_PATH
 from launcher.backends.logs import log_attempts
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import EXIT_STOPPED, FORMAT, METRICS, RESULT, attempt_of, outcome_of
-from trainer.shared.run.files import read_json, write_json
+from trainer.shared.run.files import read_json, write_json, write_text
 
 _FILE = re.compile(r"(metrics\.jsonl|timeline\.json|result\.json|failure-\d+\.json)\Z")
 _PIECE = re.compile(rb"#trireme (\S+) (?:(\+)|(\d+)/(\d+)) (.*)\Z", re.DOTALL)
@@ -139,7 +139,7 @@ class Unpacker:
             pieces, self._pieces = self._pieces, []
             with contextlib.suppress(ValueError, zlib.error):  # a file that came damaged is none
                 if len(pieces) == int(count or 0):
-                    write_fenced(self._directory / name, zlib.decompress(base64.b64decode(b"".join(pieces))), self._attempt)
+                    write_fenced(self._directory / name, zlib.decompress(base64.b64decode(b"".join(pieces))).decode(), self._attempt)
                     self.told.result |= name == RESULT
 
 
@@ -158,20 +158,10 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def write_fenced(path: Path, content: bytes, attempt: int) -> None:
-    """Write a file whole, unless a newer attempt has written it."""
-    try:
-        there = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        there = None
-    if isinstance(there, dict) and isinstance(there.get("attempt"), int) and there["attempt"] > attempt:
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def write_fenced(path: Path, text: str, attempt: int) -> None:
+    """Write a file of JSON whole, unless a newer attempt has written it."""
+    if attempt_of(read_json(path) or {}) <= attempt:
+        write_text(path, text)
 
 
 def unpack_message(pod: Object, directory: Path, attempt: int) -> None:
@@ -183,14 +173,8 @@ def unpack_message(pod: Object, directory: Path, attempt: int) -> None:
     except (ValueError, KeyError, TypeError):
         return  # written by another program; the state's detail holds it
     path = directory / name
-    if not _FILE.match(name) or content.get("attempt") != attempt:
-        return
-    try:
-        if json.loads(path.read_bytes()).get("attempt") == attempt:
-            return
-    except (OSError, ValueError, AttributeError):
-        pass
-    write_fenced(path, json.dumps(content).encode(), attempt)
+    if _FILE.match(name) and content.get("attempt") == attempt and attempt_of(read_json(path) or {}) != attempt:
+        write_fenced(path, json.dumps(content), attempt)
 
 
 def disbelieve(directory: Path, attempt: int, world_size: int, missing: str) -> None:

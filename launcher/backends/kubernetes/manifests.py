@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.kubernetes.cluster import KubernetesCluster
+from launcher.backends.kubernetes.cluster import KubernetesCluster, own_folders
 from launcher.backends.kubernetes.provision import archive, digest
-from launcher.backends.kubernetes.volumes import CODE_DIR, CONFIG_DIR, DATA_DIR, OUT_DIR, VolumeConfig, host_mount, nfs_of
+from launcher.backends.kubernetes.volumes import CODE_DIR, CONFIG_DIR, OUT_DIR, VolumeConfig, nfs_of
 from launcher.config.secrets import secrets_in
 from launcher.config.yaml_text import read_yaml
 from launcher.trials.job import Job
@@ -284,23 +284,16 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
         pairs.append(({"name": name, **source}, {"name": name, **mount}))
 
     add(PROGRAMS_VOLUME, {"configMap": {"name": object_name(job), "defaultMode": 0o444}}, {"mountPath": CONFIG_DIR, "readOnly": True})
-    if not cluster.run_dir:
-        add("trials", {"emptyDir": {}}, {"mountPath": OUT_DIR})
-    if cluster.code == "snapshot":
-        add("code", {"emptyDir": {}}, {"mountPath": CODE_DIR})
-    if cluster.data == "prepare":
-        add("corpus", {"emptyDir": {}}, {"mountPath": DATA_DIR})
-    if cluster.restricted and not cluster.container.writable:
-        add("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"})
-    if cluster.shared_memory:
-        add("shared-memory", {"emptyDir": {"medium": "Memory", "sizeLimit": cluster.shared_memory}}, {"mountPath": "/dev/shm"})
+    for name, path, _ in own_folders(cluster):
+        memory = {"medium": "Memory", "sizeLimit": cluster.shared_memory} if name == "shared-memory" else {}
+        add(name, {"emptyDir": memory}, {"mountPath": path})
     return pairs + _given_volumes(cluster)
 
 
 def _given_volumes(cluster: KubernetesCluster) -> list[tuple[Manifest, Manifest]]:
     """Those of the cluster's configuration."""
     pairs: list[tuple[Manifest, Manifest]] = []
-    for number, volume in enumerate([*map(host_mount, cluster.container.mounts), *cluster.volumes]):
+    for number, volume in enumerate(cluster.mounted):
         mount: Manifest = {"name": f"volume-{number}", "mountPath": volume.mount}
         if volume.sub_path:
             mount["subPath"] = volume.sub_path

@@ -62,6 +62,20 @@ class WorkloadKind:
     def group(self) -> str:
         return self.api.rpartition("/")[0]
 
+    @property
+    def rights(self) -> list[tuple[str, str, str]]:
+        """``(verb, group, resource)`` of everything that is done in the namespace: deploy/kubernetes/rbac.yaml grants no more."""
+        wanted = {
+            ("", "services"): "get list watch create delete", ("", "configmaps"): "get create", ("", "pods"): "get list watch delete",
+            ("", "pods/log"): "get", ("", "events"): "list watch",
+        }  # fmt: skip
+        if self.kind == "Pod":
+            wanted["", "pods"] += " create"
+        else:  # patch: the Service goes with what makes the pods
+            wanted["", "services"] += " patch"
+            wanted[self.group, self.plural] = "get list watch create"
+        return [(verb, *where) for where, verbs in wanted.items() for verb in verbs.split()]
+
 
 def render(job: Job, cluster: KubernetesCluster, config: str) -> list[Manifest]:
     """Every object of a job, in order of creation, the root first; strictly valid. ``ConfigError`` where the cluster's settings are not."""

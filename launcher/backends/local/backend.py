@@ -9,12 +9,14 @@ which take 1.5 s.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,6 @@ import psutil
 
 from launcher.backends.contract import Backend, Request
 from launcher.backends.local.fork_server import COMMAND, ForkServerClient, ForkServerError, RankGroup
-from launcher.backends.local.memory import oom_kills
 from launcher.backends.variables import RANKS, check_names
 from launcher.config.own_python import finding_ours, module
 from launcher.config.schema import ClusterConfig, LocalCluster
@@ -205,6 +206,15 @@ def _judge(running: _Running) -> tuple[Status, Reason | None, str]:
     if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
         return Status.FAILED, Reason.NODE, f"rank {rank} was killed from outside ({name})"
     return Status.FAILED, Reason.ERROR, f"rank {rank} crashed ({name})"
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for lack of memory, those over the limit of a control group included; 0 where it does not say.
+    Only a difference between two calls means something."""
+    with suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _environment(cluster: ClusterConfig) -> dict[str, str]:

@@ -3,7 +3,6 @@
 options.py     what a job asks of Slurm: sbatch options, and how text is quoted for them
 owned.py       options that are Trireme's own, with the key to use instead
 container.py   what the ranks run in: pyxis, Apptainer, an OCI bundle, or nothing
-setup_lines.py whether bash can read what a site puts before the ranks
 script.py      the job script of a trial and of an array of trials (job.sh.jinja, array.sh.jinja)
 states.py      from Slurm's words to our statuses and reasons
 absent.py      from the ranks' logs to what their Python lacks

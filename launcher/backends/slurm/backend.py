@@ -17,8 +17,7 @@ from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.errors import Refused, Silent, complaint, own_complaint, unanswered
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.plan import SlurmJobPlan
-from launcher.backends.slurm.script import job_script
-from launcher.backends.slurm.setup_lines import check_setup
+from launcher.backends.slurm.script import check_setup, job_script
 from launcher.backends.slurm.submission import Submission, equal
 from launcher.backends.slurm.variables import check_inherited
 from launcher.backends.slurm.watcher import Watcher
@@ -126,8 +125,7 @@ class SlurmBackend(Backend):
         return self._submission.find(jobs)
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
-        states = zip(handles, self._watcher.states(handles), strict=True)
-        return [_with_complaint(handle, _with_bad_nodes(handle, self._with_absence(handle, state))) for handle, state in states]
+        return [self._explained(handle, state) for handle, state in zip(handles, self._watcher.states(handles), strict=True)]
 
     def can_place(self, job: Job) -> bool:
         """Asks Slurm's scheduler, which counts nodes that are down as missing, and those that are busy as there."""
@@ -159,17 +157,28 @@ class SlurmBackend(Backend):
         for line in super().logs(job, handle, follow):
             silent = False
             yield line
-        path = _script_log(job.directory, job.attempt)
-        if silent and path.exists():
-            yield from path.read_text(errors="replace").splitlines()
+        if silent:
+            yield from _text(_script_log(job.directory, job.attempt)).splitlines()
 
-    def _with_absence(self, handle: Handle, state: JobState) -> JobState:
-        """What the ranks' Python lacked, where it could not begin: for Slurm that is one exit code among others."""
-        if state.status is not Status.FAILED or state.reason not in (Reason.ERROR, Reason.CONFIGURATION, Reason.CANNOT_START):
+    def _explained(self, handle: Handle, state: JobState) -> JobState:
+        """``state`` with what the files of a failed job tell, of which Slurm itself knows an exit code."""
+        if state.status is not Status.FAILED:
             return state
         directory, attempt = Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt
-        words = absent([*_last_lines(directory, attempt), *_lines(_script_log(directory, attempt))], self._slurm)
-        return replace(state, reason=Reason.CANNOT_START, detail=words) if words else state
+        if state.reason is Reason.NODE:  # the health check of its last attempt may have found which
+            names = tuple(_text(directory / "logs" / f"attempt{attempt}.bad-nodes").split())
+            return replace(state, bad_nodes=names, detail=f"{state.detail}: {', '.join(names)}" if names else state.detail)
+        if state.reason not in (Reason.ERROR, Reason.CONFIGURATION, Reason.CANNOT_START):
+            return state
+        log = _text(_script_log(directory, attempt))
+        lacking = absent([*_last_lines(directory, attempt), *log.splitlines()], self._slurm)
+        if lacking or state.reason is not Reason.CONFIGURATION:
+            lacking = own_complaint(log) or lacking
+        if lacking:
+            return replace(state, reason=Reason.CANNOT_START, detail=lacking)
+        words = complaint(log) if state.reason is Reason.ERROR else ""  # of srun, or of the container's runtime
+        reason = Reason.NODE if unanswered(words) else state.reason
+        return replace(state, reason=reason, detail=f"{state.detail}: {words}") if words else state
 
 
 def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) -> str | None:
@@ -196,33 +205,11 @@ def _script_log(directory: Path, attempt: int) -> Path:
     return directory / "logs" / f"attempt{attempt}.slurm.log"
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def _last_lines(directory: Path, attempt: int) -> Iterator[str]:
     """The last line that each rank of an attempt, and of its health check, has logged."""
     for path in sorted((directory / "logs").glob(f"attempt{attempt}.*rank*.log")):
-        yield from [line for line in _lines(path) if line.strip()][-1:]
-
-
-def _with_complaint(handle: Handle, state: JobState) -> JobState:
-    """Return the error of the job's script, srun or the container runtime, where Slurm itself knows only an exit code."""
-    if state.status is not Status.FAILED or state.reason not in (Reason.ERROR, Reason.CANNOT_START):
-        return state
-    path = _script_log(Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt)
-    log = path.read_text(errors="replace") if path.exists() else ""
-    if stopped := own_complaint(log):
-        return replace(state, reason=Reason.CANNOT_START, detail=stopped)
-    words = complaint(log) if state.reason is Reason.ERROR else ""
-    reason = Reason.NODE if unanswered(words) else state.reason
-    return replace(state, reason=reason, detail=f"{state.detail}: {words}") if words else state
-
-
-def _with_bad_nodes(handle: Handle, state: JobState) -> JobState:
-    """Nodes that the health check of the job's last attempt found bad."""
-    if state.status is not Status.FAILED or state.reason is not Reason.NODE:
-        return state
-    path = Path(handle["directory"]) / "logs" / f"attempt{state.attempt or handle['attempt']}.bad-nodes"
-    names = tuple(path.read_text().split()) if path.exists() else ()
-    return replace(state, bad_nodes=names, detail=f"{state.detail}: {', '.join(names)}" if names else state.detail)
+        yield from [line for line in _text(path).splitlines() if line.strip()][-1:]

@@ -61,26 +61,14 @@ FULL = (
 
 REFUSALS = (
     # what Slurm says, the cause with the values of keys, the remedy
-    (
-        r"[Ii]nvalid partition",
-        "cluster.partition={partition} does not exist",
-        "`sinfo -s` lists the partitions",
-    ),
+    (r"[Ii]nvalid partition", "cluster.partition={partition} does not exist", "`sinfo -s` lists the partitions"),
     (
         r"account or account/partition",
         "cluster.account={account} may not be charged by this user, or not in cluster.partition={partition}",
         "`sacctmgr show associations user=$USER` lists what may",
     ),
-    (
-        r"Invalid qos",
-        "cluster.qos={qos} does not exist, or may not be used by this account",
-        "`sacctmgr show qos` lists names",
-    ),
-    (
-        r"QOS[A-Z]",
-        "the job exceeds a limit of cluster.qos={qos} ({words})",
-        "`sacctmgr show qos` lists names and limits",
-    ),
+    (r"Invalid qos", "cluster.qos={qos} does not exist, or may not be used by this account", "`sacctmgr show qos` lists names"),
+    (r"QOS[A-Z]", "the job exceeds a limit of cluster.qos={qos} ({words})", "`sacctmgr show qos` lists names and limits"),
     (
         r"violates accounting",
         "the job exceeds a limit of the account ({words})",
@@ -91,11 +79,7 @@ REFUSALS = (
         "cluster.time={time} is more than cluster.partition={partition} allows",
         "`sinfo -o '%P %l'` shows the limits",
     ),
-    (
-        r"Memory specification",
-        "no node has cluster.mem_gb={mem_gb}",
-        "`sinfo -o '%n %m'` shows the memory of the nodes in MB",
-    ),
+    (r"Memory specification", "no node has cluster.mem_gb={mem_gb}", "`sinfo -o '%n %m'` shows the memory of the nodes in MB"),
     (
         r"generic resource",
         "GPUs cannot be asked for like this here (cluster.gpu_request={gpu_request}, cluster.gpu_type={gpu_type})",
@@ -112,31 +96,15 @@ REFUSALS = (
         "mem_gb={mem_gb}, constraint={constraint}, nodelist={nodelist}, exclude={exclude}",
         "`sinfo -o '%P %D %c %m %G %f'` shows what there is",
     ),
-    (
-        r"feature spec",
-        "cluster.constraint={constraint} names a feature that no node has",
-        "`sinfo -o '%n %f'` lists the features",
-    ),
+    (r"feature spec", "cluster.constraint={constraint} names a feature that no node has", "`sinfo -o '%n %f'` lists the features"),
     (
         r"Invalid node name",
         "cluster.nodelist={nodelist} or cluster.exclude={exclude} names a node that does not exist",
         "`sinfo -N` lists the nodes",
     ),
-    (
-        r"dependency problem",
-        "cluster.dependency={dependency} is not a dependency that Slurm knows",
-        "write it as afterok:JOB",
-    ),
-    (
-        r"reservation",
-        "cluster.reservation={reservation} does not exist or may not be used",
-        "`scontrol show reservation` lists them",
-    ),
-    (
-        r"partition not available",
-        "cluster.partition={partition} is drained or inactive",
-        "use another partition, or ask the site's staff",
-    ),
+    (r"dependency problem", "cluster.dependency={dependency} is not a dependency that Slurm knows", "write it as afterok:JOB"),
+    (r"reservation", "cluster.reservation={reservation} does not exist or may not be used", "`scontrol show reservation` lists them"),
+    (r"partition not available", "cluster.partition={partition} is drained or inactive", "use another partition, or ask the site's staff"),
     (
         r"unrecognized option|invalid option",
         "cluster.extra or cluster.srun_args holds an option that this Slurm does not have ({words})",
@@ -147,11 +115,7 @@ REFUSALS = (
         "the script of the jobs was moved or emptied before sbatch read it ({words})",
         "see that the folder of trials (sweep.dir) is left alone and its disk is not full, then start the same command again",
     ),
-    (
-        r"DOS line breaks",
-        "the job script has DOS line ends",
-        "remove carriage returns from cluster.setup",
-    ),
+    (r"DOS line breaks", "the job script has DOS line ends", "remove carriage returns from cluster.setup"),
     (
         r"cannot stat file|Unable to process configuration|unrecognized key|establish a configuration",
         "this machine's Slurm is not configured ({words})",

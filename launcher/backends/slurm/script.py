@@ -1,8 +1,11 @@
-"""The scripts that Slurm runs: one for each trial, and one for an array of them. Pure; golden files show them whole."""
+"""The scripts that Slurm runs: one for each trial, and one for an array of them. Golden files show them whole."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -127,3 +130,23 @@ def _template(name: str) -> Any:
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     environment.filters["sh"] = shlex.quote
     return environment.get_template(name)
+
+
+@cache
+def check_setup(lines: tuple[str, ...], key: str = "setup") -> None:
+    """``ConfigError`` with the line of ``cluster.KEY`` at which ``bash -n`` stops: what it begins and does not end would swallow the
+    rest of the script. Nothing is run. Without bash here, the nodes' own will say so."""
+    bash = shutil.which("bash")
+    if not lines or bash is None:
+        return
+    text = "\n".join(lines) + "\n"
+    read = subprocess.run(
+        [bash, "--norc", "-n"], input=text, capture_output=True, text=True, errors="replace", env={"LC_ALL": "C"}, timeout=60
+    )
+    if read.stderr:  # a here-document without its end is a warning alone
+        words = read.stderr.splitlines()[0]
+        number = re.search(r"line (\d+)", words)
+        line = lines[min(int(number[1]) if number else 1, len(lines)) - 1]
+        raise ConfigError(
+            f"cluster.{key} holds {line!r}, where bash cannot read on ({re.sub(r'^.*?line [0-9]+: ', '', words)}); correct it"
+        )
