@@ -17,11 +17,11 @@ import pytest
 
 from launcher.backends import backend_for
 from launcher.backends.slurm.backend import SlurmBackend
-from launcher.backends.slurm.owned import PASSED_ON, SBATCH, SRUN, SRUN_PASSED_ON
+from launcher.backends.slurm.owned import SBATCH, SRUN
 from launcher.cli import status
 from launcher.trials import exclusion
 from tests.backends.conformance import Conformance, Ground, SearchConformance, closing
-from tests.backends.slurm_support import CLUSTER, PROJECT, Running, interpreter, run, squeue, submissions, trial
+from tests.backends.slurm_support import CLUSTER, PASSED_ON, PROJECT, SRUN_PASSED_ON, Running, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until

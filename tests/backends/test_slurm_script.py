@@ -23,12 +23,14 @@ from launcher.backends.slurm.client import clean_environment, submission_environ
 from launcher.backends.slurm.cluster import SlurmCluster, seconds_of
 from launcher.backends.slurm.errors import own_complaint
 from launcher.backends.slurm.options import options, quote
+from launcher.backends.slurm.owned import check_extra, check_srun
 from launcher.backends.slurm.plan import SlurmJobPlan
 from launcher.backends.slurm.script import array_script, check_setup, job_script
 from launcher.backends.slurm.states import EXIT_CODES
 from launcher.backends.slurm.variables import OWN
 from launcher.config.schema import ContainerConfig
 from launcher.trials.job import Job
+from tests.backends.slurm_support import PASSED_ON, SRUN_PASSED_ON
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
 
@@ -202,6 +204,13 @@ def test_what_srun_would_run_in_place_of_the_ranks_is_refused(text: str) -> None
 @pytest.mark.parametrize("text", ["--mpi=none", "-v", "-lu", "--label", "--comment=two words"])
 def test_other_options_of_srun_are_passed_on_as_one_word_each(text: str) -> None:
     assert shlex.quote(text) in script(dataclasses.replace(PLAIN, srun_args=[text]))
+
+
+def test_no_option_that_is_passed_on_is_taken_for_an_abbreviation_of_ours() -> None:
+    for name in PASSED_ON:
+        check_extra(f"--{name}=x", gres=False)
+    for name in SRUN_PASSED_ON:
+        check_srun(f"--{name}=x")
 
 
 @pytest.mark.parametrize("lines", [

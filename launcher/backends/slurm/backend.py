@@ -63,8 +63,7 @@ class SlurmBackend(Backend):
 
     def _refusal(self, job: Job) -> str | None:
         """Why Slurm refuses the job permanently; None if it takes it, or cannot be asked now."""
-        assert isinstance(job.cluster, SlurmCluster)
-        client = Client(job.cluster)
+        client = Client(SlurmJobPlan(job).cluster)
         try:
             script = self.render(job).text
             client.test(script, self._environment(job))
@@ -98,11 +97,10 @@ class SlurmBackend(Backend):
         return said
 
     def render(self, job: Job) -> Request:
-        assert isinstance(job.cluster, SlurmCluster)
-        check_setup(tuple(job.cluster.setup))
-        check_setup(tuple(job.cluster.setup_may_fail), "setup_may_fail")
-        code = self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None
-        return Request(job, job_script(SlurmJobPlan(job, code)))
+        plan = SlurmJobPlan(job, self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None)
+        check_setup(tuple(plan.cluster.setup))
+        check_setup(tuple(plan.cluster.setup_may_fail), "setup_may_fail")
+        return Request(job, job_script(plan))
 
     def validate(self, request: Request) -> str:
         """What ``sbatch --test-only`` says to the script: when and where the job would start."""

@@ -1,14 +1,14 @@
-"""Every option of sbatch and srun: those that are Trireme's own, with what to do instead, and those that are passed on. Pure.
+"""Options of sbatch and srun that are Trireme's own, with what to do instead; all others are passed on. Pure.
 
 One that is Trireme's own would be given twice, and the second one counts: a job of another name cannot be found again, ranks of another
-number do not meet, a job of another length ends before its trial. Options in neither list come from plugins of the site, and are passed on.
+number do not meet, a job of another length ends before its trial.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from trainer.shared.run.errors import ConfigError
 
@@ -49,16 +49,6 @@ SBATCH: dict[str, str] = {
 }  # fmt: skip
 """What to do instead, by the option's long name."""
 
-PASSED_ON = {
-    "acctg-freq", "batch", "bb", "bbf", "begin", "consolidate-segments", "contiguous", "core-spec", "cores-per-socket", "cpu-freq",
-    "cpus-per-gpu", "delay-boot", "extra", "extra-node-info", "get-user-env", "gpu-bind", "gpu-freq", "gres", "gres-flags", "hint",
-    "ignore-pbs", "input", "licenses", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice",
-    "oom-kill-step", "power", "prefer", "priority", "profile", "propagate", "quiet", "reboot", "resv-ports", "segment",
-    "sockets-per-node", "spread-job", "spread-segments", "stepmgr", "thread-spec", "threads-per-core", "tmp", "tres-bind",
-    "use-min-nodes", "verbose", "wait-all-nodes", "wckey",
-}  # fmt: skip
-"""Options of sbatch that say where, when and at whose expense a job runs, and not what it is."""
-
 _SHORT = {"J": "job-name", "a": "array", "o": "output", "e": "error", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus",
           "p": "partition", "A": "account", "q": "qos", "t": "time", "C": "constraint", "w": "nodelist", "F": "nodefile", "x": "exclude",
           "s": "oversubscribe", "d": "dependency", "k": "no-kill", "D": "chdir", "W": "wait", "H": "hold", "I": "immediate",
@@ -83,19 +73,12 @@ SRUN: dict[str, str] = {
 _SRUN_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "o": "output", "e": "error", "D": "chdir", "K": "kill-on-bad-exit",
                "W": "wait", "m": "distribution", "k": "no-kill", "O": "overcommit", "t": "time", "w": "nodelist", "x": "exclude",
                "r": "relative", "I": "immediate", "M": "clusters", "Z": "no-allocate", "h": "help", "V": "version"}  # fmt: skip
-SRUN_PASSED_ON = PASSED_ON | {
-    "account", "array", "bcast", "bcast-exclude", "comment", "compress", "constraint", "dependency", "disable-status", "epilog",
-    "exact", "exclusive", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "hold", "job-name", "label", "mail-type",
-    "mail-user", "mem", "mpi", "no-container-mount-home", "overlap", "oversubscribe", "partition", "preserve-env", "prolog", "qos",
-    "quit-on-interrupt", "reservation", "send-libs", "slurmd-debug", "switches", "task-epilog", "task-prolog", "threads", "unbuffered",
-}  # fmt: skip
-"""Options of srun that leave the ranks as they are; many say something of a job, and nothing here, where it has begun."""
 
 
 def check_extra(text: str, gres: bool) -> None:
     """``ConfigError`` if ``text``, an entry of ``cluster.extra``, gives an option that is Trireme's. ``gres``: GPUs are asked for with
     it."""
-    for name, value in _options(text, SBATCH, PASSED_ON, _SHORT):
+    for name, value in _options(text, SBATCH, _SHORT):
         if name == "gres" and (gres or re.search(r"(^|,)(gres[:/])?gpu\b", value)):
             _refuse("extra", text, f"--gres for GPUs is Trireme's: {_GPUS}")
         elif name in SBATCH:
@@ -108,7 +91,7 @@ def check_srun(text: str) -> None:
     """The same of ``cluster.srun_args``; and if ``text`` is no option, which srun would take for the command of the ranks."""
     if not re.fullmatch(r"-[^-=\s].*|--[^-=\s][^=\s]*(=.*)?", text) or not text.isprintable():
         raise ConfigError(f"cluster.srun_args holds {text!r}, which is not one option of srun on one line; write it as '--name=value'")
-    for name, _ in _options(shlex.quote(text), SRUN, SRUN_PASSED_ON, _SRUN_SHORT):
+    for name, _ in _options(shlex.quote(text), SRUN, _SRUN_SHORT):
         if name in SRUN:
             _refuse("srun_args", text, f"--{name} is Trireme's: {SRUN[name]}")
 
@@ -117,14 +100,13 @@ def _refuse(key: str, text: str, words: str) -> None:
     raise ConfigError(f"cluster.{key} holds {text!r}, and {words}; remove it")
 
 
-def _options(text: str, owned: Mapping[str, str], passed_on: Container[str], short: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _options(text: str, owned: Mapping[str, str], short: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(long name, value) of every option in ``text``; an abbreviation that may mean one of ``owned`` is taken for it, as by sbatch."""
     words = _words(text)
     for word, following in zip(words, [*words[1:], ""]):
         if word.startswith("--"):
             name, is_given, value = word[2:].partition("=")
-            whole = name in owned or name in passed_on
-            full = name if whole else next((known for known in owned if len(name) > 1 and known.startswith(name)), name)
+            full = name if name in owned else next((known for known in owned if len(name) > 1 and known.startswith(name)), name)
             yield full, value if is_given else following
         elif word.startswith("-"):
             yield from _short_options(word[1:], following, short)
