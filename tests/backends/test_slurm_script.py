@@ -29,9 +29,9 @@ from launcher.backends.slurm.script import array_script, check_setup, job_script
 from launcher.backends.slurm.states import EXIT_CODES
 from launcher.backends.slurm.variables import OWN
 from launcher.config.schema import ContainerConfig
-from launcher.trials.job import Job
+from launcher.trials.job import Job, JobState
 from tests.backends.slurm_support import PASSED_ON, SRUN_PASSED_ON
-from trainer.shared.records.outcome import Reason
+from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm"
@@ -475,3 +475,29 @@ def test_a_file_of_variables_that_cannot_be_used_is_refused_without_its_values(
     with pytest.raises(ConfigError, match=rf"^cluster\.env_from=.*{words}") as refused:
         script(dataclasses.replace(PLAIN, env_from=str(file)))
     assert "not a variable" not in str(refused.value)
+
+
+# ---------------------------------------------------------------- what the files of a failed job tell
+
+
+@pytest.mark.parametrize(("reason", "files", "wanted", "words"), [
+    (Reason.NODE, {"bad-nodes": "n1\nn3\n"}, Reason.NODE, "ended: n1, n3"),
+    (Reason.NODE, {"slurm.log": "srun: error: it is broken"}, Reason.NODE, "ended"),
+    (Reason.ERROR, {"rank0.log": "step 1\nModuleNotFoundError: No module named 'torch'\n\n"}, Reason.CANNOT_START, "has no package torch"),
+    (Reason.CONFIGURATION, {"rank0.log": "No module named trainer"}, Reason.CANNOT_START, "has no trainer"),
+    (Reason.CONFIGURATION, {"slurm.log": "error: cluster.setup ended"}, Reason.CONFIGURATION, "ended"),
+    (Reason.ERROR, {"slurm.log": "job 7\nerror: cluster.setup ended"}, Reason.CANNOT_START, "cluster.setup ended"),
+    (Reason.ERROR, {"slurm.log": "srun: error: it is broken\nsrun: error: n1: task 0: Exited with exit code 1"}, Reason.ERROR, "ended: it is broken"),
+    (Reason.ERROR, {"slurm.log": "srun: error: Timed out waiting for job step to complete"}, Reason.NODE, "Timed out"),
+    (Reason.TIME_LIMIT, {"slurm.log": "srun: error: it is broken"}, Reason.TIME_LIMIT, "ended"),
+    (Reason.ERROR, {}, Reason.ERROR, "ended"),
+])  # fmt: skip
+def test_a_failed_job_is_explained_by_its_files(reason: Reason, files: dict[str, str], wanted: Reason, words: str, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for name, text in files.items():
+        (tmp_path / "logs" / f"attempt2.{name}").write_text(text)
+    backend, failed = SlurmBackend(PLAIN), JobState(Status.FAILED, reason, "ended", attempt=2)
+    backend._watcher._known["array 7"] = failed
+    (state,) = backend.poll([{"job_id": "7", "array": "array", "attempt": 1, "directory": str(tmp_path)}])
+    assert state.reason is wanted and words in state.detail
+    assert state.bad_nodes == (("n1", "n3") if "bad-nodes" in files else ())
