@@ -179,7 +179,7 @@ class LocalBackend(Backend):
         running = self._running.get(handle["job"])
         nodes = (str(handle.get("host", "")),)
         if running is None:
-            if _alive(handle):
+            if _ranks(handle):
                 return JobState(Status.RUNNING, started=handle.get("since"), nodes=nodes)
             return JobState(Status.FAILED, Reason.NODE, "its launcher ended, and its ranks with it", nodes=nodes)
         if running.lost:
@@ -270,10 +270,6 @@ def _age(pid: int) -> float:
     """Seconds since a process began, by the steady clock, of which the kernel notes the ticks (proc_pid_stat(5), field 22)."""
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return steady.seconds() - int(ticks) / os.sysconf("SC_CLK_TCK")
-
-
-def _alive(handle: Handle) -> bool:
-    return bool(_ranks(handle))
 
 
 def _terminate(handle: Handle) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.slurm import container
-from launcher.backends.slurm.absent import absent
 from launcher.backends.slurm.client import Client, submission_environment
 from launcher.backends.slurm.cluster import SlurmCluster
-from launcher.backends.slurm.errors import Refused, Silent, complaint, own_complaint, unanswered
+from launcher.backends.slurm.errors import Refused, Silent, absent, complaint, own_complaint, unanswered
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.plan import SlurmJobPlan
 from launcher.backends.slurm.script import check_setup, job_script
