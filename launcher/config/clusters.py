@@ -23,9 +23,9 @@ _FOLDERS = "launcher.backends"
 
 @cache
 def backend_names() -> tuple[str, ...]:
-    """Names of the backends, the default's first."""
-    found = [module.name for module in iter_modules(import_module(_FOLDERS).__path__) if module.ispkg]
-    return tuple(sorted(found, key=lambda name: (name != DEFAULT, name)))
+    """Names of the backends, in the order in which messages list them: the default's, and the others against the alphabet."""
+    found = sorted((module.name for module in iter_modules(import_module(_FOLDERS).__path__) if module.ispkg), reverse=True)
+    return tuple(sorted(found, key=lambda name: name != DEFAULT))
 
 
 def class_of(backend: str, part: str) -> Any:

@@ -127,7 +127,7 @@ class ClusterConfig:
 class LocalCluster(ClusterConfig):
     """Processes on this machine."""
 
-    backend: str = key("local", "local", choices=("local",))
+    backend: str = key("local", "local, slurm or kubernetes", choices=("local",))
     max_processes: Optional[int] = key(None, "ranks alive at once over all trials; null = nodes x gpus_per_node", minimum=1)
 
     passing: ClassVar[tuple[str, ...]] = (*ClusterConfig.passing, "max_processes")
