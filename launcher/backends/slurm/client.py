@@ -165,6 +165,7 @@ class Client:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
 
 
+_INDEX = re.compile(r"_\d+$")
 _JOB_ID = re.compile(r"(?:Submitted batch job )?(\d+)(?:_\S+|;\S+| on cluster \S+)?")
 
 
@@ -175,29 +176,13 @@ def job_ids(answer: str) -> list[str]:
 
 
 def together(ids: Sequence[str]) -> list[str]:
-    """Ids of jobs as scancel takes many at once: ``12_0``, ``12_1``, ``12_3`` are ``12_[0-1,3]``. No word is longer than an argument may
-    be."""
-    words: list[str] = []
+    """Ids of jobs as scancel takes many at once: ``12_0`` and ``12_3`` are ``12_[0,3]``. No word is longer than an argument may be."""
+    words = [identifier for identifier in ids if not _INDEX.search(identifier)]
     arrays: dict[str, set[int]] = {}
-    for identifier in ids:
-        array, _, index = identifier.partition("_")
-        if index.isdigit():
-            arrays.setdefault(array, set()).add(int(index))
-        else:
-            words.append(identifier)
+    for array, index in (identifier.split("_") for identifier in ids if _INDEX.search(identifier)):
+        arrays.setdefault(array, set()).add(int(index))
     for array, indices in arrays.items():
-        ordered = sorted(indices)
-        for start in range(0, len(ordered), _INDICES_OF_ONE_WORD):
-            words.append(f"{array}_[{_ranges(ordered[start : start + _INDICES_OF_ONE_WORD])}]")
+        ordered = [str(index) for index in sorted(indices)]
+        parts = range(0, len(ordered), _INDICES_OF_ONE_WORD)
+        words += [f"{array}_[{','.join(ordered[start : start + _INDICES_OF_ONE_WORD])}]" for start in parts]
     return words
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ``0-1,3``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
