@@ -10,8 +10,7 @@ from pathlib import Path
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.errors import Silent
-from launcher.backends.slurm.mounts import HostPath, all_mounts
-from launcher.config.mounts import parse_mount
+from launcher.config.mounts import Mount, parse_mount
 from launcher.config.schema import ContainerConfig
 from trainer.shared.run.errors import ConfigError
 
@@ -24,16 +23,17 @@ class Wrapping:
     command: tuple[str, ...] = ()
 
 
-def wrapping(cluster: SlurmCluster, paths: Sequence[HostPath], names: Sequence[str]) -> Wrapping:
-    """``paths`` of the host are mounted under their own names, in addition to the configured mounts. The job's values of the
-    variables ``names`` win over the image's: pyxis is told so here, for Apptainer the job's script exports them under names of its own."""
+def wrapping(cluster: SlurmCluster, mounts: Sequence[Mount], names: Sequence[str]) -> Wrapping:
+    """A container with ``mounts``. The job's values of the variables ``names`` win over the image's: pyxis is told so here, for Apptainer
+    the job's script exports them under names of its own."""
     container = cluster.container
     image = container.image or ""
-    mounts = all_mounts(cluster.mounts(), paths)
     match cluster.container_runtime:
         case "pyxis":
             mounted = f"--container-mounts={','.join(map(str, mounts))}"
-            return Wrapping((f"--container-image={image}", mounted, f"--container-env={','.join(names)}", *_pyxis_flags(container)))
+            place = [] if container.workdir is None else [f"--container-workdir={container.workdir}"]
+            flags = [*(["--container-writable"] if container.writable else []), "--no-container-mount-home", *place]
+            return Wrapping((f"--container-image={image}", mounted, f"--container-env={','.join(names)}", *flags))
         case "apptainer":
             binds = [f"--bind={mount}" for mount in mounts]
             devices = [] if cluster.gpu_request == "none" else ["--nv"]
@@ -44,11 +44,6 @@ def wrapping(cluster: SlurmCluster, paths: Sequence[HostPath], names: Sequence[s
         case "oci":
             return Wrapping(srun=(f"--container={image}",))
     return Wrapping()
-
-
-def _pyxis_flags(container: ContainerConfig) -> list[str]:
-    flags = [*(["--container-writable"] if container.writable else []), "--no-container-mount-home"]
-    return flags if container.workdir is None else [*flags, f"--container-workdir={container.workdir}"]
 
 
 # ---------------------------------------------------------------- before submission

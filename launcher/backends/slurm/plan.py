@@ -9,8 +9,9 @@ from pathlib import Path
 
 from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.container import Wrapping, wrapping
-from launcher.backends.slurm.mounts import HostPath, host_paths
+from launcher.backends.slurm.mounts import HostPath, all_mounts, host_paths
 from launcher.backends.slurm.variables import environment, variable_names
+from launcher.config.mounts import Mount
 from launcher.trials.job import Job
 
 
@@ -62,11 +63,15 @@ class SlurmJobPlan:
         return variable_names(self.cluster)
 
     @cached_property
+    def mounts(self) -> list[Mount]:
+        """Those of the configuration, or of an OCI bundle."""
+        return self.cluster.mounts()
+
+    @cached_property
     def paths(self) -> list[HostPath]:
         """Paths of the host that the ranks open; in no container they are all there anyway."""
-        in_container = self.cluster.in_container
-        return host_paths(self.job.config, self.job.directory, self.code, self.cluster.mounts()) if in_container else []
+        return host_paths(self.job.config, self.job.directory, self.code, self.mounts) if self.cluster.in_container else []
 
     @cached_property
     def container(self) -> Wrapping:
-        return wrapping(self.cluster, self.paths, self.names)
+        return wrapping(self.cluster, all_mounts(self.mounts, self.paths), self.names)
