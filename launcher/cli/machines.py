@@ -37,9 +37,9 @@ def target(name: str, option: str, folder: Path = FOLDER) -> Path:
 def _is_word(name: str) -> bool:
     """Whether ``hardware=NAME`` means that word, and not nothing."""
     from launcher.config.compose import parse_override
-    from launcher.config.text_keys import as_typed
+    from launcher.config.text_keys import TEXT, as_typed
 
-    return bool(parse_override(f"hardware={as_typed(name, str, True)}").value() == name)
+    return bool(parse_override(f"hardware={as_typed(name, TEXT, True)}").value() == name)
 
 
 def write(path: Path, found: HardwareConfig, words: str, option: str) -> None:

@@ -21,12 +21,13 @@ from launcher.config.jobs import Jobs
 from launcher.config.misread import refuse_misread
 from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
-from launcher.config.text_keys import as_typed, is_list, type_of_key
+from launcher.config.text_keys import TEXT, as_typed, is_list, type_of_key
 from launcher.config.yaml_text import read_yaml
 from trainer.shared.records.model_files import read_model
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import METHODS
+from trainer.shared.run.value_types import ValueType
 
 MODEL_FROM = "model.from"
 """No key of a run, but words for all of ``model``: a folder in the Hugging Face layout. Other keys of ``model`` overrule it."""
@@ -103,7 +104,7 @@ def check_overrides(
     Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition. Adds to
     ``chosen`` the group and name of every option that they choose, and of those that its files bring along.
     """
-    clusters = [parse_override(_as_typed(text, str, True)).value() for text in overrides if _key_of(text) == "cluster"]
+    clusters = [parse_override(_as_typed(text, TEXT, True)).value() for text in overrides if _key_of(text) == "cluster"]
     with plain_errors():
         backend = _backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else DEFAULT
         keys = known_keys(backend)
@@ -148,12 +149,12 @@ def _with_text(override: str, groups: Mapping[str, Any], backend: str, sweep: bo
     where one of some words is chosen."""
     key = _key_of(override)
     if key in groups or key == MODEL_FROM:
-        return _as_typed(override, str, key in groups or sweep)
+        return _as_typed(override, TEXT, key in groups or sweep)
     kind, metadata = type_of_key(key, backend)
     return _as_typed(override, kind, sweep or bool(metadata.get("choices")))
 
 
-def _as_typed(override: str, kind: Any, several: bool) -> str:
+def _as_typed(override: str, kind: ValueType, several: bool) -> str:
     key, equals, value = override.partition("=")
     return f"{key}{equals}{as_typed(value, kind, several)}"
 

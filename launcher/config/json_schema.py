@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.schema import Config, HardwareConfig
 from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.value_types import ValueType, keys_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
@@ -45,42 +44,36 @@ def _file(schema: dict[str, Any], title: str) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": title, **schema}
 
 
-def _object(cls: type) -> dict[str, Any]:
+def _object(cls: Any) -> dict[str, Any]:
     """The keys of a dataclass, each with its documentation, bounds and default."""
-    hints = typing.get_type_hints(cls)
-    properties = {field.name: _of_field(field, hints[field.name]) for field in dataclasses.fields(cls)}
     return {
         "type": "object",
         "description": (cls.__doc__ or "").strip().splitlines()[0],
-        "properties": properties,
+        "properties": {name: _of_key(kind, field) for name, (kind, field) in keys_of(cls).items()},
         "additionalProperties": False,
     }
 
 
-def _of_field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    schema = _of_hint(hint, field.metadata)
+def _of_key(kind: ValueType, field: dataclasses.Field[Any]) -> dict[str, Any]:
+    schema = _of_type(kind, field.metadata)
     schema["description"] = field.metadata.get("doc", schema.get("description", ""))
     if field.default is not dataclasses.MISSING:
         schema["default"] = field.default
     return schema
 
 
-def _of_hint(hint: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _of_type(kind: ValueType, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of one value. A list's bounds are those of its entries, a mapping's choices are its keys."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        inner = next(a for a in arguments if a is not type(None))
-        return {"anyOf": [_of_hint(inner, metadata), {"type": "null"}]}
-    if dataclasses.is_dataclass(hint):
-        return _object(typing.cast(type, hint))
-    if origin is list:
-        return {"type": "array", "items": _of_hint(arguments[0], metadata)}
-    if origin is dict:
+    if kind.optional:
+        return {"anyOf": [_of_type(dataclasses.replace(kind, optional=False), metadata), {"type": "null"}]}
+    if kind.keyed:
+        return _object(kind.base)
+    if kind.base is list:
+        return {"type": "array", "items": _of_type(kind.holds, metadata)}
+    if kind.base is dict:
         names = {"propertyNames": {"enum": list(metadata["choices"])}} if metadata.get("choices") else {}
-        return {"type": "object", "additionalProperties": _of_hint(arguments[1], {**metadata, "choices": None}), **names}
-    if hint is Any:
-        return {}
-    return {"anyOf": [_scalar(hint, metadata), _INTERPOLATION]}
+        return {"type": "object", "additionalProperties": _of_type(kind.holds, {**metadata, "choices": None}), **names}
+    return {} if kind.base is Any else {"anyOf": [_scalar(kind.base, metadata), _INTERPOLATION]}
 
 
 def _scalar(hint: type, metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,16 @@ a key is text, what is no text in that grammar is taken as it was typed."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from functools import cache
-from types import UnionType
 from typing import Any
 
 from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.composed import override_parser
 from launcher.config.schema import Config
 from trainer.shared.run.stages import ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
+from trainer.shared.run.value_types import ValueType, keys_of
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _OTHERWISE = ("true", "false", "inf", "nan")
@@ -22,56 +20,51 @@ _OTHERWISE = ("true", "false", "inf", "nan")
 _CHOICE = re.compile(r"choice\((.*)\)", re.DOTALL)
 
 
-def type_at(kind: Any, path: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
-    """Type, without its ``None``, of what stands at ``path`` in a value of type ``kind``, and the metadata of its field; None where there
-    is no such key."""
+TEXT, NO_KEY = ValueType(str), ValueType(None)
+
+
+def type_at(kind: ValueType, path: Sequence[str]) -> tuple[ValueType, Mapping[str, Any]]:
+    """Type of what stands at ``path`` in a value of type ``kind``, and the metadata of its field; ``NO_KEY`` where there is no such key."""
     metadata: Mapping[str, Any] = {}
     for name in path:
-        kind = _without_none(kind)
-        if dataclasses.is_dataclass(kind):
-            metadata = next((field.metadata for field in dataclasses.fields(kind) if field.name == name), {})
-            kind = typing.get_type_hints(kind).get(name)
-        elif typing.get_origin(kind) is dict:
-            kind = typing.get_args(kind)[1]
-    return _without_none(kind), metadata
-
-
-def _without_none(kind: Any) -> Any:
-    if typing.get_origin(kind) in (typing.Union, UnionType):
-        return next(option for option in typing.get_args(kind) if option is not type(None))
-    return kind
+        if kind.keyed:
+            kind, field = keys_of(kind.base).get(name, (NO_KEY, None))
+            metadata = field.metadata if field else {}
+        elif kind.base is dict:
+            kind = kind.holds
+    return kind, metadata
 
 
 @cache
-def type_of_key(key: str, backend: str | None = None) -> tuple[Any, Mapping[str, Any]]:
+def type_of_key(key: str, backend: str | None = None) -> tuple[ValueType, Mapping[str, Any]]:
     """``type_at`` of a dotted key of a run, on a cluster of ``backend`` or of any; of a stage's own settings without one."""
     section, *path = key.split(".")
     if section != "cluster":
         own = () if backend else (PrepareSettings, ConvertSettings, EvaluateSettings, GenerateSettings)
-        found = [type_at(root, [section, *path]) for root in (Config, *own)]
+        found = [type_at(ValueType(root), [section, *path]) for root in (Config, *own)]
     else:
-        found = [type_at(cluster_class(name), path) for name in ([backend] if backend else backend_names())]
-    return next((each for each in found if each[0] is not None), (None, {}))
+        found = [type_at(ValueType(cluster_class(name)), path) for name in ([backend] if backend else backend_names())]
+    return next((each for each in found if each[0] is not NO_KEY), (NO_KEY, {}))
 
 
 def is_text(key: str) -> bool:
     """Whether a key, or each entry of its list, is text."""
     kind = type_of_key(key)[0]
-    while typing.get_origin(kind) is list:
-        kind = typing.get_args(kind)[0]
-    return kind is str
+    while kind.base is list:
+        kind = kind.holds
+    return kind.base is str
 
 
 def is_list(key: str, backend: str) -> bool:
     """Whether a key takes a list."""
-    return typing.get_origin(type_of_key(key, backend)[0]) is list
+    return type_of_key(key, backend)[0].base is list
 
 
 def several_texts(override: str) -> bool:
     """Whether a comma in a sweep separates values of a key that takes any text, in which a comma may be meant."""
     key, _, value = override.lstrip("+").partition("=")
     kind, metadata = type_of_key(key)
-    return kind is str and not metadata.get("choices") and len(split(value)) > 1
+    return kind.base is str and not metadata.get("choices") and len(split(value)) > 1
 
 
 def in_quotes(text: str) -> str:
@@ -81,20 +74,20 @@ def in_quotes(text: str) -> str:
     return QuotedString(text, Quote.double).with_quotes()
 
 
-def as_typed(value: str, kind: Any, several: bool) -> str:
+def as_typed(value: str, kind: ValueType, several: bool) -> str:
     """The part of an override behind ``=``, with quotes around whatever is text by ``kind``, nested too, and something else to Hydra.
     ``several``: a comma separates the values of a sweep."""
-    bare, kind = value.strip(), _without_none(kind)
-    if several and kind is str and (choice := _CHOICE.fullmatch(bare)):
+    bare = value.strip()
+    if several and kind.base is str and (choice := _CHOICE.fullmatch(bare)):
         bare = choice[1]  # the same without the word, which takes quotes away
     if several and len(pieces := split(bare)) > 1:
         return ",".join(as_typed(piece, kind, False) for piece in pieces)
-    if kind is str:
+    if kind.base is str:
         return value if _is_word(bare) else in_quotes(bare)
     inside, brackets = bare[1:-1], bare[:1] + bare[-1:]
-    if typing.get_origin(kind) is list and brackets == "[]":
-        return "[" + ",".join(as_typed(piece, typing.get_args(kind)[0], False) for piece in split(inside)) + "]"
-    if (typing.get_origin(kind) is dict or dataclasses.is_dataclass(kind)) and brackets == "{}":
+    if kind.base is list and brackets == "[]":
+        return "[" + ",".join(as_typed(piece, kind.holds, False) for piece in split(inside)) + "]"
+    if (kind.base is dict or kind.keyed) and brackets == "{}":
         pairs = [piece.partition(":") for piece in split(inside)]
         return "{" + ",".join(name + colon + as_typed(entry, type_at(kind, [name.strip()])[0], False) for name, colon, entry in pairs) + "}"
     return value

@@ -26,7 +26,7 @@ from launcher.config.schema import ClusterConfig, Config
 from launcher.trials.identity import digest, trial_id
 from launcher.trials.owner import owned
 from launcher.trials.reads import contents
-from launcher.trials.shape import fits, is_record, is_time
+from launcher.trials.shape import AttemptShape, HandleShape, PredictedShape, is_time, is_whole
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.stage_run import StageRun
 from trainer.shared.records.trial_files import CONFIG, FORMAT, METRICS, RESULT, attempt_of, check_format, known_reason, outcome_of
@@ -34,6 +34,8 @@ from trainer.shared.run.errors import ConfigError, nearest
 from trainer.shared.run.files import last_object, read_json, write_json
 from trainer.shared.run.read import SECTION, save, to_dict
 from trainer.shared.run.rules import world_size_of
+from trainer.shared.run.schema import TrainConfig
+from trainer.shared.run.value_types import fits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{12}")
@@ -63,19 +65,25 @@ class Point:
         return trial_id(self.config) if self.config is not None else digest(list(self.overrides))
 
 
+def _plain(default: Any, holds: Any) -> Any:
+    """A field of plain data that is of the type ``holds`` in a whole file. A mutable default is given as a callable."""
+    metadata = {"holds": holds}
+    return field(default_factory=default, metadata=metadata) if callable(default) else field(default=default, metadata=metadata)
+
+
 @dataclass
 class Record:
     """What the launcher knows of a trial. Times are unix seconds."""
 
     id: str
-    directory: Path
+    directory: Path = field(metadata={"holds": Any})  # of the launcher that asks, whatever the file says
     status: Status = Status.PLANNED
     reason: Reason | None = None
     detail: str = ""
     attempt: int = 0
-    handle: dict[str, Any] | None = None  # None after submission intent was recorded but before the handle was (launcher died in between)
+    handle: dict[str, Any] | None = _plain(None, HandleShape | None)  # None between the intent to submit and the answer of the backend
     overrides: tuple[str, ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)  # resolved TrainConfig
+    config: dict[str, Any] = _plain(dict, TrainConfig)  # resolved
     cluster: dict[str, Any] = field(default_factory=dict)
     world_size: int = 1
     sweep: str = ""  # the sweep that ran it last
@@ -86,13 +94,11 @@ class Record:
     queue_clock: str | None = None  # when the attempt was submitted, as ``trainer.shared.run.steady`` marks it
     end_clock: str | None = None  # likewise: when its job was first seen to have ended, while words of its ranks were still missing
     nodes: tuple[str, ...] = ()
-    predicted: dict[str, Any] | None = None
-    history: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # ended attempts: attempt, status, reason, detail, started, ended, clock (of its end), nodes, bad_nodes
+    predicted: dict[str, Any] | None = _plain(None, PredictedShape | None)
+    history: list[dict[str, Any]] = _plain(list, list[AttemptShape])  # ended attempts
     avoided: tuple[str, ...] = ()  # nodes that the attempt leaves out
     avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
-    left: list[dict[str, Any]] = field(default_factory=list)  # ended attempts with objects at their place: {"attempt", "handle"}
+    left: list[dict[str, Any]] = _plain(list, list[AttemptShape])  # attempt and handle of those that left objects at their place
     launcher: str = ""  # who runs it: "process 123 on host"
     reads: dict[str, str] = field(default_factory=dict)  # digests of what it read (``launcher.trials.reads``)
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
@@ -127,7 +133,7 @@ class Record:
     @classmethod
     def from_json(cls, directory: Path, data: dict[str, Any]) -> Record:
         """``ValueError`` or ``TypeError`` when ``data`` is not a record. Keys of a newer Trireme are ignored."""
-        if not is_record(data) or data.get("id") != directory.name:
+        if not (fits(cls, data) and is_whole(data)) or data.get("id") != directory.name:
             raise ValueError(f"{directory} holds no record of its trial")
         known = {f.name for f in dataclasses.fields(cls)} - {"directory"}
         record = cls(directory=directory, **{name: value for name, value in data.items() if name in known})

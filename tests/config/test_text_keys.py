@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import shlex
-import typing
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,10 +22,11 @@ from launcher.config import compose
 from launcher.config.clusters import backend_names
 from launcher.config.compose import check_overrides, config_groups, known_keys, parse_override
 from launcher.config.jobs import Jobs
-from launcher.config.text_keys import in_quotes, type_of_key
+from launcher.config.text_keys import TEXT, in_quotes, type_of_key
 from launcher.stages.graph import Stage, parse
 from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.value_types import value_type
 
 TYPED = ["2024_05_01", "1.10", "1e3", "+5", "true", "inf", "n[1-4]", "h100&ib", "it's", "a=b", "#1", "0x1F", "4:00:00"]
 """What Hydra or YAML read as something else, or not at all."""
@@ -34,11 +35,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def text_keys(backend: str) -> Iterator[tuple[str, str]]:
     """Every key of text, lists and mappings of text too, with the words around a text."""
-    around = {"<class 'str'>": "{}", "list[str]": "[x,{}]", "dict[str, str]": "{{x: {}}}"}
+    around = {TEXT: "{}", value_type(list[str]): "[x,{}]", value_type(dict[str, str]): "{{x: {}}}"}
     for name in known_keys(backend):
         kind, metadata = type_of_key(name, backend)
-        if str(kind) in around and not metadata.get("choices"):
-            yield name, around[str(kind)]
+        kind = dataclasses.replace(kind, optional=False)
+        if kind in around and not metadata.get("choices"):
+            yield name, around[kind]
 
 
 def read(override: str, backend: str, sweep: bool = False) -> Any:
@@ -183,7 +185,7 @@ def test_the_remedies_for_several_values_work_as_they_are_printed() -> None:
     for backend in backend_names():
         for name in [*known_keys(backend), *groups] if backend == "local" else [key for key in known_keys(backend) if key[:7] == "cluster"]:
             kind, metadata = type_of_key(name, backend)
-            of = metadata.get("choices") or {int: "12", float: "12", bool: ("true", "false")}.get(kind, "ab")
+            of = metadata.get("choices") or {int: "12", float: "12", bool: ("true", "false")}.get(kind.base, "ab")
             first, second = (groups[name] * 2)[:2] if name in groups else (of[0], of[-1])
             try:
                 check_overrides([f"cluster={backend}", f"{name}={first},{second}"])
@@ -193,7 +195,7 @@ def test_the_remedies_for_several_values_work_as_they_are_printed() -> None:
                     *_, word = shlex.split(remedy)
                     values = read(word, backend, sweep="train -m" in remedy)
                     assert values.is_sweep_override() is ("train -m" in remedy)
-                    assert typing.get_origin(kind) is list or "train -m" in remedy
+                    assert kind.base is list or "train -m" in remedy
     assert refused > 100
 
 

@@ -8,16 +8,15 @@ import dataclasses
 import json
 import math
 import re
-import types
 import typing
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.files import write_text
 from trainer.shared.run.schema import TrainConfig
+from trainer.shared.run.value_types import ValueType, keys_of
 
 T = TypeVar("T")
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -31,18 +30,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
 
     ``where`` is the dotted path of ``data`` in the whole configuration, used in messages.
     """
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where.rstrip('.') or 'the configuration'}={data!r} is not a mapping of keys to values")
-    hints = _hints(typing.cast(Any, cls))
-    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for name in data:
-        if name not in known:
-            raise ConfigError(f"unknown key {where}{name}{nearest(str(name), known)} (known: {', '.join(known)})")
-    values = {}
-    for name, value in data.items():
-        values[name] = _convert(hints[name], value, where + name)
-        _check_range(known[name].metadata, values[name], where + name)
-    return cls(**values)
+    return _build(cls, data, where, strict=True)
 
 
 def from_record(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -50,29 +38,30 @@ def from_record(cls: type[T], data: Mapping[str, Any]) -> T:
 
     ``ConfigError`` for a value that this version does not accept.
     """
-    return from_dict(cls, _known(cls, data, {}))
+    return _build(cls, data, "", strict=False)
 
 
-def _known(hint: Any, value: Any, metadata: Mapping[str, Any]) -> Any:
-    """``value`` without the keys that its type does not have, nested ones too."""
-    hint = next((option for option in typing.get_args(hint) if option is not type(None)), hint) if _is_union(hint) else hint
-    if not isinstance(value, Mapping):
-        return value
-    if dataclasses.is_dataclass(hint):
-        fields = {f.name: f for f in dataclasses.fields(hint)}
-        hints = _hints(typing.cast(Any, hint))
-        return {name: _known(hints[name], entry, fields[name].metadata) for name, entry in value.items() if name in fields}
+def _build(cls: type[T], data: Mapping[str, Any], where: str, strict: bool) -> T:
+    """A dataclass of ``data``, in which only a ``strict`` reading refuses unknown keys."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or 'the configuration'}={data!r} is not a mapping of keys to values")
+    known = keys_of(typing.cast(Any, cls))
+    for name in data:
+        if strict and name not in known:
+            raise ConfigError(f"unknown key {where}{name}{nearest(str(name), known)} (known: {', '.join(known)})")
+    values = {}
+    for name in [name for name in data if name in known]:
+        kind, field = known[name]
+        value = data[name] if strict else _known(data[name], field.metadata)
+        values[name] = _convert(kind, value, where + name, strict)
+        _check_range(field.metadata, values[name], where + name)
+    return cls(**values)
+
+
+def _known(value: Any, metadata: Mapping[str, Any]) -> Any:
+    """``value``; of a mapping with a choice of keys, those that there still are."""
     choices = metadata.get("choices")
-    return {name: entry for name, entry in value.items() if not choices or name in choices}
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return {name: entry for name, entry in value.items() if name in choices} if choices and isinstance(value, Mapping) else value
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -145,26 +134,20 @@ def as_text(config: Mapping[str, Any]) -> str:
     return str(yaml.dump(dict(config), Dumper=dumper, sort_keys=False))
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(hint)
-    if _is_union(hint):
-        options = [a for a in typing.get_args(hint) if a is not type(None)]
-        if value is None:
-            return None
-        return _convert(options[0], value, where)
-    if hint is Any:
+def _convert(kind: ValueType, value: Any, where: str, strict: bool) -> Any:
+    if kind.base is Any or (value is None and kind.optional):
         return value
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else from_dict(hint, value, where + ".")  # type: ignore[arg-type]
-    if origin is list:
+    if kind.keyed:
+        return value if isinstance(value, kind.base) else _build(kind.base, value, where + ".", strict)
+    if kind.base is list:
         if not isinstance(value, (list, tuple)):
             raise _wrong_type(where, value, "a list")
-        return [_convert(typing.get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if origin is dict:
+        return [_convert(kind.holds, v, f"{where}[{i}]", strict) for i, v in enumerate(value)]
+    if kind.base is dict:
         if not isinstance(value, Mapping):
             raise _wrong_type(where, value, "a mapping")
-        return {str(k): _convert(typing.get_args(hint)[1], v, f"{where}.{k}") for k, v in value.items()}
-    return _convert_scalar(hint, value, where)
+        return {str(k): _convert(kind.holds, v, f"{where}.{k}", strict) for k, v in value.items()}
+    return _convert_scalar(kind.base, value, where)
 
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:

@@ -1,0 +1,69 @@
+"""Types of values, taken apart: the strict reader, the JSON schema and the records of trials all walk along these."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """``base`` is a dataclass, a scalar, ``Any``, or a list, tuple or dict with entries of type ``entry``; ``optional`` allows None."""
+
+    base: Any
+    optional: bool = False
+    entry: ValueType | None = None
+
+    @property
+    def holds(self) -> ValueType:
+        """The type of each entry of a list or mapping."""
+        assert self.entry is not None
+        return self.entry
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it is a dataclass, whose keys ``keys_of`` tells."""
+        return dataclasses.is_dataclass(self.base)
+
+
+@cache
+def value_type(hint: Any) -> ValueType:
+    """Takes an annotation apart, once. Of a union only the first type counts, and None."""
+    if isinstance(hint, ValueType):
+        return hint
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = next(option for option in arguments if option is not type(None))
+        return dataclasses.replace(value_type(inner), optional=True)
+    return ValueType(origin or hint, entry=value_type(arguments[1 if origin is dict else 0]) if arguments else None)
+
+
+@cache
+def keys_of(cls: Any) -> Mapping[str, tuple[ValueType, dataclasses.Field[Any]]]:
+    """Type and field of every key of a dataclass. ``holds`` among a field's metadata says more of its plain data than the annotation."""
+    hints = typing.get_type_hints(cls)
+    return {each.name: (value_type(each.metadata.get("holds", hints[each.name])), each) for each in dataclasses.fields(cls)}
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether plain data ``value`` is of the type ``hint``, unconverted. Of a dataclass any keys may be missing, and others be there."""
+    kind = value_type(hint)
+    if kind.base is Any or (value is None and kind.optional):
+        return True
+    if kind.keyed:
+        keys = keys_of(kind.base)
+        return isinstance(value, Mapping) and all(fits(keys[name][0], entry) for name, entry in value.items() if name in keys)
+    if kind.base in (list, tuple):
+        return isinstance(value, list) and all(fits(kind.holds, entry) for entry in value)
+    if kind.base is dict:
+        return isinstance(value, Mapping) and all(fits(kind.holds, entry) for entry in value.values())
+    if kind.base is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return value in list(kind.base) if issubclass(kind.base, Enum) else type(value) is kind.base
