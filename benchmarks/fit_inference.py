@@ -22,13 +22,13 @@ from functools import cached_property
 import numpy as np
 
 from benchmarks.console import answered
+from launcher.config.constants import constant_entries
 from launcher.config.hardware import hardware_files
-from launcher.config.inference_constants import inference_entries
 from launcher.cost.inference import InferenceCase, InferenceEstimate
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.inference import cases, estimated, measured_seconds, predicted_seconds, read, weighted_median
 
-ENTRIES = inference_entries()
+ENTRIES = constant_entries("inference")
 NAMES = tuple(name for name, entry in ENTRIES.items() if entry["kind"] == "fitted")
 LARGEST = {"weights_bandwidth": 0.95, "kv_bandwidth": 0.95, "flash": 0.75, "staggered": 1.0, "matrix": 1.15}
 """Shares that cannot be larger; the best measured products are 10-16 % faster than those of training."""

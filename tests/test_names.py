@@ -7,9 +7,8 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.config.engines import engine, engine_names
 from launcher.config.hardware import shipped_hardware
-from launcher.config.trainers import OWN, profile, profile_names
+from launcher.config.trainers import OWN, engine, engine_names, profile, profile_names
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = sorted((ROOT / "benchmarks" / "published").glob("*data/*.csv"))

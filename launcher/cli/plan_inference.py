@@ -185,7 +185,7 @@ def lines_of(one: Mapping[str, Any]) -> str:
 
 def rendered(config: Config, planned: InferencePlan) -> dict[str, dict[str, str | None]]:
     """How each engine that batches continuously is started with the best layout, the plan's own left out."""
-    from launcher.config.engines import engine, engine_names
+    from launcher.config.trainers import engine, engine_names
 
     found = planned.recommended
     row = next((found[goal] for goal in GOALS[::-1] if found[goal] is not None), None)

@@ -12,7 +12,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from launcher.config.renamed import refuse_renamed
+from launcher.config.hardware import refuse_renamed
 from launcher.config.schema import ClusterConfig
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.read import from_dict, from_record

@@ -7,7 +7,6 @@ Hydra is given the schema as plain data: it knows every key, and every value is 
 from __future__ import annotations
 
 import copy
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -16,12 +15,13 @@ from typing import Any
 
 from launcher.config.clusters import DEFAULT, backend_names, cluster_class
 from launcher.config.composed import override_parser, plain_errors, to_config
-from launcher.config.folders import conf_dir, group_folders, refuse_hidden
+from launcher.config.folders import conf_dir, files_of, group_folders, refuse_hidden
+from launcher.config.hardware import refuse_renamed
 from launcher.config.jobs import Jobs
 from launcher.config.misread import refuse_misread
-from launcher.config.renamed import refuse_renamed
 from launcher.config.schema import Config
 from launcher.config.text_keys import TEXT, as_typed, is_list, type_of_key
+from launcher.config.trainers import TRAINERS
 from launcher.config.yaml_text import read_yaml
 from trainer.shared.records.model_files import read_model
 from trainer.shared.run.errors import ConfigError, listed, nearest
@@ -220,13 +220,8 @@ def known_keys(backend: str = DEFAULT) -> Mapping[str, bool]:
 
 def config_groups(own: Path | None = None) -> dict[str, list[str]]:
     """Hydra's config groups and the options of each."""
-    groups: dict[str, set[str]] = {}
-    for root in group_folders(own):
-        for folder in ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "engine", "workload", "recipe"):
-            found = {str(p.relative_to(root / folder).with_suffix("")) for p in sorted((root / folder).glob("**/*.yaml")) if p.is_file()}
-            if found:
-                groups.setdefault(folder, set()).update(found)
-    return {name: sorted(options) for name, options in groups.items()}
+    groups = ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "engine", "workload", "recipe")
+    return {group: list(files) for group in groups if (files := files_of(group, own))}
 
 
 def _check_group_value(override: Any, options: list[str], own: Path | None) -> list[tuple[str, str]]:
@@ -246,23 +241,19 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> l
             refuse_hidden(*option, own)
         chosen += found
         if group == "trainer" and name in options:
-            from launcher.config.trainers import composed
-
-            composed(name, own)  # what it builds on exists, too: Hydra's words name its own places
+            TRAINERS.keys(name, own)  # what it builds on exists, too: Hydra's words name its own places
     return chosen
 
 
 def _backend_of(cluster_option: str, own: Path | None) -> str:
     """The backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports what is wrong)."""
-    for root in group_folders(own):
-        path = root / "cluster" / f"{cluster_option}.yaml"
-        if os.path.isfile(path):  # False, too, for a name that is too long for a file
-            read = read_yaml(path.read_text())
-            for item in read.get("defaults", []) if isinstance(read, dict) else []:
-                if isinstance(item, str) and item.removeprefix("_") in backend_names():
-                    return item.removeprefix("_")
-                if isinstance(item, str) and item != "_self_":
-                    return _backend_of(item, own)
+    path = files_of("cluster", own).get(cluster_option)
+    read = read_yaml(path.read_text()) if path else None
+    for item in read.get("defaults", []) if isinstance(read, dict) else []:
+        if isinstance(item, str) and item.removeprefix("_") in backend_names():
+            return item.removeprefix("_")
+        if isinstance(item, str) and item != "_self_":
+            return _backend_of(item, own)
     return DEFAULT
 
 

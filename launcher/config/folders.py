@@ -1,11 +1,21 @@
-"""Where files of config groups lie, and which of two of one name is meant."""
+"""Files of config groups: where they lie, which of two of one name is meant, and what is in them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from trainer.shared.run.errors import ConfigError
+import yaml
+
+from launcher.config.yaml_text import read_yaml
+from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.read import from_dict
+
+T = TypeVar("T")
 
 
 def project_dir() -> Path:
@@ -19,9 +29,22 @@ def conf_dir() -> Path:
     return project_dir() / "conf"
 
 
+@cache
+def shipped(name: str) -> dict[str, Any]:
+    """The content of conf/NAME.yaml, of which no user has another."""
+    return dict(read_yaml((conf_dir() / f"{name}.yaml").read_text()))
+
+
 def group_folders(own: Path | None) -> list[Path]:
     """Where files of config groups lie: conf/, what earlier runs wrote under runs/, and a folder of the user's own."""
     return [conf_dir(), Path("runs"), *([own] if own else [])]
+
+
+def files_of(group: str, own: Path | None = None) -> dict[str, Path]:
+    """The files of a group by the name that chooses each. Of several of one name the first folder's is meant."""
+    folders = [root / group for root in reversed(group_folders(own))]
+    found = {str(path.relative_to(at).with_suffix("")): path for at in folders for path in at.glob("**/*.yaml") if path.is_file()}
+    return dict(sorted(found.items()))
 
 
 def refuse_hidden(group: str, name: str, own: Path | None) -> None:
@@ -33,3 +56,60 @@ def refuse_hidden(group: str, name: str, own: Path | None) -> None:
         if os.path.isfile(path) and not os.path.samefile(path, hidden):
             what = "a file that ships with Trireme" if root == conf_dir() else str(path)
             raise ConfigError(f"{hidden} has the name of {what}, and {group}={name} would still mean that one; choose another name")
+
+
+def content(path: Path) -> Any:
+    """What is in a file of a group; ``ConfigError`` where it cannot be read."""
+    try:
+        return read_yaml(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+
+
+@dataclass(frozen=True)
+class ConfGroup(Generic[T]):
+    """A group whose files describe one ``kind`` of thing each, and may build on others (``defaults``)."""
+
+    name: str
+    kind: type[T]
+
+    def read(self, name: str, own: Path | None = None) -> T:
+        """What ``GROUP=NAME`` composes. ``own``: a folder of the user's own. ``ConfigError`` if there is none, or it is wrong."""
+        return from_dict(self.kind, self.keys(name, own), f"{self.name}={name}: ")
+
+    def keys(self, name: str, own: Path | None = None, above: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The keys of a file: those that it builds on, then its own. ``above``: files that build on it."""
+        if name in above:
+            raise ConfigError(f"{self.name}={name} builds on itself ({' on '.join((*above, name))}); correct 'defaults' in its file")
+        refuse_hidden(self.name, name, own)
+        known = files_of(self.name, own)
+        if name not in known:
+            raise ConfigError(f"{self.name}={name} does not exist{nearest(name, known)}; conf/{self.name}/ has {listed(known)}")
+        path = known[name]
+        data = _mapping(path)
+        bases = data.pop("defaults", [])
+        if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+            raise ConfigError(f"{path}: defaults={bases!r} is not a list of profiles; write [NAME, _self_]")
+        keys: dict[str, Any] = {}
+        for base in bases:
+            if base != "_self_":
+                keys = _merged(keys, self.keys(base, own, (*above, name)))
+        return _merged(keys, data)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    data = content(path)
+    if not data:
+        raise ConfigError(f"{path} is empty; say what it builds on, as in 'defaults: [unknown, _self_]', and what differs")
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} is not a mapping of keys to values")
+    return data
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(below)
+    for name, value in above.items():
+        out[name] = _merged(out[name], value) if isinstance(value, dict) and isinstance(out.get(name), dict) else value
+    return out

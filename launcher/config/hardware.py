@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.config.folders import conf_dir
-from launcher.config.renamed import refuse_renamed
+from launcher.config.folders import conf_dir, content, group_folders
 from launcher.config.schema import HardwareConfig
-from launcher.config.yaml_text import read_yaml
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
+
+RENAMED = {"reached_tflops": "sustained_tflops", "older_kernels": "legacy_kernel_factor", "exponentials": "exp_throughput"}
+"""Keys that had another name. What they said is not read silently."""
 
 
 class HardwareFiles(dict[str, HardwareConfig]):
@@ -26,12 +28,11 @@ class HardwareFiles(dict[str, HardwareConfig]):
         raise self._broken.get(name) or KeyError(name)
 
 
-def hardware_files(folder: Path | None = None) -> HardwareFiles:
-    """Every hardware file by its name, those of ``folder``, a user's own config groups, too; what ships comes before what was measured
-    here, and that before those of ``folder``, as in ``hardware=NAME``."""
+def hardware_files(own: Path | None = None) -> HardwareFiles:
+    """Every hardware file by its name, those of ``own``, a user's own config groups, too; what ships comes before what was measured
+    here, and that before those of ``own``, as in ``hardware=NAME``."""
     readable, broken = {}, {}
-    own = [] if folder is None else sorted((folder / "hardware").glob("*.yaml"))
-    for path in [*own, *sorted((Path("runs") / "hardware").glob("*.yaml"))]:
+    for path in [path for root in reversed(group_folders(own)[1:]) for path in sorted((root / "hardware").glob("*.yaml"))]:
         try:
             readable[path.stem] = _read(path)
         except ConfigError as error:
@@ -45,14 +46,14 @@ def shipped_hardware() -> dict[str, HardwareConfig]:
 
 
 def _read(path: Path) -> HardwareConfig:
-    import yaml
+    data = content(path) or {}
+    if isinstance(data, dict):
+        refuse_renamed(data, f"{path}: ")
+    return from_dict(HardwareConfig, data, f"{path}: ")
 
-    try:
-        data = read_yaml(path.read_text()) or {}
-        if isinstance(data, dict):
-            refuse_renamed(data, f"{path}: ")
-        return from_dict(HardwareConfig, data, f"{path}: ")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+
+def refuse_renamed(names: Iterable[str], where: str = "cluster.hardware.") -> None:
+    """``ConfigError`` for the first of ``names``, keys of the device under ``where``, that has another name now."""
+    for name in names:
+        if name in RENAMED:
+            raise ConfigError(f"{where}{name} is called {RENAMED[name]} now; rename the key in the hardware file or override")

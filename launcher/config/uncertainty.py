@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from launcher.config.folders import conf_dir
-from launcher.config.yaml_text import read_yaml
+from launcher.config.folders import conf_dir, shipped
 from trainer.shared.run.errors import ConfigError
 
 
@@ -43,10 +42,9 @@ OF_PARTS = ("part", "host", "communication", "bubble")
 """Widths of time parts."""
 
 
-@cache
 def uncertainty_file() -> dict[str, Any]:
     """conf/uncertainty.yaml: ``widths``, and ``parts``: the largest share of a step that each time part had in known runs."""
-    return dict(read_yaml((conf_dir() / "uncertainty.yaml").read_text()))
+    return shipped("uncertainty")
 
 
 @cache

@@ -65,7 +65,7 @@ def _expected(config: Config, batch: int, prompt: int, output: int, times: float
         return None
     import numpy as np
 
-    from launcher.config.engines import engine
+    from launcher.config.trainers import engine
     from launcher.cost.inference.case import SERVING_DTYPE, InferenceCase
     from launcher.cost.inference.requests import static
     from launcher.cost.inputs.device import Device

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from launcher.config.engine import EngineProfile
-from launcher.config.engines import engine, engine_names
 from launcher.config.schema import HardwareConfig
+from launcher.config.trainers import engine, engine_names
 from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape

@@ -26,11 +26,11 @@ from typing import Any
 from launcher.backends.contract import Backend, BackendError
 from launcher.backends.pool import Backends
 from launcher.config import Config
-from launcher.config.engines import engine
 from launcher.config.hardware import hardware_files
 from launcher.config.inference import ServingConfig, WorkloadConfig
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.config.search import SearchConfig
+from launcher.config.trainers import engine
 from launcher.planning.inference import plan_inference
 from launcher.search.serving import serving_problem
 from launcher.sweep.search import search

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.config.engines import engine, engine_names
+from launcher.config.constants import constant_entries
 from launcher.config.hardware import shipped_hardware
-from launcher.config.inference_constants import inference_entries
 from launcher.config.schema import HardwareConfig
+from launcher.config.trainers import engine, engine_names
 from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, closed, opened, static
 from launcher.cost.inference import memory as bytes_of
 from launcher.cost.inference.case import group
@@ -274,7 +274,7 @@ def test_no_count_of_bytes_parts_the_published_batch_that_ran_beyond_the_memory_
 
 
 def test_every_constant_is_told_with_its_prior_its_kind_and_its_source() -> None:
-    for name, entry in inference_entries().items():
+    for name, entry in constant_entries("inference").items():
         assert set(entry) == {"value", "default", "spread", "kind", "source"}, name
         assert entry["kind"] in ("fitted", "set") and entry["source"] and entry["default"] > 0
         assert (entry["spread"] is not None) == (entry["kind"] == "fitted"), name

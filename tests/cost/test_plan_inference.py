@@ -18,9 +18,9 @@ from launcher.cli.main import main
 from launcher.cli.plan_inference import nearest, relaxed
 from launcher.config import compose
 from launcher.config.engine import EngineProfile
-from launcher.config.engines import engine, engine_names
 from launcher.config.inference import SlaConfig
 from launcher.config.schema import Config
+from launcher.config.trainers import engine, engine_names
 from launcher.planning.inference import LIMITS, SATURATED, InferencePlan, command, front, name_of, outward, plan_inference
 from launcher.tables.trace import read_trace
 from tests.draws import draws

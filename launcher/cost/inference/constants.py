@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.config.inference_constants import inference_values
+from launcher.config.constants import constant_values
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class InferenceConstants:
         return dataclasses.replace(self, **own) if own else self
 
 
-INFERENCE = InferenceConstants(**inference_values())
+INFERENCE = InferenceConstants(**constant_values("inference"))
 """Those of conf/inference.yaml."""
 LIGHT = {
     **dict.fromkeys(("weights_bandwidth", "kv_bandwidth", "flash", "pointwise", "separate", "matrix", "logit_passes", "step_hidden"), 1.0),
