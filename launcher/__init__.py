@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,22 +35,26 @@ _PUBLIC = {
 __all__ = ["ConfigError", "compose", "plan", "predict", "resolve", "run_sweep"]
 
 
-def _load_trainer() -> None:
-    """The package beside this one, where PYTHONPATH names a folder with another ``trainer``. What a program has imported stays."""
+def _find_trainer() -> str:
+    """Puts the folder of this package first where another ``trainer`` would be found. Returns why ours cannot be had, empty if it can."""
     path = Path(__file__).parents[1] / "trainer" / "__init__.py"
-    if "trainer" in sys.modules or ((found := find_spec("trainer")) and found.origin == str(path)):
-        return
-    ours = spec_from_file_location("trainer", path, submodule_search_locations=[str(path.parent)])
-    assert ours is not None and ours.loader is not None
-    sys.modules["trainer"] = module_from_spec(ours)
-    ours.loader.exec_module(sys.modules["trainer"])
+    if "trainer" not in sys.modules and ((found := find_spec("trainer")) is None or found.origin != str(path)):
+        sys.path.insert(0, str(path.parents[1]))
+    elif (there := getattr(sys.modules.get("trainer"), "__file__", None) or str(path)) != str(path):
+        return f"{there}, another package called trainer, was imported first; import launcher before it"
+    if path.is_file() and b"Trireme" in path.read_bytes():
+        return ""
+    return f"{path} is of another package called trainer, installed over Trireme's; uninstall that, then install Trireme again"
 
 
-_load_trainer()
+TROUBLE = _find_trainer()
+"""Why nothing here can work, for ``__main__`` to say in a line."""
 
 
 def __getattr__(name: str) -> Any:
     """Imported when asked for: a verb that needs none of them starts at once."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'launcher' has no attribute {name!r}")
+    if TROUBLE:
+        raise ImportError(TROUBLE)
     return getattr(import_module(_PUBLIC[name]), name)

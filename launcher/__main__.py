@@ -2,9 +2,14 @@
 
 import sys
 
+from launcher import TROUBLE
+
 
 def main() -> int:
     """Runs the command line. A Ctrl-C ends it in silence, also while its first modules are read."""
+    if TROUBLE:
+        print(f"error: {TROUBLE}", file=sys.stderr)
+        return 2
     try:
         from launcher.cli.main import main as run
 

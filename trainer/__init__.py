@@ -1,1 +1,1 @@
-"""The program that runs inside the container: ``python -m trainer CONFIG.yaml`` on every rank."""
+"""The program of Trireme that runs inside the container: ``python -m trainer CONFIG.yaml`` on every rank."""

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.machines import FOLDER, target, write
 from launcher.cli.overrides import NamedOption, add_folder
+from launcher.cli.rank import repeated, table_rows
 from launcher.cli.repeats import MEDIAN, warn
+from launcher.cli.validate import check_units
+from launcher.config import compose
+from launcher.config.compose import config_groups
+from launcher.config.constants import constant_entries
+from launcher.config.hardware import HardwareFiles, hardware_files
+from launcher.config.schema import HardwareConfig
+from launcher.config.uncertainty import shipped_widths, widths_on
+from launcher.cost.inputs.constants import SHIPPED
 from launcher.labels import percent, plural, shown
 from launcher.named_files import check_file
+from launcher.results.measurements import measure
+from launcher.results.ranking import rank
+from launcher.tables.canonical import MeasuredRun, Unanswerable, read
+from launcher.tables.cases import table_case
+from launcher.tables.learning import RATE, Lesson, as_id, learn
+from launcher.tables.repeats import of_rows
+from launcher.tables.validation import judge
+from launcher.trials.store import Store
 from trainer.shared.run.errors import ConfigError, listed, nearest
-
-if TYPE_CHECKING:
-    from launcher.config.hardware import HardwareFiles
-    from launcher.config.schema import HardwareConfig
-    from launcher.tables.canonical import MeasuredRun
-    from launcher.tables.learning import Lesson
+from trainer.shared.run.read import to_dict
 
 DESCRIPTION = """\
 Learns from one, three, many measured runs of one machine what the cost model's constants are there: a Bayesian update whose prior is the
@@ -57,12 +70,6 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_args(argv)
     if arguments.show is not None:
         return show_file(arguments.show, arguments.config_dir, arguments.json)
-    from launcher.cli.validate import check_units
-    from launcher.config.hardware import hardware_files
-    from launcher.tables.canonical import read
-    from launcher.tables.repeats import of_rows
-    from launcher.tables.validation import judge
-
     files, is_table = hardware_files(arguments.config_dir), named_table(arguments.runs)
     rows = read(arguments.runs) if is_table else sweep_rows(arguments.runs, arguments.dir)
     base = machine_of_rows(rows, files)
@@ -104,12 +111,6 @@ def named_table(runs: str | None) -> bool:
 
 def sweep_rows(name: str | None, folder: str) -> list[MeasuredRun]:
     """The trials of a sweep as rows of a canonical table."""
-    from launcher.cli.rank import repeated, table_rows
-    from launcher.results.measurements import measure
-    from launcher.results.ranking import rank
-    from launcher.tables.canonical import MeasuredRun
-    from launcher.trials.store import Store
-
     sweep = Store(folder).sweep(name)
     ranked = rank(measure(sweep.records))
     warn(repeated(sweep, ranked), MEDIAN)
@@ -137,10 +138,6 @@ def machine_of_rows(rows: Sequence[MeasuredRun], known: HardwareFiles) -> str:
 
 def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) -> Lesson:
     """What ``rows`` teach of ``hardware``. ``ConfigError`` where the cost model can say nothing of any."""
-    from launcher.tables.canonical import Unanswerable
-    from launcher.tables.cases import table_case
-    from launcher.tables.learning import learn
-
     cases, reasons = [], []
     for row in rows:
         try:
@@ -155,8 +152,6 @@ def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) 
 def document(lesson: Lesson, path: Path) -> dict[str, Any]:
     """What ``--json`` prints."""
     import numpy as np
-
-    from trainer.shared.run.read import to_dict
 
     errors = {name: float(np.median(abs(np.expm1(values)))) for name, values in (("before", lesson.before), ("after", lesson.after))}
     return {
@@ -182,11 +177,6 @@ def show(lesson: Lesson, path: Path) -> None:
 
 def show_file(name: str, folder: Path | None, as_json: bool) -> int:
     """What the hardware file ``name`` has learnt. ``ConfigError`` where there is none, or it has learnt nothing."""
-    from launcher.config import compose
-    from launcher.config.compose import config_groups
-    from launcher.tables.learning import as_id
-    from trainer.shared.run.read import to_dict
-
     known = config_groups(folder).get("hardware", [])
     if name not in known:
         raise ConfigError(f"--show={name} is no hardware file{nearest(name, known)}; there are {listed(known)}")
@@ -204,13 +194,6 @@ def show_file(name: str, folder: Path | None, as_json: bool) -> int:
 
 def words(hardware: HardwareConfig) -> list[str]:
     """What a file has learnt, one sentence for each thing, the surest first. What the runs say nothing of is left out."""
-    import math
-
-    from launcher.config.constants import constant_entries
-    from launcher.config.uncertainty import shipped_widths, widths_on
-    from launcher.cost.inputs.constants import SHIPPED
-    from launcher.tables.learning import RATE
-
     learnt, factor, known = hardware.learnt, hardware.time_factor, shipped_widths().constant * SAID
     widths = widths_on(learnt)
     lines = [f"learnt from {plural(len(learnt.get('runs', [])), 'run')}:"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-
-from launcher.config.own_python import finding_ours, module
+from launcher.config.own_python import run
 from launcher.config.packages import need
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 2 wrong input."""
     need("train", "converting weights")
-    return subprocess.run(module("trainer.convert", *argv), env=os.environ | finding_ours()).returncode
+    return run("trainer.convert", *argv)

@@ -9,16 +9,25 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
 
 from launcher.cli.console import wide_console
 from launcher.cli.machines import target, write
+from launcher.config import Config, compose, resolve
+from launcher.config.hardware import shipped_hardware
+from launcher.config.schema import HardwareConfig
+from launcher.cost.calibration import hardware
 from launcher.named_files import check_file
-
-if TYPE_CHECKING:
-    from launcher.config import Config
-    from launcher.config.schema import HardwareConfig
-    from launcher.trials.job import JobState
+from launcher.sweep.oneoff import JobError, run_job
+from launcher.trials.job import JobState
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig
 
 DESCRIPTION = """\
 Measures, in a minute or so, what ranks really get: matrix products by shape and precision, memory bandwidth, what issuing an operation
@@ -40,11 +49,6 @@ examples:
 def main(argv: list[str]) -> int:
     """0 when a file was written, 1 when the ranks failed."""
     arguments = parser().parse_intermixed_args(argv)
-    from launcher.config import compose
-    from launcher.config.hardware import shipped_hardware
-    from launcher.cost.calibration import hardware
-    from launcher.sweep.oneoff import JobError, run_job
-
     path = target(arguments.name, "--name")
     check_file(path, "--name")
     config = asked(compose(arguments.overrides))
@@ -78,9 +82,6 @@ def parser() -> argparse.ArgumentParser:
 
 def asked(config: Config) -> Config:
     """The run that measures: one replica per rank, so that every rank of the cluster takes part."""
-    from launcher.config import resolve
-    from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig
-
     world = config.cluster.world_size
     run = dataclasses.replace(config.run, task="probe", global_batch=world)
     plain = dataclasses.replace(config, model=ModelConfig(), layout=LayoutConfig(), data=DataConfig(kind="synthetic"), run=run)
@@ -120,16 +121,11 @@ def origin(figures: dict[str, Any], config: Config) -> str:
 
 def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from trainer.shared.run.read import to_dict
-
     return {"file": str(path), "seconds": round(seconds, 1), "hardware": to_dict(found)}
 
 
 def show(found: HardwareConfig, path: Path, seconds: float) -> None:
     """The figures for people."""
-    from rich import box
-    from rich.table import Table
-
     figures = found.calibration
     console = wide_console()
     shapes = list(dict.fromkeys((p["m"], p["n"], p["k"]) for p in figures["products"]))
@@ -164,10 +160,6 @@ class Progress:
     """What is being measured: a bar on a terminal, a line for each part elsewhere."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bar
-
         console = Console(stderr=True, highlight=False)
         self.bar = Bar(TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(), console=console)
         self.task = self.bar.add_task("starting", total=None)

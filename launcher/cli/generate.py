@@ -7,14 +7,13 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.overrides import add_folder
-from launcher.config.own_python import finding_ours, module
+from launcher.config.own_python import run
 from launcher.config.packages import need
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
     need("train", "generating text")
     words, overrides, own = split(argv)
     if not overrides:
-        return subprocess.run(module("trainer.generate", *words), env=os.environ | finding_ours()).returncode
+        return run("trainer.generate", *words)
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job
 

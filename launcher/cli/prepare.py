@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 
 from launcher.cli.main import VERBS
 from launcher.cli.overrides import PathOption
 from launcher.config.compose import compose
-from launcher.config.own_python import finding_ours, module
+from launcher.config.own_python import run
 from launcher.config.packages import need
 from trainer.shared.records.trial_files import CONFIG
 from trainer.shared.run.read import save
@@ -44,13 +42,10 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     if arguments.tasks is not None:
         need("train", "fetching tasks")
-        return subprocess.run(
-            module("trainer.generate.harness", arguments.tasks, str(arguments.tasks_folder)), env=os.environ | finding_ours()
-        ).returncode
+        return run("trainer.generate.harness", arguments.tasks, str(arguments.tasks_folder))
     flags = [flag for flag, given in (("--force", arguments.force), ("--json", arguments.json)) if given]
     need("train", "preparing a corpus")
-    run = compose(arguments.overrides).train_config()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / CONFIG
-        save(run, config)
-        return subprocess.run(module("trainer.data", str(config), *flags), env=os.environ | finding_ours()).returncode
+        save(compose(arguments.overrides).train_config(), config)
+        return run("trainer.data", str(config), *flags)

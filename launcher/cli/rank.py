@@ -6,24 +6,28 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from launcher import labels
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
 from launcher.cli.repeats import warn
+from launcher.config.hardware import hardware_files
+from launcher.config.trainers import OWN
 from launcher.named_files import check_own
 from launcher.results.measurements import measure
 from launcher.results.ranking import Measurement, leaders, rank
+from launcher.tables.canonical import COLUMNS, write
+from launcher.tables.own import own_row
+from launcher.tables.repeats import Repeat, contradictions
 from launcher.trials.labels import heading, trial_labels
+from launcher.trials.recorded import recorded_cluster, recorded_run
 from launcher.trials.store import Record, Sweep
-from trainer.shared.records.outcome import Status
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from launcher.tables.repeats import Repeat
+from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.errors import ConfigError
 
 DESCRIPTION = """\
 Trials that ran to the end come first, by median step time after warm-up. "=" marks trials that the measurements cannot tell
@@ -62,8 +66,6 @@ def main(argv: list[str]) -> int:
 
 def repeated(sweep: Sweep, ranked: Sequence[Measurement]) -> list[list[Repeat]]:
     """Trials of a sweep that differ in nothing which changes a step time, and contradict each other."""
-    from launcher.tables.repeats import contradictions
-
     configs = {record.id: _timed(record) for record in sweep.records}
     return contradictions((configs[m.trial], m.trial, m.step_time_s) for m in ranked if m.place and m.step_time_s)
 
@@ -76,8 +78,6 @@ def _timed(record: Record) -> str:
 
 def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     """One line for each trial that was measured or ran out of memory."""
-    from launcher.tables.canonical import write
-
     rows = table_rows(sweep, ranked)
     write(path, rows)
     print(f"wrote {len(rows)} rows to {path}", file=sys.stderr)
@@ -85,21 +85,12 @@ def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
 
 def wrote_csv(text: str) -> bool:
     """Whether a file that begins like this holds trials: the canonical columns, and this project's trainer in the first row."""
-    from launcher.config.trainers import OWN
-    from launcher.tables.canonical import COLUMNS
-
     rows = csv.DictReader(text.splitlines())
     return list(rows.fieldnames or ()) == list(COLUMNS) and next(rows, {}).get("trainer", OWN) == OWN
 
 
 def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, Any]]:
     """The same as cells of a canonical table."""
-    from launcher.config.hardware import hardware_files
-    from launcher.tables.own import own_row
-    from launcher.trials.recorded import recorded_cluster, recorded_run
-    from trainer.shared.records.outcome import Reason
-    from trainer.shared.run.errors import ConfigError
-
     hardware, records, rows = hardware_files(), {record.id: record for record in sweep.records}, []
     for m in ranked:
         short = m.reason is Reason.OUT_OF_MEMORY

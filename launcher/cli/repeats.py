@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from launcher.labels import seconds, shown
-
-if TYPE_CHECKING:
-    from launcher.tables.repeats import Repeat
+from launcher.tables.repeats import Repeat
 
 SHOWN = 4
 """Of the repeats of a layout: the rest is counted."""

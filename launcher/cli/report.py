@@ -7,6 +7,7 @@ from pathlib import Path
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.overrides import NamedOption
 from launcher.named_files import check_own, write_named
+from launcher.results.report import render
 
 
 def main(argv: list[str]) -> int:
@@ -16,8 +17,6 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     check_own(arguments.output, "--output", lambda text: "· Trireme</title>" in text)
     sweep = open_sweep(arguments)
-
-    from launcher.results.report import render
 
     write_named(arguments.output, render(sweep), "--output")
     print(Path(arguments.output).absolute())

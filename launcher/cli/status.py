@@ -7,7 +7,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from launcher.backends.snapshot import CodeSnapshot
 from launcher.cli.arguments import caught_up
@@ -17,9 +19,6 @@ from launcher.labels import one_line
 from launcher.trials.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
 from launcher.trials.store import Record, Store, Sweep
 from trainer.shared.records.outcome import Status
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
 

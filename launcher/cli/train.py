@@ -7,17 +7,28 @@ Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cf
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+from launcher.cli.console import wide_console
 from launcher.cli.main import plain
+from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.compose import check_overrides, plain_errors, register_schema
 from launcher.config.folders import conf_dir
+from launcher.config.json_schema import json_schema
+from launcher.config.schema import Config
 from launcher.config.text_keys import in_quotes, several_texts, split
+from launcher.sweep.multirun import Multirun
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import flatten
+from trainer.shared.run.schema import field_docs
 
 
 def main(argv: list[str]) -> int:
@@ -28,8 +39,6 @@ def main(argv: list[str]) -> int:
     if "--schema" in argv:
         return print_schema([a for a in argv if not a.startswith("-")])
     import hydra
-
-    from launcher.sweep.multirun import Multirun
 
     overrides = [_dry_run(a) for a in argv]
     flags, plain = _split(overrides)
@@ -104,11 +113,6 @@ def _own_folder(flags: list[str]) -> Path | None:
 
 def print_keys(words: list[str]) -> int:
     """Every key of which the name or the meaning, with its backend, contains one of ``words`` (all without); ``ConfigError`` for none."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from launcher.cli.console import wide_console
-
     table = Table("key", "default", "meaning", box=None, pad_edge=False)
     for name, (default, doc) in key_docs().items():
         if not words or any(word.lower() in f"{name} {doc}".lower() for word in words):
@@ -121,10 +125,6 @@ def print_keys(words: list[str]) -> int:
 
 def print_schema(words: list[str]) -> int:
     """The JSON schema of a recipe file, or of the files of one section: ``--schema cluster``."""
-    import json
-
-    from launcher.config.json_schema import json_schema
-
     if len(words) > 1:
         raise ConfigError(f"--schema takes one section, not {' '.join(words)}; name one, or none for a whole recipe")
     print(json.dumps(json_schema(*words), indent=1))
@@ -133,11 +133,6 @@ def print_schema(words: list[str]) -> int:
 
 def key_docs() -> dict[str, tuple[Any, str]]:
     """``{key: (default, meaning)}`` of the whole configuration with ``cluster=local``, and of the other backends' clusters."""
-    from launcher.config.clusters import backend_names, cluster_class
-    from launcher.config.schema import Config
-    from trainer.shared.run.read import flatten
-    from trainer.shared.run.schema import field_docs
-
     docs, defaults = field_docs(Config), flatten(Config())
     of_all, owners = set(docs), dict[str, list[str]]()
     for backend in backend_names():

@@ -8,17 +8,17 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.cli.overrides import add_overrides
+from launcher.config import Config, check_launchable, compose, locate_data, resolve
+from launcher.config.command import command_of, mentioned
+from launcher.config.trainer import LaunchProfile, TrainerProfile
+from launcher.config.trainers import profile, profile_names
 from launcher.labels import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from launcher.config import Config
-    from launcher.config.trainer import LaunchProfile, TrainerProfile
+from launcher.sweep.oneoff import JobError, run_job
 
 DESCRIPTION = """\
 Without arguments: every trainer profile, and what it can be told. With 'check' and the overrides of a run: two steps of that run on its
@@ -46,8 +46,6 @@ def main(argv: list[str]) -> int:
 
 def show(own: Path | None, as_json: bool) -> int:
     """Print all profiles."""
-    from launcher.config.trainers import profile, profile_names
-
     found = {name: told(profile(name, own)) for name in profile_names(own)}
     if as_json:
         print(json.dumps(found, indent=1))
@@ -62,8 +60,6 @@ def show(own: Path | None, as_json: bool) -> int:
 
 def told(trainer: TrainerProfile) -> dict[str, Any]:
     """Name, program, and the layout keys that it can be told with their values (null: any); null where it cannot be launched."""
-    from launcher.config.command import mentioned
-
     keys = mentioned(trainer.launch) if trainer.foreign else None
     shown = (
         {name: sorted(values) if values is not None else None for name, values in sorted(keys.items()) if _of_layout(name)}
@@ -79,10 +75,6 @@ def _of_layout(name: str) -> bool:
 
 def check(overrides: list[str], own: Path | None, as_json: bool) -> int:
     """Run ``STEPS`` steps of what ``overrides`` say."""
-    from launcher.config import check_launchable, compose, locate_data, resolve
-    from launcher.config.command import command_of
-    from launcher.sweep.oneoff import JobError, run_job
-
     config = compose(overrides, own)
     check_launchable(config)
     config = locate_data(resolve(_short(config)))
