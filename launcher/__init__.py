@@ -14,11 +14,10 @@ names inside the package may change without notice.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from launcher.own_python import TROUBLE
 
 if TYPE_CHECKING:
     from launcher.config import compose, resolve
@@ -33,22 +32,6 @@ _PUBLIC = {
 }  # fmt: skip
 
 __all__ = ["ConfigError", "compose", "plan", "predict", "resolve", "run_sweep"]
-
-
-def _find_trainer() -> str:
-    """Puts the folder of this package first where another ``trainer`` would be found. Returns why ours cannot be had, empty if it can."""
-    path = Path(__file__).parents[1] / "trainer" / "__init__.py"
-    if "trainer" not in sys.modules and ((found := find_spec("trainer")) is None or found.origin != str(path)):
-        sys.path.insert(0, str(path.parents[1]))
-    elif (there := getattr(sys.modules.get("trainer"), "__file__", None) or str(path)) != str(path):
-        return f"{there}, another package called trainer, was imported first; import launcher before it"
-    if path.is_file() and b"Trireme" in path.read_bytes():
-        return ""
-    return f"{path} is of another package called trainer, installed over Trireme's; uninstall that, then install Trireme again"
-
-
-TROUBLE = _find_trainer()
-"""Why nothing here can work, for ``__main__`` to say in a line."""
 
 
 def __getattr__(name: str) -> Any:

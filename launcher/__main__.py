@@ -2,7 +2,7 @@
 
 import sys
 
-from launcher import TROUBLE
+from launcher.own_python import TROUBLE
 
 
 def main() -> int:

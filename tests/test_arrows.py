@@ -52,27 +52,28 @@ SHARED = {
 """Rooms of the language that both programs share."""
 
 LAUNCHER = {
+    "own_python": (),
     "labels": (),
     "console": (),
     "interrupt": (),
     "ports": (),
-    "config": (),
+    "config": ("own_python",),
     "named_files": (),
     "cost": ("config",),
     "tables": ("config", "cost"),
     "planning": ("config", "cost", "labels"),
     "trials": ("config", "labels"),
     "search": ("config", "cost", "planning", "tables", "labels"),
-    "backends": ("config", "trials", "ports"),
+    "backends": ("config", "trials", "ports", "own_python"),
     "results": ("cost", "trials", "labels"),
-    "tracking": ("config", "trials", "results", "labels", "console", "ports"),
+    "tracking": ("config", "trials", "results", "labels", "console", "ports", "own_python"),
     "sweep": ("config", "cost", "trials", "search", "backends", "results", "tracking", "console", "interrupt", "named_files"),
     "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (
         *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "stages"),
-        *("labels", "interrupt", "named_files"),
+        *("labels", "interrupt", "named_files", "own_python"),
     ),
-    "__main__": ("cli",),
+    "__main__": ("cli", "own_python"),
 }  # fmt: skip
 """Rooms of the launcher, likewise."""
 

@@ -169,7 +169,7 @@ def run(*words: object, check: bool = False, **options: Any) -> CompletedProcess
 
 def start_server(command: Sequence[str], errors: IO[bytes]) -> Any:
     """Stands in for ``launcher.backends.local.fork_server.start_server``."""
-    from launcher.config.own_python import finding_ours
+    from launcher.own_python import finding_ours
 
     environment = os.environ | finding_ours() | {"OMP_NUM_THREADS": "1"}
     if command[0] != sys.executable:

@@ -70,8 +70,9 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_args(argv)
     if arguments.show is not None:
         return show_file(arguments.show, arguments.config_dir, arguments.json)
-    files, is_table = hardware_files(arguments.config_dir), named_table(arguments.runs)
-    rows = read(arguments.runs) if is_table else sweep_rows(arguments.runs, arguments.dir)
+    files, runs = hardware_files(arguments.config_dir), arguments.runs
+    is_table = runs is not None and (runs.endswith(".csv") or Path(runs).is_file())
+    rows = read(runs) if is_table else sweep_rows(runs, arguments.dir)
     base = machine_of_rows(rows, files)
     if is_table:
         check_units(judged := judge(rows, files))
@@ -102,11 +103,6 @@ def parser() -> argparse.ArgumentParser:
     add_folder(made, "folder of config groups of your own: the file goes to DIR/hardware")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
-
-
-def named_table(runs: str | None) -> bool:
-    """Whether ``runs`` is a table, and not a sweep."""
-    return runs is not None and (runs.endswith(".csv") or Path(runs).is_file())
 
 
 def sweep_rows(name: str | None, folder: str) -> list[MeasuredRun]:

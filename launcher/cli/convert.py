@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.config.own_python import run
 from launcher.config.packages import need
+from launcher.own_python import run
 
 
 def main(argv: list[str]) -> int:

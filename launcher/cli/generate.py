@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.overrides import add_folder
-from launcher.config.own_python import run
 from launcher.config.packages import need
+from launcher.own_python import run
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
 from trainer.shared.run.errors import ConfigError

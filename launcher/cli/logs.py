@@ -13,8 +13,7 @@ from launcher.backends.contract import Backend
 from launcher.backends.logs import log_attempts
 from launcher.cli.overrides import NamedOption
 from launcher.trials.job import Job
-from launcher.trials.recorded import recorded_cluster
-from launcher.trials.store import Record, Store
+from launcher.trials.store import Record, Store, recorded_cluster
 from trainer.shared.run.errors import ConfigError, listed
 
 _WAIT_SECONDS = 0.5

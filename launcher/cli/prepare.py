@@ -9,8 +9,8 @@ from pathlib import Path
 from launcher.cli.main import VERBS
 from launcher.cli.overrides import PathOption
 from launcher.config.compose import compose
-from launcher.config.own_python import run
 from launcher.config.packages import need
+from launcher.own_python import run
 from trainer.shared.records.trial_files import CONFIG
 from trainer.shared.run.read import save
 

@@ -24,8 +24,7 @@ from launcher.tables.canonical import COLUMNS, write
 from launcher.tables.own import own_row
 from launcher.tables.repeats import Repeat, contradictions
 from launcher.trials.labels import heading, trial_labels
-from launcher.trials.recorded import recorded_cluster, recorded_run
-from launcher.trials.store import Record, Sweep
+from launcher.trials.store import Record, Sweep, recorded_cluster, recorded_run
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
 

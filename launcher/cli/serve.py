@@ -9,9 +9,9 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.cli.generate import command, copier, for_generation, split
-from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import need
 from launcher.interrupt import leave
+from launcher.own_python import finding_ours, module
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.stages import STOP
 

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         _print([_counts(sweep) for sweep in sweeps], lambda console: _show_all(console, sweeps), arguments.json)
         return 0
     sweep = caught_up(store, lambda: _asked_for(store, arguments.sweep))
-    here = _code_here(sweep)
+    here = CodeSnapshot().digest if any(map(_code, sweep.records)) else None
     document = {"sweep": sweep.name, "code_here": here, "trials": [_as_json(r) for r in sweep.records]}
     _print(document, lambda console: _show(console, sweep), arguments.json)
     others = sorted({code for record in sweep.records if (code := _code(record))} - {here})
@@ -63,11 +63,6 @@ def _code(record: Record) -> str | None:
     """The snapshot that a trial's job runs; None where it runs whatever is there, or the code of an image."""
     code = (record.handle or {}).get("code")
     return None if code == "image" else code
-
-
-def _code_here(sweep: Sweep) -> str | None:
-    """What a snapshot of the launcher's code would be called now; None where no trial runs one."""
-    return CodeSnapshot().digest if any(map(_code, sweep.records)) else None
 
 
 def _print(document: Any, show: Callable[[Console], None], as_json: bool) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.overrides import add_overrides
-from launcher.config import Config, check_launchable, compose, locate_data, resolve
+from launcher.config import check_launchable, compose, locate_data, resolve
 from launcher.config.command import command_of, mentioned
 from launcher.config.trainer import LaunchProfile, TrainerProfile
 from launcher.config.trainers import profile, profile_names
@@ -61,23 +61,17 @@ def show(own: Path | None, as_json: bool) -> int:
 def told(trainer: TrainerProfile) -> dict[str, Any]:
     """Name, program, and the layout keys that it can be told with their values (null: any); null where it cannot be launched."""
     keys = mentioned(trainer.launch) if trainer.foreign else None
-    shown = (
-        {name: sorted(values) if values is not None else None for name, values in sorted(keys.items()) if _of_layout(name)}
-        if keys is not None
-        else None
-    )
-    return {"name": trainer.name, "program": trainer.launch.program, "told": shown}
-
-
-def _of_layout(name: str) -> bool:
-    return name.startswith("layout.") or name == "zero"
+    told = {name: values for name, values in sorted((keys or {}).items()) if name.startswith("layout.") or name == "zero"}
+    words = {name: sorted(values) if values is not None else None for name, values in told.items()}
+    return {"name": trainer.name, "program": trainer.launch.program, "told": None if keys is None else words}
 
 
 def check(overrides: list[str], own: Path | None, as_json: bool) -> int:
     """Run ``STEPS`` steps of what ``overrides`` say."""
     config = compose(overrides, own)
     check_launchable(config)
-    config = locate_data(resolve(_short(config)))
+    short = dataclasses.replace(config.run, steps=STEPS, warmup_steps=STEPS - 1)
+    config = locate_data(resolve(dataclasses.replace(config, run=short)))
     command = command_of(config)
     if command is not None:
         print(f"command: {shlex.join(command.words)}", file=sys.stderr)
@@ -115,10 +109,6 @@ def teller(launch: LaunchProfile, word: str) -> str:
         if re.search(rf"\b{re.escape(flag_of(word))}\b", json.dumps(told)):
             return f"trainer.launch.options.{name}"
     return "trainer.launch." + ("arguments" if word in launch.arguments else "command")
-
-
-def _short(config: Config) -> Config:
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, steps=STEPS, warmup_steps=STEPS - 1))
 
 
 def sentence(name: str, result: dict[str, Any]) -> str:

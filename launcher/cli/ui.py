@@ -11,8 +11,7 @@ from launcher.interrupt import asked, leave
 from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 from launcher.tracking.names import view_name
 from launcher.tracking.server import LocalServer, PortLost, ServerError, runs_page, server_port
-from launcher.trials.owner import owner_of
-from launcher.trials.store import Store, Sweep
+from launcher.trials.store import Store, Sweep, owner_of
 from trainer.shared.run.errors import ConfigError
 
 PORT = 5000

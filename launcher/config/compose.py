@@ -54,7 +54,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
     register_schema()
     chosen: list[tuple[str, str]] = []
     checked = check_overrides(overrides, folder=folder, chosen=chosen)
-    of_hydra = any(_is_of_hydra(text) for text in checked)
+    of_hydra = any(text.lstrip("+~").startswith("hydra") for text in checked)  # which may say where files are looked for
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder} is no folder; give one that holds config groups, such as trainer/NAME.yaml")
@@ -79,11 +79,6 @@ def _hydra_compose(overrides: list[str]) -> Any:
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return hydra_compose("config", overrides=overrides)
-
-
-def _is_of_hydra(text: str) -> bool:
-    """Whether an override is of Hydra's own settings, which may say where files are looked for."""
-    return text.lstrip("+~").startswith("hydra")
 
 
 def _user_files(options: Sequence[tuple[str, str]], own: Path | None) -> tuple[tuple[str, str], ...] | None:

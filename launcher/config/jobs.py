@@ -30,47 +30,34 @@ class Jobs:
 
     def __init__(self, whole: Callable[[list[str]], DictConfig]):
         self._whole = whole
-        self._bases: dict[tuple[str, ...], DictConfig] = {}  # by what is not a value
-        self._typed: dict[tuple[str, ...], _Typed | None] = {}  # the same bases, for jobs that only set plain values
+        self._bases: dict[tuple[str, ...], _Typed | None] = {}  # by what is not a value
         self._parsed: dict[str, Any] = {}
 
     def config(self, overrides: Sequence[str]) -> Config:
-        """The typed configuration of one job, as ``to_config(compose(overrides))`` makes it. Sections that are equal in many jobs are one
-        object."""
+        """The typed configuration of one job. Sections that are equal in many jobs are one object. Raises what Hydra raises."""
         rest, values = self._split(overrides)
-        if rest in self._bases:
-            if rest not in self._typed:
-                self._typed[rest] = _Typed.of(self._bases[rest])
-            typed = self._typed[rest]
-            try:
-                job = typed.with_values({o.key_or_group: o.value() for o in values}) if typed is not None else None
-            except ConfigError:
-                job = None  # Hydra may know another mistake that comes first
-            if job is not None:
-                return job
-        return to_config(self.compose(overrides))
+        if rest not in self._bases:
+            self._bases[rest] = self._base(list(rest))
+        base = self._bases[rest]
+        try:
+            job = base.with_values({o.key_or_group: o.value() for o in values}) if base is not None else None
+        except ConfigError:
+            job = None  # Hydra may know another mistake that comes first
+        return to_config(self._whole(list(overrides))) if job is None else job
 
-    def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """The configuration of one job. Raises what Hydra raises."""
+    def _base(self, rest: list[str]) -> _Typed | None:
         from hydra.errors import HydraException
-        from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        rest, values = self._split(overrides)
         try:
-            if rest not in self._bases:
-                self._bases[rest] = self._whole(list(rest))
-            job = copy.deepcopy(self._bases[rest])
-            for override in values:
-                OmegaConf.update(job, override.key_or_group, override.value(), merge=True)
+            return _Typed.of(self._whole(rest))
         except (OmegaConfBaseException, HydraException):
-            return self._whole(list(overrides))  # which says what is wrong in Hydra's words
-        return job
+            return None  # all overrides together are as wrong, or not
 
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Any]]:
         """What Hydra has to compose, and the values that may be set afterwards."""
         parsed = [self._parse(line) for line in overrides]
-        ordered = [i for i, o in enumerate(parsed) if not _sets_a_value(o) and not _may_be_a_choice(o)]
+        ordered = [i for i, o in enumerate(parsed) if not _sets_a_value(o) and not _chooses(o)]
         last = ordered[-1] if ordered else -1
         values = [o for i, o in enumerate(parsed) if i > last and _sets_a_value(o)]
         return tuple(line for i, (line, o) in enumerate(zip(overrides, parsed)) if i <= last or not _sets_a_value(o)), values
@@ -163,7 +150,7 @@ def _sets_a_value(override: Any) -> bool:
     return _changes(override) and "." in override.key_or_group and not override.key_or_group.startswith("hydra.")
 
 
-def _may_be_a_choice(override: Any) -> bool:
+def _chooses(override: Any) -> bool:
     return _changes(override) and "." not in override.key_or_group and isinstance(override.value(), str)
 
 

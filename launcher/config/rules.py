@@ -13,11 +13,11 @@ from pathlib import Path
 
 from launcher.config.command import check_told, command_of
 from launcher.config.mounts import Mount, seen
-from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import missing, need
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile
 from launcher.config.trainers import OWN as OWN_TRAINER
+from launcher.own_python import finding_ours, module
 from trainer.shared.corpora.examples import check_examples
 from trainer.shared.corpora.index import TOKENIZER, check_corpus, data_name
 from trainer.shared.corpora.sources import STDLIB

@@ -8,14 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.results.ranking import Measurement, measurement
+from launcher.trials.store import Record
 from trainer.shared.records.trial_files import TIMELINE, attempt_of, failures_in, positive, read_steps
 from trainer.shared.run.files import read_json
-
-if TYPE_CHECKING:
-    from launcher.trials.store import Record
 
 
 def measure(records: Iterable[Record]) -> list[Measurement]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.layouts import to_table
+from launcher.cost.prediction import CostModel
+from launcher.cost.timeline import MOST_SPANS, timeline
 from launcher.results.timeline import Event, Timeline
-from launcher.trials.recorded import recorded_cluster, recorded_run
-from launcher.trials.store import Record
+from launcher.trials.store import Record, recorded_cluster, recorded_run
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import LayoutConfig
-
-if TYPE_CHECKING:
-    from launcher.cost.inputs.case import Case
 
 KINDS = {"send_forward": "send", "send_backward": "send", "recv_forward": "receive", "recv_backward": "receive"}
 
@@ -20,9 +18,6 @@ def foreseen(record: Record) -> Timeline | None:
     """One row per pipeline rank. None where nothing was predicted, or not any more: rates of the hardware may have gone since."""
     if not record.predicted:
         return None
-    from launcher.cost.inputs.layouts import to_table
-    from launcher.cost.prediction import CostModel
-
     try:
         config, cluster = recorded_run(record), recorded_cluster(record)
         case = CostModel(cluster).case(config.model, to_table([config.layout]), config.run, config.tune)
@@ -36,8 +31,6 @@ def simulated(case: Case, layout: LayoutConfig, computations: int | None = None)
 
     ``computations``: about how many of them a rank shows; the steady state of a longer step only repeats.
     """
-    from launcher.cost.timeline import MOST_SPANS, timeline
-
     drawn = timeline(case, layout.stage_layers, computations * layout.pipeline if computations else MOST_SPANS)
     stages = len(drawn.ranks)
     events = tuple(

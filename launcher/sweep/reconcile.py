@@ -14,8 +14,7 @@ from launcher.sweep.run import launcher_name
 from launcher.tracking import unmirrored
 from launcher.tracking.process import resume
 from launcher.trials.lock import Locks
-from launcher.trials.recorded import recorded_cluster
-from launcher.trials.store import Record, Store
+from launcher.trials.store import Record, Store, recorded_cluster
 from trainer.shared.records.outcome import Status
 
 

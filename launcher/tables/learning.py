@@ -21,7 +21,6 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from scipy.linalg import eigh
 
 from launcher.config.constants import constant_entries
 from launcher.config.schema import HardwareConfig
@@ -267,6 +266,8 @@ class Update:
         """Coordinates in which the errors of layouts are independent and of variance s**2, and all other errors are independent of each
         other, too (generalised eigenvalues; Golub & Van Loan 2013, section 8.7): (runs,) variances of the latter, and (runs, 2 +
         parameters) ``targets``, ones, and what the parameters but the common error have in common with each run."""
+        from scipy.linalg import eigh
+
         slopes = self.slopes[:, 1:]
         cross = slopes @ self.prior[1:, 1:]
         sure, turn = eigh(cross @ slopes.T + np.diag(self.noise**2), self.errors)

@@ -87,7 +87,9 @@ class Copier:
     def _copy(self, name: str) -> None:
         unmirrored.take(self._root, name)
         mirror = self._mirrors.setdefault(name, MlflowSweep(self._root, name))
-        trouble = attempt(mirror) if self._has_begun(name) else ""
+        # A command that was refused may have left a plan, or nothing: there is nothing to see of it.
+        records = self._store.sweep(name).records if name in self._store.names() else []
+        trouble = attempt(mirror) if any(record.status not in (Status.PLANNED, Status.PRUNED) for record in records) else ""
         if not gc.get_freeze_count():
             gc.freeze()  # MLflow's modules are not garbage, and are not looked through again
         if not trouble:
@@ -100,11 +102,6 @@ class Copier:
             unmirrored.complain(self._root, name, trouble)
         self._pauses[name] = min(2 * self._pauses.get(name, LOOK_S / 2), LONGEST_PAUSE_S)
         self._due[name] = time.monotonic() + self._pauses[name]
-
-    def _has_begun(self, name: str) -> bool:
-        """Whether there is anything to see of the sweep: a command that was refused may have left a plan, or nothing."""
-        planned = (Status.PLANNED, Status.PRUNED)
-        return name in self._store.names() and any(record.status not in planned for record in self._store.sweep(name).records)
 
 
 @contextmanager

@@ -62,7 +62,9 @@ class Lineage:
         tags = {STAGE: stage.id, "owner": self._owner, "digest": made.digest, "kind": made.kind.value}
         name = f"{self._pipeline}-{stage.name}".replace(".", "-")
         model = self._client.create_logged_model(self._experiment, name, run, tags | _source(stage), params, family)
-        self._client.log_outputs(run, [LoggedModelOutput(model.model_id, _steps(Path(stage.folder)))])
+        newest = newest_checkpoint(Path(stage.folder))
+        steps = None if newest is None else (read_json(newest / "manifest.json") or {}).get("step")
+        self._client.log_outputs(run, [LoggedModelOutput(model.model_id, steps if isinstance(steps, int) else 0)])
         self._client.finalize_logged_model(model.model_id, "READY")
 
     def _write_scores(self, run: str, stage: StageRun, record: Record) -> None:
@@ -103,10 +105,3 @@ def _dataset(stage: StageRun, name: str, folder: Path, found: Artifact) -> Any:
 
 def _dataset_name(stage: StageRun, name: str, folder: Path) -> str:
     return stage.made_by.get(name) or folder.name
-
-
-def _steps(folder: Path) -> int:
-    """Optimizer steps of a checkpoint; 0 where that is not said."""
-    newest = newest_checkpoint(folder)
-    steps = None if newest is None else (read_json(newest / "manifest.json") or {}).get("step")
-    return steps if isinstance(steps, int) else 0

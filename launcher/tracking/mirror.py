@@ -29,8 +29,7 @@ from launcher.tracking.database import (
 )
 from launcher.tracking.lineage import Lineage
 from launcher.trials.labels import trial_labels
-from launcher.trials.owner import owner_of
-from launcher.trials.store import Record, Store, Sweep
+from launcher.trials.store import Record, Store, Sweep, owner_of
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.trial_files import CONFIG, METRICS, OFFSET, RESULT, TIMELINE, failure_file, step_lines, step_metrics
 from trainer.shared.run.files import Tail

@@ -13,20 +13,18 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from launcher import labels
 from launcher.results import front
 from launcher.results.ranking import Measurement, leaders
 from launcher.trials.labels import trial_labels
+from launcher.trials.store import Record, Sweep
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import StageRun, stage_in
 from trainer.shared.records.trial_files import number, summary_metrics
 from trainer.shared.run.read import flatten
 from trainer.shared.run.stages import TRAININGS
-
-if TYPE_CHECKING:
-    from launcher.trials.store import Record, Sweep
 
 V = TypeVar("V")
 LONGEST_NAME = 240

@@ -9,16 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from launcher.config.own_python import finding_ours, module
 from launcher.config.packages import install_command, missing
 from launcher.console import say
+from launcher.own_python import finding_ours, module
 from launcher.tracking import unmirrored
 from launcher.tracking.database import environment
-
-if TYPE_CHECKING:
-    from launcher.trials.store import Record
+from launcher.trials.store import Record
 
 PATIENCE_S = 5.0
 """How long a command that has measured something waits for MLflow before it leaves the rest to the background, where there is one."""

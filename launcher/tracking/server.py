@@ -13,7 +13,7 @@ from types import TracebackType
 
 import psutil
 
-from launcher.config.own_python import module
+from launcher.own_python import module
 from launcher.ports import PORTS, free_port, is_free
 from launcher.tracking.database import artifact_folder, database_uri, environment
 

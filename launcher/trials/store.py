@@ -13,18 +13,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import secrets
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from launcher.config.clusters import cluster_from_record
 from launcher.config.rules import run_of
 from launcher.config.schema import ClusterConfig, Config
 from launcher.trials.identity import digest, trial_id
-from launcher.trials.owner import owned
 from launcher.trials.reads import contents
 from launcher.trials.shape import AttemptShape, HandleShape, PredictedShape, is_time, is_whole
 from trainer.shared.records.outcome import Reason, Status
@@ -32,9 +34,10 @@ from trainer.shared.records.stage_run import StageRun
 from trainer.shared.records.trial_files import CONFIG, FORMAT, METRICS, RESULT, attempt_of, check_format, known_reason, outcome_of
 from trainer.shared.run.errors import ConfigError, nearest
 from trainer.shared.run.files import last_object, read_json, write_json
-from trainer.shared.run.read import SECTION, save, to_dict
+from trainer.shared.run.read import SECTION, from_record, save, to_dict
+from trainer.shared.run.rules import resolve as resolve_run
 from trainer.shared.run.rules import world_size_of
-from trainer.shared.run.schema import TrainConfig
+from trainer.shared.run.schema import ResolvedTrainConfig, TrainConfig
 from trainer.shared.run.value_types import fits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -357,3 +360,33 @@ def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
     if record.status not in UNDER_WAY:
         return planned
     return dataclasses.replace(planned, **{name: record.cluster[name] for name in planned.found_by if name in record.cluster})
+
+
+def recorded_run(record: Record) -> ResolvedTrainConfig:
+    """``ConfigError`` when its values do not fit together, as today's rules have it."""
+    return resolve_run(from_record(TrainConfig, record.config), record.world_size)
+
+
+def recorded_cluster(record: Record) -> ClusterConfig:
+    """Where the trial runs, or ran."""
+    return cluster_from_record(record.cluster)
+
+
+def owned(run: TrainConfig, root: Path) -> TrainConfig:
+    """``run`` with the mark of the folder ``root``, if a server tracks it: others may run the same trial and track it there too."""
+    if run.tracking.uri is None:
+        return run
+    return replace(run, tracking=replace(run.tracking, owner=owner_of(root)))
+
+
+def owner_of(root: Path) -> str:
+    """The folder's mark: 12 hexadecimal digits, drawn when first asked for, the same ever after."""
+    path = root / "mlflow.owner"
+    if not path.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        drawn = root / f".mlflow.owner.{os.getpid()}"
+        drawn.write_text(secrets.token_hex(6))
+        with suppress(FileExistsError):
+            os.link(drawn, path)  # of several launchers that start at once the first decides
+        drawn.unlink()
+    return path.read_text()

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli import rank as rank_verb
-from launcher.results.interval import CONFIDENCE, median_interval
 from launcher.results.measurements import measure
-from launcher.results.ranking import Measurement, _first_losses, leaders, measurement, problem, rank, tied
+from launcher.results.ranking import CONFIDENCE, Measurement, _first_losses, leaders, measurement, median_interval, problem, rank, tied
 from launcher.trials.store import Point, Store
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, step_times, write_json, write_metrics
 from trainer.shared.records.outcome import Reason, Status

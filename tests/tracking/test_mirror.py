@@ -16,8 +16,7 @@ from launcher.results.measurements import measure
 from launcher.results.ranking import rank
 from launcher.tracking import database, unmirrored
 from launcher.tracking.mirror import OFFSET, PARENT, STATE, MlflowSweep, attempt
-from launcher.trials.owner import owner_of
-from launcher.trials.store import Store
+from launcher.trials.store import Store, owner_of
 from tests.results.trial_files import STARTED, SweepOnDisk, demo_sweep, point, seeded, step_times, tracked_at, write_metrics
 from tests.tracking.mirrored import children, history, runs
 from trainer.shared.records.outcome import Reason, Status
@@ -228,7 +227,7 @@ def test_two_launchers_with_the_same_sweep_share_a_server_but_no_run(tmp_path: P
 
 
 def test_launchers_that_draw_their_mark_at_once_agree_on_it(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from launcher.trials.owner import owner_of; print(owner_of(Path({str(tmp_path)!r})))"
+    code = f"from pathlib import Path; from launcher.trials.store import owner_of; print(owner_of(Path({str(tmp_path)!r})))"
     drawing = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(6)]
     marks = {process.communicate(timeout=600)[0].strip() for process in drawing}
     assert len(marks) == 1 and len(marks.pop()) == 12

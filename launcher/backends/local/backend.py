@@ -25,8 +25,8 @@ import psutil
 from launcher.backends.contract import Backend, Request
 from launcher.backends.local.fork_server import COMMAND, ForkServerClient, ForkServerError, RankGroup
 from launcher.backends.variables import RANKS, check_names
-from launcher.config.own_python import finding_ours, module
 from launcher.config.schema import ClusterConfig, LocalCluster
+from launcher.own_python import finding_ours, module
 from launcher.ports import PORTS, free_port
 from launcher.trials.job import Handle, Job, JobState
 from trainer.shared.records.outcome import Reason, Status

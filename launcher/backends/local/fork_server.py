@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from launcher.backends.contract import BackendError
-from launcher.config.own_python import finding_ours, module
+from launcher.own_python import finding_ours, module
 
 COMMAND = module("trainer.fork_server")
 

@@ -45,13 +45,13 @@ DEFECTS = [
     Defect(
         "steps of the warm-up are measured",
         RANKING,
-        "for value in step_times[warmup:] if",
-        "for value in step_times if",
+        "for value in written[warmup:] if",
+        "for value in written if",
         "tests/results/test_order.py tests/results/test_ranking.py",
     ),
     Defect(
         "the interval of a median is too narrow",
-        "launcher/results/interval.py",
+        RANKING,
         "while 1 - 2 * (more := outside + _half_binomial(n, k)) >= confidence:",
         "while 1 - (more := outside + _half_binomial(n, k)) >= confidence:",
         "tests/results/test_order.py tests/results/test_ranking.py",
