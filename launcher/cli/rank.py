@@ -55,7 +55,8 @@ def main(argv: list[str]) -> int:
     ranked = rank(measure(sweep.records))
     warn(repeated(sweep, ranked), "each has its own place; measure the layout again (sweep.rerun=true)")
     if arguments.csv is not None:
-        write_csv(arguments.csv, sweep, ranked)
+        write(arguments.csv, rows := table_rows(sweep, ranked))
+        print(f"wrote {len(rows)} rows to {arguments.csv}", file=sys.stderr)
     if arguments.json:
         print(json.dumps([m.as_json() for m in ranked], indent=2, allow_nan=False))
     else:
@@ -75,13 +76,6 @@ def _timed(record: Record) -> str:
     return json.dumps([record.config | {"run": run, "tracking": None}, record.cluster, record.reads], sort_keys=True, default=str)
 
 
-def write_csv(path: str, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
-    """One line for each trial that was measured or ran out of memory."""
-    rows = table_rows(sweep, ranked)
-    write(path, rows)
-    print(f"wrote {len(rows)} rows to {path}", file=sys.stderr)
-
-
 def wrote_csv(text: str) -> bool:
     """Whether a file that begins like this holds trials: the canonical columns, and this project's trainer in the first row."""
     rows = csv.DictReader(text.splitlines())
@@ -89,7 +83,7 @@ def wrote_csv(text: str) -> bool:
 
 
 def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """The same as cells of a canonical table."""
+    """Each trial that was measured or ran out of memory as cells of a canonical table."""
     hardware, records, rows = hardware_files(), {record.id: record for record in sweep.records}, []
     for m in ranked:
         short = m.reason is Reason.OUT_OF_MEMORY

@@ -106,7 +106,7 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
         trial=record.id,
         status=record.status,
         reason=record.reason,
-        detail=record.detail or _text(result.get("message")),
+        detail=record.detail or (message if isinstance(message := result.get("message"), str) else ""),
         layout=laid_out if isinstance(laid_out := result.get("layout"), Mapping) else config.get("layout") or {},
         step_time_s=result.get("step_time_s"),
         step_time_spread_s=result.get("step_time_spread_s"),
@@ -238,7 +238,3 @@ def _first_losses(losses: Any) -> tuple[float, ...]:
 
 def _is_timed(m: Measurement) -> bool:
     return m.status is Status.DONE and m.step_time_s is not None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -11,7 +11,10 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from launcher import labels
 from launcher.results import front, lineage, plots, timeline
@@ -28,9 +31,6 @@ from trainer.shared.records.trial_files import failures_in, number, positive, re
 from trainer.shared.run.read import from_record
 from trainer.shared.run.schema import CommandConfig, LayoutConfig
 from trainer.shared.run.stages import TRAININGS
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 COLOURS = 8
 """Colours of the palette; more trials share them."""
@@ -74,8 +74,6 @@ class ReportedPipeline:
 
 def render(sweep: Sweep) -> str:
     """The whole page."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     environment = Environment(
         loader=PackageLoader("launcher.results", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

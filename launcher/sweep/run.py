@@ -21,9 +21,9 @@ from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.loop import Loop
 from launcher.sweep.observer import Observer
 from launcher.sweep.progress import progress_for
+from launcher.trials.identity import contents
 from launcher.trials.job import Job
 from launcher.trials.lock import Locks
-from launcher.trials.reads import contents
 from launcher.trials.store import UNDER_WAY, Point, Record, Store, check_name, cluster_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import world_size_of

@@ -1,24 +1,35 @@
 """What makes two trials the same trial.
 
 A trial's id is a hash of everything that can change what it computes or how fast: its configuration, and the content of files that a tuning
-reads (``launcher.trials.reads``). A prepared corpus is known by its path, and so are files that another trainer's command names: where they
+reads at paths (``digests``). A prepared corpus is known by its path, and so are files that another trainer's command names: where they
 have changed since a trial was measured, it is said. Left out, because a trial repeated with another value would measure the same thing:
 
 - ``tracking``: where measurements are mirrored;
 - ``cluster.hardware`` but its name: rates are the cost model's input, and calibration changes them while a search runs
   (the two that reach the trainer, peak and memory, are in ``run``);
 - the cluster's ``passing`` keys: how patiently, how many at once, at whose expense.
+
+Of what a run reads and that may change at the same path (examples, their tokenizer and what names its ends, the checkpoint that is tuned)
+whole files are hashed: a size and a time do not tell a copy from a change. It costs little, since the launcher has read every line of the
+examples before, to check them; a checkpoint is named by its manifest, as in what tuning writes. A file is read once as long as its size and
+its time stay. Pods have files that this machine may not have; of these nothing is known here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from launcher.config.rules import run_of
 from launcher.config.schema import Config
-from launcher.trials.reads import digests
+from trainer.shared.corpora.index import INDEX, TOKENIZER
+from trainer.shared.corpora.sources import STDLIB
+from trainer.shared.records.artifacts import CHECKPOINT_MANIFEST, newest_checkpoint
+from trainer.shared.records.named_tokens import NAMING
+from trainer.shared.run.files import read_json
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import TuneConfig
 
@@ -50,3 +61,47 @@ def trial_id(config: Config) -> str:
 def digest(content: Any) -> str:
     """12 hexadecimal digits of plain data, independent of the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+
+
+def digests(config: Config) -> dict[str, str]:
+    """By what it is; empty for a run that reads none of it, or where it is out of sight."""
+    data, files = config.data, dict[str, Path]()
+    if config.trainer.foreign or not config.cluster.shares_files:
+        return {}
+    if data.kind == "instructions":
+        files |= (
+            {"tokenizer": Path(data.path, TOKENIZER)}
+            | {name: Path(data.path, name) for name in NAMING}
+            | ({} if data.source == STDLIB else {"examples": Path(data.source)})
+        )
+    if isinstance(config.tune.base, str) and (checkpoint := newest_checkpoint(Path(config.tune.base))) is not None:
+        files["base"] = checkpoint / CHECKPOINT_MANIFEST
+    return {name: found for name, path in files.items() if (found := _digest(path))}
+
+
+def contents(config: Config) -> dict[str, str]:
+    """``digests``, and those of what a trial's id knows by its path alone: a prepared corpus, and files that the command of another
+    trainer names. A change in them does not make another trial; a command that finds such a trial measured already says so."""
+    if not config.cluster.shares_files:
+        return {}
+    command = run_of(config).command
+    named = [part for word in command.words[1:] for part in (word, word.partition("=")[2])] if command else []
+    found = digests(config) | {part: digest for part in named if (path := Path(part)).is_file() and (digest := _digest(path))}
+    if config.data.kind == "corpus" and (command is None or any(config.data.path in word for word in named)):
+        known = (read_json(Path(config.data.path, INDEX)) or {}).get("sha256")
+        found |= {f"data.path={config.data.path}": known} if isinstance(known, str) else {}
+    return found
+
+
+def _digest(path: Path) -> str:
+    try:
+        known = path.stat()
+        return _read(path.absolute(), known.st_ino, known.st_size, known.st_mtime_ns)
+    except OSError:  # whoever reads it says what is wrong
+        return ""
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, *state: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

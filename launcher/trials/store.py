@@ -26,8 +26,7 @@ from typing import Any
 from launcher.config.clusters import cluster_from_record
 from launcher.config.rules import run_of
 from launcher.config.schema import ClusterConfig, Config
-from launcher.trials.identity import digest, trial_id
-from launcher.trials.reads import contents
+from launcher.trials.identity import contents, digest, trial_id
 from launcher.trials.shape import AttemptShape, HandleShape, PredictedShape, is_time, is_whole
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.stage_run import StageRun
@@ -103,7 +102,7 @@ class Record:
     avoided_words: str = ""  # which nodes the attempt leaves out, and which it has to use again, in words
     left: list[dict[str, Any]] = _plain(list, list[AttemptShape])  # attempt and handle of those that left objects at their place
     launcher: str = ""  # who runs it: "process 123 on host"
-    reads: dict[str, str] = field(default_factory=dict)  # digests of what it read (``launcher.trials.reads``)
+    reads: dict[str, str] = field(default_factory=dict)  # digests of what it read (``launcher.trials.identity``)
     commit: str | None = None  # git commit of the launcher's checkout, with "+" when it had changes
 
     @property
