@@ -34,10 +34,10 @@ TRAINER = {
     "probe": ("shared", "launch", "data", "comm", "engine", "loop", "generate"),
     "evaluate": ("shared", "launch", "data", "comm", "checkpoint", "engine", "validation", "loop"),
     "generate": ("shared", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "engine", "loop"),
-    "stage": ("shared", "launch", "data"),
+    "stages": ("shared", "launch", "data", "convert", "generate"),
     "health": ("launch",),
     "observe": ("shared", "launch"),
-    "__main__": ("shared", "launch", "measure", "loop", "probe", "evaluate", "generate", "stage", "observe"),
+    "__main__": ("shared", "launch", "measure", "loop", "probe", "evaluate", "generate", "stages", "observe"),
     "fork_server": ("shared", "__main__"),
     "testing": ("shared", "launch", "__main__", "fork_server"),
 }

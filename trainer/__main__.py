@@ -25,7 +25,6 @@ from trainer.shared.records.trial_files import EXIT_STOPPED
 from trainer.shared.run.read import load
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import ResolvedTrainConfig
-from trainer.shared.run.stages import TRAININGS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,13 +61,11 @@ def preload(compiler: bool | None = None) -> None:
 
 def _train(path: Path, env: RankEnv, out: Path, attempt: int) -> Status:
     stage, config = load_stage(path), resolve(load(path), env.world_size)
-    run = partial(_run, config, env, out, attempt, stage)
     if stage is None or not stage.folder:
-        return run()
-    from trainer.stage import make, run_command
+        return _run(config, env, out, attempt, stage)
+    from trainer.stages.make import make, work_of
 
-    work = run if stage.verb in (*TRAININGS, "evaluate", "generate") else partial(run_command, stage, config)
-    return make(stage, work, env, out, attempt, config.run.warmup_steps)
+    return make(work_of(stage, config), partial(_run, config, env, out, attempt, stage), env, out, attempt)
 
 
 def _run(

@@ -15,6 +15,7 @@ from launcher.cli.overrides import PathOption, add_overrides
 from trainer.shared.corpora.index import TOKENIZER, other_words, read_in_training, read_index
 from trainer.shared.records.artifacts import check_model_of, checkpoint_facts
 from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.command_lines import ScoreCommand
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve_model
@@ -96,18 +97,18 @@ def main(argv: list[str]) -> int:
 
 def evaluate_tasks(arguments: argparse.Namespace) -> int:
     """Exit code as ``main``."""
-    from launcher.cli.generate import command, for_generation
+    from launcher.cli.generate import for_generation, told
     from launcher.config import locate_data
     from launcher.stages.tasks import check_tasks
     from launcher.sweep.oneoff import JobError, run_job
 
-    check_tasks(arguments.tasks.split(","), arguments.tasks_folder)
-    config = for_generation([str(arguments.checkpoint)], arguments.overrides, arguments.config_dir)
-    given = {name: getattr(arguments, name) for name in OF_TASKS}
-    words = [word for name, value in given.items() if value is not None for word in (option(name), str(value))]
-    told = command("evaluate", [str(arguments.checkpoint), "--tasks", arguments.tasks, *words])
+    names = arguments.tasks.split(",")
+    check_tasks(names, arguments.tasks_folder)
+    config = for_generation(str(arguments.checkpoint), arguments.overrides, arguments.config_dir)
+    given = {name: value for name in OF_TASKS if (value := getattr(arguments, name)) is not None}
+    command = ScoreCommand(model=str(arguments.checkpoint), tasks=names, **given)
     try:
-        figures = run_job(locate_data(config), "evaluate", lambda *_: None, stage=told)["evaluation"]
+        figures = run_job(locate_data(config), "evaluate", lambda *_: None, stage=told("evaluate", command))["evaluation"]
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

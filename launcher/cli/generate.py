@@ -17,7 +17,9 @@ from launcher.config.packages import need
 from launcher.own_python import run
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.command_lines import FILES, GenerateCommand, ReadWeights, asked, generate_parser
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import to_dict
 from trainer.shared.run.stages import TEXT
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 _OVERRIDE = re.compile(r"\+{0,2}[a-z_]+([./][a-z_]+)*=.*", re.DOTALL)
 FLAGS = ("--json", "-h", "--help")
 """Options without a value."""
-FILES = ("--prompts", "--tokenizer", "--tasks-folder", "--token-file", "--out")
-"""Options whose value is a path."""
 
 
 def main(argv: list[str]) -> int:
@@ -39,31 +39,26 @@ def main(argv: list[str]) -> int:
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job
 
-    config, as_json = for_generation(words, overrides, own), "--json" in words
-    copy = copier(not as_json and config.cluster.shares_files)  # else what is written is not seen while it grows
+    arguments = parsed(generate_parser(), words)
+    command = asked(GenerateCommand, arguments)
+    config = for_generation(command.model, overrides, own)
+    copy = copier(not arguments.json and config.cluster.shares_files)  # else what is written is not seen while it grows
     try:
-        result = run_job(locate_data(config), "generate", lambda *_: None, stage=command("generate", words), watch=copy)
+        result = run_job(locate_data(config), "generate", lambda *_: None, stage=told("generate", command), watch=copy)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    if as_json:
+    if arguments.json:
         print(json.dumps(result["completions"]))
     elif not config.cluster.shares_files:
         print(*(made["prompt"] + made["text"] for made in result["completions"]), sep="\n")
     return 0
 
 
-def command(verb: str, words: Sequence[str]) -> StageRun:
-    """What the ranks are told: ``words`` with absolute paths, and which of them must be seen where they run."""
-    told, sources = [os.path.abspath(words[0])], {"model": os.path.abspath(words[0])}
-    for word in words[1:]:
-        option, equals, value = word.partition("=")
-        if option in FILES and equals:
-            told, word = [*told, option], value
-        if told[-1] in FILES:
-            word = sources[told[-1].lstrip("-")] = os.path.abspath(word)
-        told.append(word)
-    return StageRun(verb=verb, command=told, sources=sources)
+def told(verb: str, command: ReadWeights) -> StageRun:
+    """What the ranks are told: ``command`` with absolute paths, and which files they must see."""
+    files = {name: os.path.abspath(path) for name in FILES if (path := getattr(command, name, None))}
+    return StageRun(verb=verb, sources={name.replace("_", "-"): path for name, path in files.items()}, settings=to_dict(command) | files)
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str], Path | None]:
@@ -79,13 +74,8 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str], Path | None]:
     return words, overrides, known.config_dir
 
 
-def for_generation(words: Sequence[str], overrides: list[str], own: Path | None = None) -> Config:
-    """The resolved configuration of a job that generates with the model that ``words`` name first. ``data`` is 1 unless it is given."""
-    from launcher.config import compose
-    from launcher.config.rules import generating
-
-    if given := [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]:
-        raise ConfigError(f"{given[0]}: the model is that of the weights; leave it out")
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """What ``words`` ask of ranks. ``ConfigError`` for what is of one process alone, and for what is no text."""
     for option, name in (("--dtype", "run.precision"), ("--threads", "run.threads")):
         if any(word.partition("=")[0] == option for word in words):
             raise ConfigError(f"{option} is of one process alone, and keys start ranks; give {name}=...")
@@ -93,7 +83,17 @@ def for_generation(words: Sequence[str], overrides: list[str], own: Path | None 
         raise ConfigError(f"{strange[0][:40]!r} is no text in UTF-8")
     if not words or words[0].startswith("-"):
         raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
-    return generating(compose(overrides, own), model_of(Path(words[0])))
+    return parser.parse_args(words)
+
+
+def for_generation(model: str, overrides: Sequence[str], own: Path | None = None) -> Config:
+    """The resolved configuration of a job that reads the weights in ``model``. ``data`` is 1 unless it is given."""
+    from launcher.config import compose
+    from launcher.config.rules import generating
+
+    if given := [word for word in overrides if word.lstrip("+").startswith(("model.", "model="))]:
+        raise ConfigError(f"{given[0]}: the model is that of the weights; leave it out")
+    return generating(compose(overrides, own), model_of(Path(model)))
 
 
 def copier(prints: bool) -> Callable[[Path], None]:

@@ -139,24 +139,20 @@ def _value(word: str) -> Any:
     from yaml import YAMLError
 
     from launcher.config.misread import refuse_misread_in
-    from launcher.config.text_keys import is_text
     from launcher.config.yaml_text import read_config_yaml
-    from launcher.stages.graph import stage_key
+    from launcher.stages.graph import is_text_key
 
     key, _, text = word.partition("=")
-
-    def text_key(inner: str) -> bool:
-        return is_text(f"{stage_key(key)}.{inner}".removesuffix("."))
 
     try:
         value = read_config_yaml(text)
     except YAMLError:
-        if text_key(""):
+        if is_text_key(key):
             return text
         raise
-    if text_key("") and isinstance(value, (bool, int, float)):
+    if is_text_key(key) and isinstance(value, (bool, int, float)):
         return text
-    refuse_misread_in(text, key, text_key)
+    refuse_misread_in(text, key, lambda inner: is_text_key(f"{key}.{inner}".removesuffix(".")))
     return value
 
 

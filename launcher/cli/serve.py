@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from launcher.cli.generate import command, copier, for_generation, split
+from launcher.cli.generate import copier, for_generation, parsed, split, told
 from launcher.config.packages import need
 from launcher.interrupt import leave
 from launcher.own_python import finding_ours, module
+from trainer.shared.run.command_lines import ServeCommand, asked, serve_parser
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.stages import STOP
 
@@ -25,7 +26,8 @@ def main(argv: list[str]) -> int:
     from launcher.config import locate_data
     from launcher.sweep.oneoff import JobError, run_job
 
-    config, copy = for_generation(words, overrides, own), copier(True)
+    command = asked(ServeCommand, parsed(serve_parser(), words))
+    config, copy = for_generation(command.model, overrides, own), copier(True)
     if config.cluster.own_network:
         raise ConfigError(
             f"cluster.backend={config.cluster.backend}: a pod's address is its own, so this command cannot serve there; run "
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
         ending.append(number)
 
     try:
-        run_job(locate_data(config), "serve", lambda *_: None, stage=command("serve", words), watch=watch, on_signal=on_signal)
+        run_job(locate_data(config), "serve", lambda *_: None, stage=told("serve", command), watch=watch, on_signal=on_signal)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -11,7 +11,6 @@ from typing import Any
 from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.composed import override_parser
 from launcher.config.schema import Config
-from trainer.shared.run.stages import ConvertSettings, EvaluateSettings, GenerateSettings, PrepareSettings
 from trainer.shared.run.value_types import ValueType, keys_of
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
@@ -37,19 +36,17 @@ def type_at(kind: ValueType, path: Sequence[str]) -> tuple[ValueType, Mapping[st
 
 @cache
 def type_of_key(key: str, backend: str | None = None) -> tuple[ValueType, Mapping[str, Any]]:
-    """``type_at`` of a dotted key of a run, on a cluster of ``backend`` or of any; of a stage's own settings without one."""
+    """``type_at`` of a dotted key of a run, on a cluster of ``backend`` or of any."""
     section, *path = key.split(".")
     if section != "cluster":
-        own = () if backend else (PrepareSettings, ConvertSettings, EvaluateSettings, GenerateSettings)
-        found = [type_at(ValueType(root), [section, *path]) for root in (Config, *own)]
-    else:
-        found = [type_at(ValueType(cluster_class(name)), path) for name in ([backend] if backend else backend_names())]
+        return type_at(ValueType(Config), [section, *path])
+    found = [type_at(ValueType(cluster_class(name)), path) for name in ([backend] if backend else backend_names())]
     return next((each for each in found if each[0] is not NO_KEY), (NO_KEY, {}))
 
 
-def is_text(key: str) -> bool:
-    """Whether a key, or each entry of its list, is text."""
-    kind = type_of_key(key)[0]
+def is_text(key: str, own: Sequence[type] = ()) -> bool:
+    """Whether a key of a run, or of one of its ``own`` settings, is text, or each entry of its list."""
+    kind = next((kind for root in own if (kind := type_at(ValueType(root), [key])[0]) is not NO_KEY), type_of_key(key)[0])
     while kind.base is list:
         kind = kind.holds
     return kind.base is str

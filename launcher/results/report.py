@@ -27,10 +27,10 @@ from launcher.trials.labels import trial_labels
 from launcher.trials.store import Record, Sweep
 from launcher.trials.told import as_files
 from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import trains
 from trainer.shared.records.trial_files import failures_in, number, positive, read_steps
 from trainer.shared.run.read import from_record
 from trainer.shared.run.schema import CommandConfig, LayoutConfig
-from trainer.shared.run.stages import TRAININGS
 
 COLOURS = 8
 """Colours of the palette; more trials share them."""
@@ -129,8 +129,7 @@ def gather(records: Sequence[Record]) -> list[ReportedTrial]:
 
 
 def _trial(measured: Measurement, record: Record, name: str, colour: int) -> ReportedTrial:
-    trains = record.config.get("stage", {}).get("verb", "train") in TRAININGS
-    result, steps = record.read_result() or {}, read_steps(record.directory) if trains else []
+    result, steps = record.read_result() or {}, read_steps(record.directory) if trains(record.config) else []
     warmup = record.config.get("run", {}).get("warmup_steps", 0)
     times = [seconds for s in steps if s["step"] > warmup and (seconds := positive(s.get("step_time_s")))]
     losses = {s["step"]: loss for s in steps if (loss := number(s.get("loss"))) is not None}

@@ -1,4 +1,4 @@
-"""What the stages that are no trainings are expected to take: those that read a model's weights by the cost model of inference with this
+"""What stages are expected to take: trainings by the cost model, those that read a model's weights by that of inference with this
 project's own generator, None where the hardware has no rate; those that one process does by rates that were measured."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config import Config
+from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.flops import attention_weights, mlp_weights
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
@@ -47,6 +48,16 @@ def of_conversion(model: ModelConfig) -> float:
     return START_S + float(numbers) / CONVERTED_PER_S
 
 
+def of_training(config: Config) -> Expected | None:
+    """All steps."""
+    if not config.cluster.hardware.peak_tflops.get(config.run.precision) or config.cluster.network_unknown:
+        return None
+    from launcher.cost import predict  # numpy: only where something can be said
+
+    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
+    return Expected(float(found.step_time_s) * config.run.steps, found.memory_bytes, found.capacity, found.fits)
+
+
 def of_evaluation(config: Config) -> Expected | None:
     """``run.steps`` batches, each one pass over its sequences; there may be fewer."""
     layout, run = config.layout, config.run
@@ -58,6 +69,20 @@ def of_generation(config: Config, prompts: Sequence[str], tokens: int) -> Expect
     """Until the longest prompt has its tokens."""
     longest = max(len(text.encode()) for text in prompts) // BYTES_PER_TOKEN
     return _expected(config, -(-len(prompts) // (config.layout.data or 1)), longest, tokens)
+
+
+def fitting(config: Config, known: Expected | None, raised: str = "layout.tensor or layout.pipeline") -> float | None:
+    """Its seconds, where something is known. ``ConfigError`` for what cannot fit into memory."""
+    if known is None:
+        return None
+    from launcher.cost.thresholds import CANNOT_FIT
+
+    if known.fits < CANNOT_FIT and not config.sweep.ignore_memory:
+        raise ConfigError(
+            f"the layout needs about {known.memory_bytes / 1e9:.1f} GB on its fullest rank, and {config.cluster.hardware.name} has "
+            f"{known.capacity / 1e9:.1f}; raise {raised}, or set sweep.ignore_memory=true"
+        )
+    return known.seconds
 
 
 def _expected(config: Config, batch: int, prompt: int, output: int, times: float = 1.0) -> Expected | None:

@@ -21,10 +21,9 @@ from launcher.results.ranking import Measurement, leaders
 from launcher.trials.labels import trial_labels
 from launcher.trials.store import Record, Sweep
 from trainer.shared.records.outcome import Status
-from trainer.shared.records.stage_run import StageRun, stage_in
+from trainer.shared.records.stage_run import StageRun, stage_in, trains
 from trainer.shared.records.trial_files import number, summary_metrics
-from trainer.shared.run.read import flatten
-from trainer.shared.run.stages import TRAININGS
+from trainer.shared.run.read import SECTION, flatten
 
 V = TypeVar("V")
 LONGEST_NAME = 240
@@ -40,8 +39,7 @@ RUN_STATUS = {
 
 def params(record: Record) -> dict[str, str]:
     """The resolved configuration, flattened: ``layout.tensor`` -> ``2``. Values as YAML would write them."""
-    section = record.config.get("stage")
-    config = record.config if not section or section["verb"] in (*TRAININGS, "evaluate") else {"stage": section}
+    config = record.config if trains(record.config) or record.config["run"]["task"] != "train" else {SECTION: record.config[SECTION]}
     flat = flatten({**config, **({"cluster": record.cluster} if record.cluster else {})})
     shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
     return accepted(shown)

@@ -10,9 +10,9 @@ from typing import Any
 from launcher.labels import layout_label, one_line, seconds
 from launcher.trials.store import Record
 from trainer.shared.records.outcome import Status
+from trainer.shared.records.stage_run import trains
 from trainer.shared.records.trial_files import LAST_STEP, number, positive
 from trainer.shared.run.read import flatten
-from trainer.shared.run.stages import TRAININGS
 
 UNSAID = ("sweep", "search", "tracking", "hydra", "dry_run", "expect")
 """Sections whose keys cannot set one trial apart from another."""
@@ -109,7 +109,7 @@ def duration(value: float | None) -> str:
 
 def total_steps(record: Record) -> int | None:
     """Steps that the trial is to make; None where that is not known."""
-    if record.config.get("stage", {}).get("verb", "train") not in TRAININGS:
+    if not trains(record.config):
         return None
     steps = record.config.get("run", {}).get("steps")
     return steps if isinstance(steps, int) else None

@@ -23,7 +23,8 @@ from launcher.config.clusters import backend_names
 from launcher.config.compose import check_overrides, config_groups, known_keys, parse_override
 from launcher.config.jobs import Jobs
 from launcher.config.text_keys import TEXT, in_quotes, type_of_key
-from launcher.stages.graph import Stage, parse
+from launcher.stages.graph import parse
+from launcher.stages.kinds.train import TrainStage
 from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.value_types import value_type
@@ -165,7 +166,7 @@ def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_stage_keeps_its_text() -> None:
     texts = [*TYPED, r"\d+ a", "x y"]
     for typed in texts:
-        stage = Stage("base", "train", {}, {"data.path": typed, "trainer.launch.log": [typed]})
+        stage = TrainStage("base", {}, {"data.path": typed, "trainer.launch.log": [typed]})
         assert [parse_override(word).value() for word in stage.overrides] == [typed, [typed]]
     for typed in TYPED[:5]:
         changed = {"base.data.path": _value(f"stages.base.data.path={typed}")}

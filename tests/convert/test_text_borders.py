@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 from tests.convert.test_logits import SMALL, checkpoint, ours
 from trainer.convert import export_gguf, export_weights, import_weights
 from trainer.data.dataset import open_dataset
-from trainer.generate.command import parser
 from trainer.generate.job import complete
 from trainer.generate.ranks import alone
 from trainer.generate.server import Desk
@@ -22,10 +21,11 @@ from trainer.launch.rank_env import RankEnv
 from trainer.shared.records.artifacts import find_artifact
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import Finish, StageRun
+from trainer.shared.run.command_lines import GenerateCommand
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import DataConfig, ModelConfig
-from trainer.stage import make
+from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.schema import DataConfig, ModelConfig, TrainConfig
+from trainer.stages.make import make, work_of
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +76,9 @@ def examples(folder: Path, path: Path, prompt: str = TEXT, **more: Any) -> Any:
 def test_generate_serve_and_tuning_read_a_prompt_as_its_tokenizer_makes_it(base: Path, tmp_path: Path) -> None:
     expected = tokenizer().encode(TEXT).ids
     assert expected[0] == 1
-    arguments = parser().parse_args([str(base), "--prompt", TEXT, "--tokens", "2"])
+    command = GenerateCommand(model=str(base), prompts=[TEXT], tokens=2)
     with alone(base, "fp32") as (config, world):
-        (told,) = complete(arguments, arguments.prompt, config, world, None)
+        (told,) = complete(command, command.prompts, config, world, None)
     assert told["prompt_tokens"] == expected and not told["text"].startswith(TEXT)
     (asked,) = Desk(open_text(None, base, 300), 64, 1, lambda: False).ask({"prompt": TEXT})
     assert (asked.request.prompt, asked.request.stop) == (expected, {2})
@@ -117,14 +117,16 @@ def test_what_was_tuned_ends_as_the_base_whose_tokenizer_is_given(base: Path, tm
 def test_a_stage_hands_on_which_tokens_begin_and_end_a_text(base: Path, tmp_path: Path) -> None:
     given, made = find_artifact(base), tmp_path / "made"
     assert given is not None
-    stage = StageRun("t", "tune", "t-1", str(made), "checkpoint", {"model": given.digest}, {"model": str(base)})
+    stage = StageRun(
+        "t", "tune", "t-1", str(made), "checkpoint", {"model": given.digest}, {"model": str(base)}, work="trainer.stages.kinds:TrainWork"
+    )
 
     def work(finish: Finish) -> Status:
         checkpoint(ours(MODEL, seed=2), MODEL, made / "checkpoints")
         finish({})
         return Status.DONE
 
-    make(stage, work, RankEnv(), tmp_path, 1, 0)
+    make(work_of(stage, resolve(TrainConfig(), 1)), work, RankEnv(), tmp_path, 1)
     export_weights(made, tmp_path / "hf")
     assert ENDS.items() <= json.loads((tmp_path / "hf" / "generation_config.json").read_text()).items()
     assert open_text(None, made, 300).begun(TEXT) == tokenizer().encode(TEXT).ids

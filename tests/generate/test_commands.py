@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import evaluate
-from launcher.cli.generate import command, for_generation, split
+from launcher.cli.generate import for_generation, parsed, split, told
 from launcher.stages.tasks import check_tasks
 from tests.convert.test_logits import MODELS, checkpoint, ours
-from trainer.generate.command import parser, texts_of
 from trainer.generate.generate import check_texts
+from trainer.shared.run.command_lines import GenerateCommand, asked, generate_parser, texts_of
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import to_dict
 from trainer.shared.run.rules import resolve_model
 
 pytestmark = pytest.mark.slow
@@ -42,25 +43,27 @@ def test_overrides_are_told_from_texts_that_look_like_them() -> None:
 
 def test_paths_are_those_of_where_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = command("generate", ["m", "--prompt", "a/b", "--tokenizer=t", "--prompts", "p.txt"])
-    assert told.command == [f"{tmp_path}/m", "--prompt", "a/b", "--tokenizer", f"{tmp_path}/t", "--prompts", f"{tmp_path}/p.txt"]
-    assert told.sources == {"model": f"{tmp_path}/m", "tokenizer": f"{tmp_path}/t", "prompts": f"{tmp_path}/p.txt"} and not told.folder
+    words = parsed(generate_parser(), ["m", "--prompt", "a/b", "--tokenizer=t", "--prompts", "p.txt"])
+    stage = told("generate", asked(GenerateCommand, words))
+    files = {"model": f"{tmp_path}/m", "tokenizer": f"{tmp_path}/t", "prompts_file": f"{tmp_path}/p.txt"}
+    assert stage.settings == to_dict(GenerateCommand(prompts=["a/b"])) | files
+    assert stage.sources == {name.replace("_", "-"): path for name, path in files.items()} and not stage.folder
 
 
 def test_a_job_takes_the_model_of_the_weights_and_one_replica(tmp_path: Path) -> None:
     model = resolve_model(MODELS["llama grouped tied"])
     folder = checkpoint(ours(model, seed=1), model, tmp_path / "c")
-    config = for_generation([str(folder)], ["layout.tensor=2"])
+    config = for_generation(str(folder), ["layout.tensor=2"])
     assert (config.model.kv_heads, config.layout.data, config.run.task) == (2, 1, "generate")
     for overrides, message in (
         (["layout.tensor=4"], "layout.tensor=4 does not divide model.kv_heads=2; use 1 or 2"),
         (["model.layers=2"], "model.layers=2: the model is that of the weights; leave it out"),
     ):
         with pytest.raises(ConfigError) as error:
-            for_generation([str(folder)], overrides)
+            for_generation(str(folder), overrides)
         assert message in str(error.value)
     with pytest.raises(ConfigError, match="holds nothing that is known; give a checkpoint"):
-        for_generation([str(tmp_path)], [])
+        for_generation(str(tmp_path), [])
 
 
 def test_a_task_or_a_file_that_is_missing_is_named_first(tmp_path: Path) -> None:
@@ -87,13 +90,13 @@ def test_what_is_for_tasks_is_refused_where_none_is_named(words: list[str]) -> N
 @pytest.mark.parametrize(("option", "key"), [("--dtype=bfloat16", "run.precision"), ("--threads", "run.threads")])
 def test_what_is_of_one_process_is_refused_where_keys_start_ranks(option: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"is of one process alone, and keys start ranks; give {key}="):
-        for_generation(["m", option, "2"], ["layout.tensor=2"])
+        parsed(generate_parser(), ["m", option, "2"])
 
 
 def test_words_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no text in UTF-8"):
-        for_generation(["m", "--prompt", "\udcff"], ["layout.tensor=2"])
+        parsed(generate_parser(), ["m", "--prompt", "\udcff"])
     with pytest.raises(ConfigError, match="is no text in UTF-8"):
         check_texts(["fine", "\udcff"])
     (tmp_path / "prompts").write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
-    assert texts_of(parser().parse_args(["m", "--prompts", str(tmp_path / "prompts")])) == ["one", "two"]
+    assert texts_of(GenerateCommand(prompts_file=str(tmp_path / "prompts"))) == ["one", "two"]

@@ -16,10 +16,11 @@ from tests.convert.test_text_borders import tokenizer
 from trainer.convert import export_weights
 from trainer.data.prepare import prepare
 from trainer.data.text import TextTokens
-from trainer.generate.harness import _model, parser, score
+from trainer.generate.harness import _model, score
 from trainer.generate.ranks import world_of
 from trainer.generate.tasks import write_tasks
 from trainer.launch.rank_env import RankEnv
+from trainer.shared.run.command_lines import ScoreCommand
 from trainer.shared.run.rules import resolve, resolve_model
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig, TrainConfig
 from trainer.shared.run.stages import BUILTIN_TASKS
@@ -50,9 +51,9 @@ def scored(env: RankEnv, out: Path, folder: str, tensor: int, pipeline: int, lim
     run = RunConfig(task="generate", steps=1, warmup_steps=0)
     layout = LayoutConfig(tensor=tensor, pipeline=pipeline)
     config = resolve(TrainConfig(model=MODEL, run=run, layout=layout, data=DataConfig(kind="synthetic")), env.world_size)
-    words = [folder, "--tasks", ",".join(BUILTIN_TASKS), "--limit", str(limit)]
+    command = ScoreCommand(model=folder, tasks=[*BUILTIN_TASKS], limit=limit)
     with world_of(config, env) as world:
-        figures = score(parser().parse_args(words), config, world)
+        figures = score(command, config, world)
     if env.rank == 0:
         (out / "figures.json").write_text(json.dumps(figures["evaluation"]["tasks"]))
 

@@ -20,7 +20,6 @@ import pytest
 
 from tests.convert.test_logits import SMALL, checkpoint, ours
 from trainer.data.prepare import prepare
-from trainer.generate.command import parser as command_line
 from trainer.generate.generate import PromptRequest, generate
 from trainer.generate.job import complete
 from trainer.generate.ranks import alone
@@ -28,6 +27,7 @@ from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
+from trainer.shared.run.command_lines import GenerateCommand
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig
 
@@ -142,16 +142,14 @@ def test_a_stop_text_ends_a_completion_and_is_no_part_of_it(server: Server) -> N
 def test_a_stop_text_ends_a_completion_of_the_command_with_its_last_token(folder: Path) -> None:
     """Beside one that goes on: the row is dropped a turn later, and what it grew by until then is no part of the answer."""
 
-    def completions(*words: str) -> list[dict[str, Any]]:
-        arguments = command_line().parse_args(
-            [str(folder), "--prompt", "the quick", "--prompt", "fox", "--tokens", "20", "--dtype", "float64", *words]
-        )
+    def completions(*stops: str) -> list[dict[str, Any]]:
+        command = GenerateCommand(model=str(folder), prompts=["the quick", "fox"], tokens=20, stop=[*stops])
         with alone(folder, "fp64") as (config, world):
-            return complete(arguments, arguments.prompt, config, world, None)
+            return complete(command, command.prompts, config, world, None)
 
     whole, other = completions()
     stop = whole["text"][8:11]
-    cut, beside = completions("--stop", stop)
+    cut, beside = completions(stop)
     assert cut["ended"] == "stop" and cut["text"] == whole["text"][: whole["text"].index(stop)] and len(cut["tokens"]) < 20
     assert cut["tokens"] == whole["tokens"][: len(cut["tokens"])] and len(cut["log_probabilities"]) == len(cut["tokens"])
     tokenizer = open_text(None, folder, 300).tokenizer

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from trainer.data.text import TextTokens
-from trainer.generate.command import parser, texts_of
 from trainer.generate.telling import Telling, open_text
+from trainer.shared.run.command_lines import GenerateCommand, texts_of
 from trainer.shared.run.errors import ConfigError
 
 WORDS = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581answer", "\u2581is", "s", "\u2581", "d"]
@@ -112,4 +112,4 @@ def test_prompts_are_whole_though_the_tokenizer_was_saved_to_cut_and_fill(spaced
 
 def test_a_prompt_is_a_line_whatever_other_characters_end_lines_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("one\u2028still one\r\nform\x0cfeed\n\nlast".encode())
-    assert texts_of(parser().parse_args(["m", "--prompts", str(tmp_path / "p.txt")])) == ["one\u2028still one", "form\x0cfeed", "last"]
+    assert texts_of(GenerateCommand(prompts_file=str(tmp_path / "p.txt"))) == ["one\u2028still one", "form\x0cfeed", "last"]

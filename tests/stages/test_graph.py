@@ -333,9 +333,8 @@ def test_tasks_that_a_stage_fetches_are_known_before(folder: Path, capsys: pytes
     graph = GRAPH | {"got": {"stage": "prepare", "tasks": ["piqa", "boolq"]}, "ask": ask}
     (folder / "conf" / "pipeline" / "asked.yaml").write_text(yaml.safe_dump({"stages": graph}))
     planned = {stage.stage.name: stage for stage in plan(read_pipeline("asked", {}, Path("conf")), (), Path("conf"))}
-    assert planned["got"].run.command[1:] == ["piqa,boolq", str(planned["got"].artifact_folder)] and planned["got"].run.gives == "tasks"
-    words = planned["ask"].run.command
-    assert words[words.index("--tasks-folder") + 1] == str(planned["got"].artifact_folder)
+    assert planned["got"].run.settings == {"tasks": ["piqa", "boolq"]} and planned["got"].run.gives == "tasks"
+    assert planned["ask"].run.settings["tasks_folder"] == str(planned["got"].artifact_folder)
     (folder / "tasks" / "tasks.json").write_text(json.dumps({"tasks": ["piqa"]}))
     assert main(["run", "pipeline=asked", "--config-dir", "conf", "--dry-run", "stages.ask.inputs.tasks=./tasks"]) == 0
 

@@ -196,7 +196,7 @@ def test_a_rank_that_dies_with_its_artifact_leaves_a_result_to_the_next_only_if_
         warm.run("-m", "trainer", trial / "config.yaml", "--attempt", "1", env=os.environ | ranks, check=True)
         assert json.loads((trial / "result.json").read_text()) == before | {"attempt": 1}
         assert read_artifact(Path(said[name]["folder"])) == made
-    dies = "import os, sys, trainer.stage as s; s.write_artifact = lambda *_: os._exit(9); from trainer.__main__ import main; main(sys.argv[1:])"
+    dies = "import os, sys, trainer.stages.make as s; s.write_artifact = lambda *_: os._exit(9); from trainer.__main__ import main; main(sys.argv[1:])"
     for name in ("score", "text"):
         trial = folder / "runs/trials" / said[name]["id"]
         (trial / "result.json").unlink()

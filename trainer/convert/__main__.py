@@ -17,21 +17,14 @@ from trainer.shared.run.stages import FORMATS
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 done, 2 wrong input (one line on stderr)."""
     arguments = _parser().parse_args(argv)
-    import torch
-
-    from trainer.convert import export_adapter, export_gguf, export_weights, import_adapter, import_weights
+    from trainer.convert import export, export_adapter, import_adapter, import_weights
 
     try:
         if arguments.direction == "export" and arguments.adapter:
             export_adapter(arguments.source, arguments.target)
             print(f"exported what LoRA added in {arguments.source} to {arguments.target}")
         elif arguments.direction == "export":
-            tokenizer, dtype = _tokenizer(arguments.tokenizer), _dtype(arguments)
-            if arguments.target.suffix == GGUF:
-                export_gguf(arguments.source, arguments.target, dtype, tokenizer)
-            else:
-                export_weights(arguments.source, arguments.target, getattr(torch, dtype), tokenizer)
-            print(f"exported {arguments.source} to {arguments.target}")
+            export(arguments.source, arguments.target, _dtype(arguments), _tokenizer(arguments.tokenizer))
         elif arguments.base is not None:
             import_adapter(arguments.source, arguments.target, arguments.base)
             print(f"imported what {arguments.source} adds to {arguments.base}; use it as any checkpoint: {arguments.target}")

@@ -29,7 +29,7 @@ from trainer.convert.rules import rules
 from trainer.convert.tokenizer import find_tokenizer, from_gguf, named_in_gguf, write_files
 from trainer.models.transformer import Transformer
 from trainer.shared.corpora.index import TOKENIZER
-from trainer.shared.records.artifacts import newest_checkpoint
+from trainer.shared.records.artifacts import GGUF, newest_checkpoint
 from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.model_files import read_model, to_config, to_import
 from trainer.shared.records.named_tokens import GENERATION, named_tokens
@@ -70,6 +70,15 @@ def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenize
         tokenizer, places = tokenizer or find_tokenizer(checkpoint), _places(checkpoint, reader)
         gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer, places)
     return model
+
+
+def export(checkpoint: Path, target: Path, dtype: str, tokenizer: Path | None = None) -> None:
+    """``export_gguf`` or ``export_weights``, as the name of ``target`` says."""
+    if target.suffix == GGUF:
+        export_gguf(checkpoint, target, dtype, tokenizer)
+    else:
+        export_weights(checkpoint, target, getattr(torch, dtype), tokenizer)
+    print(f"exported {checkpoint} to {target}")
 
 
 def _places(checkpoint: Path, reader: Reader | Merged) -> list[Path]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.generate.command import PRECISIONS, parser, texts_of
+from trainer.shared.run.command_lines import PRECISIONS, GenerateCommand, asked, generate_parser, texts_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
 from trainer.shared.run.stages import COMPLETIONS
@@ -17,14 +17,15 @@ from trainer.shared.run.stages import COMPLETIONS
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 done, 2 wrong input (one line on stderr), 130 interrupted."""
-    arguments = parser().parse_args(argv)
+    arguments = generate_parser().parse_args(argv)
     try:
-        prompts = texts_of(arguments)
+        command = asked(GenerateCommand, arguments)
+        prompts = texts_of(command)
         from trainer.generate.job import complete
         from trainer.generate.ranks import alone
 
-        with alone(arguments.model, PRECISIONS[arguments.dtype], arguments.threads) as (config, world):
-            completions = complete(arguments, prompts, config, world, None if arguments.json else sys.stdout)
+        with alone(Path(command.model), PRECISIONS[arguments.dtype], arguments.threads) as (config, world):
+            completions = complete(command, prompts, config, world, None if arguments.json else sys.stdout)
         if arguments.out is not None:
             _write(arguments.out, completions)
         if arguments.json:

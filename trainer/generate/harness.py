@@ -5,7 +5,6 @@ Rank 0 runs the harness; it tells all ranks which rows to read and what to gener
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from trainer.generate.tasks import write_tasks
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
 from trainer.shared.records.artifacts import FETCHED
+from trainer.shared.run.command_lines import ScoreCommand
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_json
 from trainer.shared.run.schema import ResolvedTrainConfig
@@ -33,31 +33,18 @@ Pair = tuple[list[int], list[int]]
 """Tokens that are given, and tokens whose probability is asked for."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The words that ``trireme evaluate --tasks`` hands on."""
-    made = argparse.ArgumentParser(prog="trireme evaluate")
-    made.add_argument("model", type=Path)
-    made.add_argument("--tasks", required=True)
-    made.add_argument("--tasks-folder", type=Path)
-    made.add_argument("--tokenizer", type=Path)
-    made.add_argument("--limit", type=int)
-    made.add_argument("--task", type=int, default=0)
-    made.add_argument("--batch", type=int, default=16)
-    return made
-
-
-def score(arguments: argparse.Namespace, config: ResolvedTrainConfig, world: World) -> dict[str, Any]:
+def score(command: ScoreCommand, config: ResolvedTrainConfig, world: World) -> dict[str, Any]:
     """The figures of each task, on rank 0. Collective."""
-    weights = open_weights(arguments.model)
-    words = open_text(arguments.tokenizer, arguments.model, weights.model.vocab)
+    weights = open_weights(Path(command.model))
+    words = open_text(command.tokenizer, Path(command.model), weights.model.vocab)
     if world.rank == 0:
-        _library(arguments.tasks_folder)
-    reader = TaskReader(Session(config, world, weights.load, weights.tune, arguments.task), arguments.batch)
+        _library(command.tasks_folder)
+    reader = TaskReader(Session(config, world, weights.load, weights.tune, command.task), command.batch)
     if world.rank != 0:
         reader.follow()
         return {}
     try:
-        return _scores(arguments, reader, words)
+        return _scores(command, reader, words)
     finally:
         reader.tell(None)
 
@@ -110,10 +97,11 @@ def _likelihood(logits: torch.Tensor, text: list[int], asked: int) -> torch.Tens
     return torch.tensor([float(shares.gather(1, targets[:, None]).sum()), greedy], dtype=torch.float64)
 
 
-def _library(fetched: Path | None = None) -> Any:
+def _library(fetched: Path | str | None = None) -> Any:
     """``lm_eval``, with the data of a folder of fetched tasks; ``ConfigError`` if it is not installed. It does not look for a hub."""
     if fetched is not None:
-        os.environ |= {"HF_HOME": str(fetched.resolve()), "HF_DATASETS_CACHE": str(fetched.resolve() / "datasets")}
+        home = Path(fetched).resolve()
+        os.environ |= {"HF_HOME": str(home), "HF_DATASETS_CACHE": str(home / "datasets")}
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     try:
@@ -123,23 +111,23 @@ def _library(fetched: Path | None = None) -> Any:
     return lm_eval
 
 
-def _scores(arguments: argparse.Namespace, reader: TaskReader, words: TextTokens) -> dict[str, Any]:
-    lm_eval, names = _library(arguments.tasks_folder), arguments.tasks.split(",")
+def _scores(command: ScoreCommand, reader: TaskReader, words: TextTokens) -> dict[str, Any]:
+    lm_eval, names = _library(command.tasks_folder), command.tasks
     from lm_eval.tasks import TaskManager
 
     with tempfile.TemporaryDirectory() as made:
         write_tasks(Path(made))
-        folders = [made, *([str(arguments.tasks_folder)] if arguments.tasks_folder else [])]
+        folders = [made, *([command.tasks_folder] if command.tasks_folder else [])]
         own = set(names) <= set(BUILTIN_TASKS)
         manager = TaskManager(include_path=folders, include_defaults=not own)
         model = _model(reader, words)
         try:
             found = lm_eval.simple_evaluate(
-                model=model, tasks=names, limit=arguments.limit, task_manager=manager, bootstrap_iters=0, log_samples=False
+                model=model, tasks=names, limit=command.limit, task_manager=manager, bootstrap_iters=0, log_samples=False
             )
         except (OSError, KeyError, ValueError) as error:
-            raise ConfigError(f"--tasks={arguments.tasks} cannot be evaluated: {error}; fetch it first where there is a network") from None
-    figures = {"tasks": {name: _plain(result) for name, result in found["results"].items()}, "limit": arguments.limit}
+            raise ConfigError(f"--tasks={','.join(names)} cannot be evaluated: {error}; fetch it first where there is a network") from None
+    figures = {"tasks": {name: _plain(result) for name, result in found["results"].items()}, "limit": command.limit}
     return {"evaluation": figures | {"items": {name: count["effective"] for name, count in found["n-samples"].items()}}}
 
 
@@ -196,25 +184,30 @@ def _until(text: str, stops: Sequence[str]) -> str:
     return text
 
 
-def fetch(names: str, folder: Path) -> int:
-    """Load the data of published tasks into ``folder``, where ``--tasks-folder`` finds them later, without a network. An exit code."""
+def fetch(names: Sequence[str], folder: Path) -> None:
+    """Load the data of published tasks into ``folder``, where ``--tasks-folder`` finds them later, without a network. ``ConfigError`` if
+    that cannot be had."""
     os.environ |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
+    words = ",".join(names)
     try:
         _library(folder)
         from lm_eval.tasks import TaskManager, get_task_dict
 
-        get_task_dict(names.split(","), TaskManager())
-        write_json(folder / FETCHED, {"tasks": sorted({*names.split(","), *(read_json(folder / FETCHED) or {}).get("tasks", ())})})
+        get_task_dict([*names], TaskManager())
+        write_json(folder / FETCHED, {"tasks": sorted({*names, *(read_json(folder / FETCHED) or {}).get("tasks", ())})})
     except Exception as error:  # what hub and libraries raise has no type in common
-        print(f"error: --tasks={names} cannot be fetched: {str(error).splitlines()[0]}", file=sys.stderr)
-        return ConfigError.exit_code
-    print(f"fetched {names} into {folder}; evaluate with: --tasks {names} --tasks-folder {folder}")
-    return 0
+        raise ConfigError(f"--tasks={words} cannot be fetched: {str(error).splitlines()[0]}") from error
+    print(f"fetched {words} into {folder}; evaluate with: --tasks {words} --tasks-folder {folder}")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m trainer.generate.harness NAMES FOLDER``."""
-    return fetch(arguments[0], Path(arguments[1]))
+    """``python -m trainer.generate.harness NAMES FOLDER``. An exit code."""
+    try:
+        fetch(arguments[0].split(","), Path(arguments[1]))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Text from a checkpoint on the ranks of a layout: ``python -m trainer`` with ``run.task=generate``.
 
-Its command line is in section ``stage`` of its configuration. Rank 0 writes the text as it grows into ``text``, and the completions, or the
+What it is asked is in section ``stage`` of its configuration. Rank 0 writes the text as it grows into ``text``, and the completions, or the
 figures of tasks, into ``result.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -15,12 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.comm.collectives import World
-from trainer.generate.command import parser, sampling_of, texts_of
 from trainer.generate.generate import Completion, Decoder, News, PromptRequest, TextRow, check_prompts, check_texts
-from trainer.generate.harness import parser as harness_parser
 from trainer.generate.harness import score
 from trainer.generate.ranks import world_of
-from trainer.generate.serve import parser as server_parser
 from trainer.generate.serve import serve
 from trainer.generate.session import Session
 from trainer.generate.telling import Printer, Telling, open_text
@@ -29,7 +25,9 @@ from trainer.launch.rank_env import RankEnv
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import Finish, StageRun
 from trainer.shared.records.trial_files import RESULT, write_outcome
+from trainer.shared.run.command_lines import GenerateCommand, ScoreCommand, ServeCommand, sampling_of, texts_of
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import from_dict
 from trainer.shared.run.schema import ResolvedTrainConfig
 from trainer.shared.run.stages import STOP, TEXT
 
@@ -37,12 +35,12 @@ from trainer.shared.run.stages import STOP, TEXT
 def generate_on_ranks(
     config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Finish = lambda result: None
 ) -> Status:
-    """What the words of ``stage`` say, on every rank of ``env``."""
+    """What ``stage`` asks, on every rank of ``env``."""
     if stage is None:
         raise ConfigError("run.task=generate has no prompts of its own; use `trireme generate`")
     act = {"generate": _completions, "serve": _served, "evaluate": _scored}[stage.verb]
     with world_of(config, env) as world, _page(stage, out, world.rank) as file:
-        made = act(stage.command, config, world, file, out)
+        made = act(stage.settings, config, world, file, out)
     if env.rank == 0:
         result = {"status": Status.DONE.value, "attempt": attempt, "world_size": env.world_size, "layout": asdict(config.layout)}
         result |= {"model": asdict(config.model)} | made
@@ -58,36 +56,35 @@ def _page(stage: StageRun, out: Path, rank: int) -> contextlib.AbstractContextMa
     return contextlib.nullcontext(sys.stdout) if stage.folder else (out / TEXT).open("w")
 
 
-def _completions(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
-    arguments = parser().parse_args(words)
-    return {"completions": complete(arguments, texts_of(arguments), config, world, file)}
+def _completions(settings: dict[str, Any], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
+    command = from_dict(GenerateCommand, settings)
+    return {"completions": complete(command, texts_of(command), config, world, file)}
 
 
-def _scored(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
-    return score(harness_parser().parse_args(words), config, world)
+def _scored(settings: dict[str, Any], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
+    return score(from_dict(ScoreCommand, settings), config, world)
 
 
-def _served(words: list[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
-    serve(server_parser().parse_args(words), config, world, file, (out / STOP).exists)
+def _served(settings: dict[str, Any], config: ResolvedTrainConfig, world: World, file: IO[str] | None, out: Path) -> dict[str, Any]:
+    serve(from_dict(ServeCommand, settings), config, world, file, (out / STOP).exists)
     return {}
 
 
 def complete(
-    arguments: argparse.Namespace, texts: Sequence[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None
+    command: GenerateCommand, texts: Sequence[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None
 ) -> list[dict[str, Any]]:
     """What followed each of ``texts``, as plain data, on rank 0. The text is also written to ``file``, as it grows."""
-    check_texts([*texts, *arguments.stop])
-    weights, sampling = open_weights(arguments.model), sampling_of(arguments)
-    words = open_text(arguments.tokenizer, arguments.model, weights.model.vocab)
+    check_texts([*texts, *command.stop])
+    weights, sampling = open_weights(Path(command.model)), sampling_of(command)
+    words = open_text(command.tokenizer, Path(command.model), weights.model.vocab)
     prompts = [words.begun(text) for text in texts]
-    check_prompts(prompts, [arguments.tokens] * len(prompts), weights.seq)
+    check_prompts(prompts, [command.tokens] * len(prompts), weights.seq)
     ends = frozenset(words.ends)
-    requests = [PromptRequest(number, prompt, arguments.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
-    front = Front(
-        requests, [Telling(words.tokenizer, arguments.stop, prompt) for prompt in prompts], None if file is None else Printer(file, texts)
-    )
-    session = Session(config, world, weights.load, weights.tune, arguments.task)
-    Decoder(session, arguments.batch).run(front.hear, front.tell)
+    requests = [PromptRequest(number, prompt, command.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
+    tellings = [Telling(words.tokenizer, command.stop, prompt) for prompt in prompts]
+    front = Front(requests, tellings, None if file is None else Printer(file, texts))
+    session = Session(config, world, weights.load, weights.tune, command.task)
+    Decoder(session, command.batch).run(front.hear, front.tell)
     return [front.plain(number, text) for number, text in enumerate(texts)] if world.rank == 0 else []
 
 

@@ -80,10 +80,10 @@ class Printer:
         self.file.flush()
 
 
-def open_text(path: Path | None, model: Path, vocab: int) -> TextTokens:
+def open_text(path: Path | str | None, model: Path, vocab: int) -> TextTokens:
     """Text as the model in ``model`` reads it, by the tokenizer at ``path``, a file or a folder, or next to the weights. ``ConfigError`` if
     there is none that fits."""
-    found = path or next((place / TOKENIZER for place in (model, model.parent) if (place / TOKENIZER).is_file()), None)
+    found = Path(path) if path else next((place / TOKENIZER for place in (model, model.parent) if (place / TOKENIZER).is_file()), None)
     if found is None:
         raise ConfigError(f"{model} has no {TOKENIZER} next to its weights; name the corpus that it was trained on with --tokenizer FOLDER")
     file = found / TOKENIZER if found.is_dir() else found

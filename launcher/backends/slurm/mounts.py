@@ -16,6 +16,7 @@ from typing import Any
 from launcher.config.mounts import Mount, parse_mount, seen, within
 from launcher.config.schema import ContainerConfig
 from trainer.shared.corpora.sources import STDLIB
+from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import SECTION
 
@@ -86,7 +87,7 @@ def host_paths(config: Mapping[str, Any] | None, directory: Path, code: Path | N
         paths.append(_named("data.path", config["data"]["path"], mounts))
     stage = config.get(SECTION) or {"sources": {}}
     paths += [HostPath(f"input {name}", folder, folder) for name, folder in stage["sources"].items()]
-    reads = stage.get("verb") == "prepare" or config["data"]["kind"] == "instructions"
+    reads = stage.get("gives") == ArtifactKind.CORPUS.value or config["data"]["kind"] == "instructions"
     if reads and config["data"]["source"] != STDLIB:
         paths.append(HostPath("data.source", config["data"]["source"], config["data"]["source"]))
     if stage.get("folder"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.planted.defect import Defect
 
-GRAPH, PLAN = "launcher/stages/graph.py", "launcher/stages/plan.py"
+GRAPH, PLAN, TRAIN = "launcher/stages/graph.py", "launcher/stages/plan.py", "launcher/stages/kinds/train.py"
 
 DEFECTS = [
     Defect(
@@ -16,7 +16,7 @@ DEFECTS = [
     ),
     Defect(
         "where a corpus lies makes it another one",
-        PLAN,
+        TRAIN,
         'for name in ("path", "source", "pattern", "text_key", "vocab"):',
         'for name in ("source", "pattern", "text_key", "vocab"):',
         "tests/stages/test_stage_identity.py",

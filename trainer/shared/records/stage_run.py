@@ -1,4 +1,4 @@
-"""Section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline, or does what a command line says
+"""Section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline, or does what a command line asks
 (``generate``, ``serve``, ``evaluate --tasks``). A run of its own has none."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.shared.records.artifacts import Artifact, ArtifactKind, read_artifact
-from trainer.shared.run.read import SECTION, from_dict, read_yaml
+from trainer.shared.run.read import SECTION, from_record, read_yaml
 from trainer.shared.run.schema import key
 
 Finish = Callable[[Mapping[str, Any]], None]
@@ -28,7 +28,8 @@ class StageRun:
     inputs: dict[str, str] = key(dict, "identity of each input")
     sources: dict[str, str] = key(dict, "folder of each input")
     made_by: dict[str, str] = key(dict, "of inputs that a stage makes: its name")
-    command: list[str] = key(list, "the words that say what to do; of what is no run on ranks, behind the module of the trainer")
+    work: str = key("", "class of the trainer that does it, as MODULE:CLASS; empty: what the command line of that verb asks")
+    settings: dict[str, Any] = key(dict, "settings of what is done")
 
     @property
     def made(self) -> Artifact | None:
@@ -37,9 +38,15 @@ class StageRun:
         return artifact if artifact is not None and artifact.made_by == self.id and artifact.kind.value == self.gives else None
 
 
+def trains(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration of a trial is a training's, not another stage's: of those, only a training saves checkpoints."""
+    run = config.get("run", {})
+    return SECTION not in config or (run.get("task") == "train" and bool(run.get("checkpoint", {}).get("every")))
+
+
 def stage_in(data: Mapping[str, Any]) -> StageRun | None:
     """The section in the content of a configuration."""
-    return from_dict(StageRun, data[SECTION], f"{SECTION}.") if SECTION in data else None
+    return from_record(StageRun, data[SECTION]) if SECTION in data else None
 
 
 def load_stage(path: str | Path) -> StageRun | None:

@@ -87,7 +87,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = value
+            flat[f"{prefix}{name}"] = value
     return flat
 
 

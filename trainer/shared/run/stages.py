@@ -15,8 +15,6 @@ BUILTIN_TASKS = ("addition", "brackets", "copying", "members", "prose")
 """Tasks of ``trireme evaluate --tasks`` that need no download."""
 FORMATS = {"huggingface": ("float32", "bfloat16", "float16"), "gguf": ("float16", "q8_0"), "checkpoint": ("float32",)}
 """What weights are converted to, and the types that each may have; the first is the default. A checkpoint is made of one of the others."""
-TRAININGS = ("train", "tune")
-"""Stages that are trainings."""
 DTYPES = tuple(dict.fromkeys(dtype for allowed in FORMATS.values() for dtype in allowed))
 
 

@@ -1,0 +1,73 @@
+"""``convert``: a checkpoint becomes a Hugging Face folder or a GGUF file, or one of these a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from launcher.config import Config
+from launcher.stages import predicted
+from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan, known_model, one_process
+from trainer.shared.records.artifacts import ArtifactKind
+from trainer.shared.records.model_files import to_import
+from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.stages import FORMATS, ConvertSettings
+from trainer.shared.run.tuning import MERGED
+
+
+class ConvertStage(Stage):
+    """A Hugging Face folder."""
+
+    verb = "convert"
+    takes: ClassVar[ArtifactKinds] = {"model": (ArtifactKind.CHECKPOINT,)}
+    gives = ArtifactKind.HUGGINGFACE
+    own = ConvertSettings
+    run_keys = PLACE
+    work = "trainer.stages.kinds:ConvertWork"
+
+    @classmethod
+    def variant(cls, settings: Mapping[str, Any]) -> type[Stage]:
+        return next((kind for kind in (GgufStage, ImportStage) if settings.get("format") == kind.gives.value), cls)
+
+    def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
+        settings, known = to_dict(self.typed()), self.known(before)
+        if known.tune.method not in (*MERGED, "full"):
+            raise ConfigError(
+                f"inputs.model={self.inputs['model']} gives {known.tune.method} weights, which cannot be merged into those of the base; "
+                f"use a method that can: {listed(MERGED)}"
+            )
+        settings["dtype"] = self._dtype(settings)
+        config = one_process(config, known.model)
+        makes = KnownModel(config.model, config.tune, config.model.seq)
+        seconds = predicted.of_conversion(config.model)
+        return StagePlan(config=config, content=settings, settings=settings, predicted_s=seconds, makes=makes)
+
+    def known(self, before: Mapping[str, PlannedStage]) -> KnownModel:
+        """The model that is converted."""
+        return known_model(self, before)
+
+    def _dtype(self, settings: dict[str, Any]) -> str:
+        """The type of the weights. ``ConfigError`` if their form does not have it."""
+        dtype, allowed = settings["dtype"], FORMATS[settings["format"]]
+        if dtype not in (None, *allowed):
+            raise ConfigError(f"stages.{self.name}.dtype={dtype} is no type of format={settings['format']}; use {listed(allowed)}")
+        return str(dtype or allowed[0])
+
+
+class GgufStage(ConvertStage):
+    """One GGUF file."""
+
+    gives = ArtifactKind.GGUF
+
+
+class ImportStage(ConvertStage):
+    """A checkpoint of weights of others."""
+
+    takes: ClassVar[ArtifactKinds] = {"model": (ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)}
+    gives = ArtifactKind.CHECKPOINT
+
+    def known(self, before: Mapping[str, PlannedStage]) -> KnownModel:
+        source = self.inputs["model"]
+        return known_model(self, before) if source in before else KnownModel.of(to_import(Path(source))[1])

@@ -1,0 +1,57 @@
+"""``prepare``: a text becomes a corpus, or the data of published tasks is fetched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config import Config
+from launcher.config.rules import with_paths
+from launcher.stages import predicted
+from launcher.stages.stage import PlannedStage, Stage, StagePlan, one_process
+from trainer.shared.corpora.sources import open_source
+from trainer.shared.records.artifacts import ArtifactKind
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import to_dict
+from trainer.shared.run.stages import PrepareSettings
+
+
+class PrepareStage(Stage):
+    """A corpus."""
+
+    verb = "prepare"
+    gives = ArtifactKind.CORPUS
+    own = PrepareSettings
+    work = "trainer.stages.kinds:PrepareWork"
+
+    @classmethod
+    def variant(cls, settings: Mapping[str, Any]) -> type[Stage]:
+        return FetchStage if settings.get("tasks") else cls
+
+    def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
+        """Its content is the settings of the preparation, and which files it would read in which state."""
+        if config.data.kind != "corpus":
+            raise ConfigError(f"data.kind={config.data.kind} has nothing to prepare; name a source, as data: stdlib does")
+        content = {name: value for name, value in to_dict(config.data).items() if name not in ("path", "held_out")}
+        source = open_source(config.data)
+        content["files"], size = source.fingerprint(), source.total_bytes
+        seconds = predicted.of_preparation(size)
+        return StagePlan(config=one_process(config, config.model), content=content, predicted_s=seconds, source_bytes=size)
+
+    def placed(self, item: PlannedStage) -> Config:
+        data = dataclasses.replace(item.config.data, path=str(item.artifact_folder))
+        return dataclasses.replace(item.config, data=with_paths(data))
+
+
+class FetchStage(Stage):
+    """Data of tasks."""
+
+    verb = "prepare"
+    gives = ArtifactKind.TASKS
+    own = PrepareSettings
+    work = "trainer.stages.kinds:FetchWork"
+
+    def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
+        settings = to_dict(self.typed())
+        return StagePlan(config=one_process(config, config.model), content=settings, settings=settings)
